@@ -1,0 +1,65 @@
+"""The `Engine` protocol: the one seam between request handling and a token generator.
+
+Each promise below has a contract test that runs over every engine (`tests/contract/`).
+"""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, OpenAICall, OpenAIReply
+
+
+class Engine(Protocol):
+    """Generates tokens, answers OpenAI calls, holds adapters and says whether it is alive."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        ...
+
+    def generate(self, job: GenerationJob) -> AsyncIterator[GenerationChunk]:
+        """Yield the chunks of `job`, each sequence ending with a finish reason.
+
+        Closing the iterator, or cancelling its consumer, frees the request within a second.
+
+        Raises:
+            PayloadError: the job itself is at fault (prompt too long, bad sampling value).
+            EngineDeadError: the engine is gone; also while iterating.
+        """
+        ...
+
+    async def answer_openai(self, call: OpenAICall) -> OpenAIReply:
+        """Answer with vLLM's own OpenAI bytes; errors of the request are replies, not exceptions.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+        """
+        ...
+
+    async def load_adapter(self, adapter: AdapterRef) -> None:
+        """Make `adapter` usable, under its name for OpenAI calls too.
+
+        Raises:
+            AdapterRefusedError: it cannot be loaded; nothing of it stays behind.
+        """
+        ...
+
+    async def unload_adapter(self, adapter: AdapterRef) -> None:
+        """Forget `adapter` and its weights; unknown ones are ignored."""
+        ...
+
+    async def check_health(self) -> None:
+        """Return quickly when alive.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+        """
+        ...
+
+    async def wait_until_dead(self) -> None:
+        """Return once the engine is gone without `close` having been called."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine and every process it started; may be called twice."""
+        ...

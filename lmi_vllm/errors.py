@@ -1,0 +1,263 @@
+"""Every error this project raises, and what each one means to a client.
+
+    LmiError
+    ├── StartupError                 the process ends with exit code 1, the text printed last
+    │   ├── ConfigurationError       one or more settings are wrong; all of them are listed
+    │   ├── ModelSourceError         no model, or one that cannot be served
+    │   ├── DownloadError            a model or an adapter could not be fetched
+    │   └── EngineStartError         vLLM refused to start
+    ├── RequestError                 the client's payload caused it (424 on LMI routes)
+    │   ├── PayloadError             a field is missing, of the wrong type or out of range
+    │   ├── UnknownAdapterError      the request names an adapter that is not registered
+    │   └── UnknownModelNameError    the payload names a model that is not served
+    ├── ManagementError              a management call cannot be carried out
+    │   ├── BadParameterError        400
+    │   ├── ResourceNotFoundError    404
+    │   ├── MethodNotAllowedError    405
+    │   ├── AdapterConflictError     409
+    │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
+    ├── PayloadTooLargeError         413
+    ├── OverloadError                the in-flight limit is reached; carries Retry-After
+    ├── NotReadyError                starting, restarting or draining; carries Retry-After
+    ├── DeadlineError                a time limit of ours expired
+    └── EngineFailureError           the engine answered with a fault of its own
+        └── EngineDeadError          the engine process is gone
+
+Each class owns its fault; which status and body a fault becomes is decided per route family by one
+table, `STATUS` (specification http-api.md section 12). Statuses are plain integers: this module
+imports no web framework.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import ClassVar, Final
+
+
+class Fault(StrEnum):
+    """Whose fault an error is; with the route family it decides the status."""
+
+    CLIENT = "client"
+    NOT_FOUND = "not_found"
+    BAD_PARAMETER = "bad_parameter"
+    METHOD = "method"
+    CONFLICT = "conflict"
+    TOO_LARGE = "too_large"
+    MEMORY = "memory"
+    OVERLOAD = "overload"
+    NOT_READY = "not_ready"
+    DEADLINE = "deadline"
+    ENGINE = "engine"
+
+
+class RouteFamily(StrEnum):
+    """The dialect a route speaks when it has to refuse."""
+
+    SERVER = "server"
+    LMI = "lmi"
+    OPENAI = "openai"
+    TGI = "tgi"
+
+
+class LmiError(Exception):
+    """Base of all our errors; its text is meant to be read by the person who caused it."""
+
+    fault: ClassVar[Fault] = Fault.ENGINE
+    kind: ClassVar[str] = "InternalServerException"
+
+    @property
+    def text(self) -> str:
+        """What the client or the operator reads."""
+        return str(self)
+
+
+class StartupError(LmiError):
+    """The server cannot start."""
+
+
+class ConfigurationError(StartupError):
+    """One or more settings are wrong; `problems` holds one sentence for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class ModelSourceError(StartupError):
+    """No model was found, or the one found cannot be served."""
+
+
+class DownloadError(StartupError):
+    """A model or adapter could not be fetched; the text names source and reason."""
+
+
+class EngineStartError(StartupError):
+    """The engine refused to start; the text carries its root cause."""
+
+
+class RequestError(LmiError):
+    """The request's own content caused the failure."""
+
+    fault = Fault.CLIENT
+    kind = "BadRequestException"
+
+
+class PayloadError(RequestError):
+    """A field of the payload is missing, of the wrong type or out of range."""
+
+
+class UnknownAdapterError(RequestError):
+    """A request names an adapter that is not registered; it never falls back to the base model."""
+
+    kind = "NotFoundError"
+
+    def __init__(self, adapter: str) -> None:
+        super().__init__(f"The adapter {adapter} was not found in the registry of loaded adapters")
+
+
+class UnknownModelNameError(RequestError):
+    """A payload's `model` field names a model that is not served here."""
+
+    kind = "NotFoundError"
+
+
+class ManagementError(LmiError):
+    """A management call cannot be carried out."""
+
+
+class BadParameterError(ManagementError):
+    """A query or body parameter is missing or wrong."""
+
+    fault = Fault.BAD_PARAMETER
+    kind = "BadRequestException"
+
+
+class ResourceNotFoundError(ManagementError):
+    """The named thing, or the path, does not exist; `kind` is as upstream names it."""
+
+    fault = Fault.NOT_FOUND
+    kind = "ResourceNotFoundException"
+
+    def __init__(
+        self,
+        text: str = "Requested resource is not found, please refer to API document.",
+        kind: str = "ResourceNotFoundException",
+    ) -> None:
+        super().__init__(text)
+        self.kind = kind  # type: ignore[misc]
+
+
+class MethodNotAllowedError(ManagementError):
+    """The path exists, the method does not."""
+
+    fault = Fault.METHOD
+    kind = "MethodNotAllowedException"
+
+    def __init__(
+        self, text: str = "Requested method is not allowed, please refer to API document."
+    ) -> None:
+        super().__init__(text)
+
+
+class AdapterConflictError(ManagementError):
+    """The adapter name is taken, or the source is of a kind that is never loaded."""
+
+    fault = Fault.CONFLICT
+    kind = "ConflictException"
+
+
+class AdapterRefusedError(ManagementError):
+    """An adapter was checked or loaded and refused; the text names adapter and reason."""
+
+    fault = Fault.CLIENT
+    kind = "BadRequestException"
+
+
+class AdapterCapacityError(AdapterRefusedError):
+    """No slot or memory is left for a pinned or preloaded adapter."""
+
+    fault = Fault.MEMORY
+    kind = "InsufficientMemoryException"
+
+
+class PayloadTooLargeError(LmiError):
+    """The body is larger than `max_request_size`."""
+
+    fault = Fault.TOO_LARGE
+    kind = "PayloadTooLargeException"
+
+
+class OverloadError(LmiError):
+    """The in-flight limit is reached."""
+
+    fault = Fault.OVERLOAD
+    kind = "WlmCapacityException"
+    retry_after_seconds = 1
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"Worker queue capacity exceeded for model: {model}")
+
+
+class NotReadyError(LmiError):
+    """The server is starting, restarting its engine, or draining."""
+
+    fault = Fault.NOT_READY
+    kind = "ServiceUnavailableException"
+
+    def __init__(self, text: str, retry_after_seconds: int = 5) -> None:
+        super().__init__(text)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class DeadlineError(LmiError):
+    """A time limit of ours expired; the text names the setting."""
+
+    fault = Fault.DEADLINE
+    kind = "TimeoutException"
+
+
+class EngineFailureError(LmiError):
+    """The engine failed on a request for a reason the client did not cause."""
+
+
+class EngineDeadError(EngineFailureError):
+    """The engine process is gone; every request in flight ends with this."""
+
+    def __init__(self, text: str = "Inference Engine Failure") -> None:
+        super().__init__(text)
+
+
+# One table for all: fault -> status. Faults that have their own status everywhere come first; the
+# second table says where a route family differs (http-api.md sections 6.5 and 12).
+STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
+    {
+        Fault.CLIENT: 424,
+        Fault.NOT_FOUND: 404,
+        Fault.BAD_PARAMETER: 400,
+        Fault.METHOD: 405,
+        Fault.CONFLICT: 409,
+        Fault.TOO_LARGE: 413,
+        Fault.MEMORY: 507,
+        Fault.OVERLOAD: 503,
+        Fault.NOT_READY: 503,
+        Fault.DEADLINE: 500,
+        Fault.ENGINE: 500,
+    }
+)
+FAMILY_STATUS: Final[Mapping[RouteFamily, Mapping[Fault, int]]] = MappingProxyType(
+    {
+        RouteFamily.SERVER: MappingProxyType({}),
+        RouteFamily.LMI: MappingProxyType({}),
+        RouteFamily.OPENAI: MappingProxyType({Fault.CLIENT: 400}),
+        RouteFamily.TGI: MappingProxyType({Fault.CLIENT: 422, Fault.OVERLOAD: 429}),
+    }
+)
+
+
+def status_of(error: LmiError, family: RouteFamily) -> int:
+    """The HTTP status for `error` on a route of `family`."""
+    if family is RouteFamily.OPENAI and isinstance(
+        error, (UnknownAdapterError, UnknownModelNameError)
+    ):
+        return 404  # vLLM's own code for a model it does not serve
+    return FAMILY_STATUS[family].get(error.fault, STATUS[error.fault])

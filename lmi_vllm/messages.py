@@ -1,0 +1,165 @@
+"""The frozen types that cross rooms. No behaviour beyond properties; standard library only."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+EMPTY_MAPPING: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArtifacts:
+    """Which model is served and where its files are.
+
+    `reference` is what the user named (hub id, s3:// URL or path); `model` is what the engine gets:
+    a local directory once fetched. `directory` is the LMI model directory (serving.properties,
+    model.py, adapters/), which may hold no weights; None when there is none.
+    """
+
+    name: str
+    reference: str
+    model: str
+    revision: str | None = None
+    directory: Path | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the engine can read the weights without any network."""
+        return Path(self.model).is_dir()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArguments:
+    """vLLM keyword arguments by field name, with their JSON types, and where each came from."""
+
+    values: Mapping[str, object]
+    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class ServingProfile:
+    """What request handling needs to know of the configuration (specification names)."""
+
+    model_name: str = "model"
+    served_names: tuple[str, ...] = ("lmi",)
+    task: str = "generate"  # or "embed", "classify"
+    output_formatter: str | None = None
+    tgi_compat: bool = False
+    stream_logprobs: bool = True
+    normalize: bool = True
+    enable_lora: bool = False
+    job_queue_size: int = 1000
+    max_request_size: int = 64 << 20  # bytes
+    predict_timeout: float = 240.0  # seconds
+    chunked_read_timeout: float = 120.0  # seconds
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    chat_template: str | None = None  # path or inline Jinja
+    chat_template_content_format: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """One load of one LoRA adapter; `engine_id` is positive and never used again."""
+
+    name: str
+    path: str
+    engine_id: int
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """One prompt for the engine.
+
+    `sampling` holds vLLM SamplingParams fields by name. With `apply_model_defaults` the model's own
+    generation config fills the fields that `sampling` leaves out; otherwise vLLM's neutral ones do.
+    """
+
+    request_id: str
+    prompt: str
+    sampling: Mapping[str, object] = EMPTY_MAPPING
+    adapter: AdapterRef | None = None
+    is_streaming: bool = False
+    apply_model_defaults: bool = False
+    truncate_prompt_tokens: int | None = None  # keep the last N tokens of the prompt
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its natural-log probability."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    """One generated token; the texts of a sequence's tokens add up to its text.
+
+    `logprob` is None when log probabilities were not asked for; `top` is the most probable tokens
+    at this position, best first, when `logprobs` > 0 was asked for.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    is_special: bool = False
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChunk:
+    """What one engine step added to sequence `index` of a request.
+
+    When streaming, a delta; otherwise the whole sequence. `finish_reason` is vLLM's (`stop`,
+    `length`, `abort`) and only on the last chunk of a sequence; `stop_reason` is the stop string or
+    token id that ended it, None at the model's own end token.
+    """
+
+    index: int
+    tokens: tuple[GeneratedToken, ...]
+    text: str
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_tokens: int = 0
+    cumulative_logprob: float | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # without the first token, which has none
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAICall:
+    """A request for one of vLLM's own OpenAI handlers; `body` is the decoded JSON object.
+
+    `kind` is the handler's route below /v1: `chat/completions`, `completions`, `models`.
+    """
+
+    kind: str
+    body: Mapping[str, object]
+    headers: Mapping[str, str]
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIReply:
+    """vLLM's own answer: either `body`, or the SSE events of `stream`, one event per item."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    stream: AsyncIterator[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer without HTTP: `stream` yields framed rows, else `body` is the whole answer."""
+
+    status: int
+    content_type: str
+    body: bytes = b""
+    stream: AsyncIterator[bytes] | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
