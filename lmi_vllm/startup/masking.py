@@ -1,0 +1,59 @@
+"""Secrets never reach a log, `explain` or an error: one rule for all of them (startup.md 10)."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+MASK: Final = "***"
+_SECRET_WORDS: Final = frozenset({"token", "secret", "key", "pass", "password", "credentials"})
+_URL_LOGIN: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
+_URL_SIGNATURE: Final = re.compile(
+    r"([?&](?:x-amz-signature|x-amz-credential|x-amz-security-token|signature|sig|token|"
+    r"awsaccesskeyid|key|api_key|access_token)=)[^&\s\"']+",
+    re.IGNORECASE,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether `name` has a secret's word as a whole word (`hf_token`, not `max_tokens`)."""
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[^A-Za-z0-9]+", name.lower()))
+
+
+def mask_urls(text: str) -> str:
+    """`text` with logins and signatures in URLs hidden."""
+    return _URL_SIGNATURE.sub(rf"\1{MASK}", _URL_LOGIN.sub(rf"\1{MASK}@", text))
+
+
+def mask_value(name: str, value: object) -> object:
+    """`value` as it may be shown under `name`, whatever it is nested in."""
+    if value is None or isinstance(value, bool):
+        return value
+    if is_secret(name):
+        return MASK
+    if isinstance(value, str):
+        return mask_urls(value)
+    if isinstance(value, Mapping):
+        return {str(key): mask_value(str(key), item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask_value(name, item) for item in value]
+    return value
+
+
+def mask_text(name: str, text: str) -> str:
+    """The raw `text` of a setting as it may be shown under `name`."""
+    if is_secret(name):
+        return MASK
+    if name == "env":
+        return ",".join(_mask_pair(pair) for pair in text.split(","))
+    hidden = re.sub(
+        r"(\"([A-Za-z0-9_.-]+)\"\s*:\s*)\"(?:[^\"\\]|\\.)*\"?",
+        lambda match: f'{match[1]}"{MASK}"' if is_secret(match[2]) else match[0],
+        text,
+    )
+    return mask_urls(hidden)
+
+
+def _mask_pair(pair: str) -> str:
+    """One NAME=value of `option.env`, hidden where the name says so."""
+    name, separator, value = pair.partition("=")
+    return f"{name}{separator}{MASK if is_secret(name.strip()) else mask_urls(value)}"

@@ -1,0 +1,116 @@
+"""Looking into the model store: which directory is the model directory (startup.md section 2).
+
+Only names are looked at; nothing is fetched, extracted or written.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ARCHIVE_ENDINGS: Final = (".zip", ".tar.gz", ".tgz", ".mar")
+PROPERTIES_NAME: Final = "serving.properties"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFinding:
+    """What a store holds: at most one of `directory`, `url` and `problem` is set."""
+
+    directory: Path | None = None
+    url: str | None = None  # an entry of load_models that is no local directory
+    name: str | None = None  # given as `name=url`
+    problem: str | None = None
+
+    @property
+    def properties_path(self) -> Path | None:
+        """The model directory's serving.properties, if it has one."""
+        if self.directory is None:
+            return None
+        path = self.directory / PROPERTIES_NAME
+        return path if path.is_file() else None
+
+
+def is_archive(name: str) -> bool:
+    """Whether `name` ends like an archive."""
+    return name.lower().endswith(ARCHIVE_ENDINGS)
+
+
+def search_store(store: Path, load_models: str) -> StoreFinding:
+    """The one model that `load_models` chooses; `problem` when there are several."""
+    if load_models.strip().upper() == "NONE":
+        return StoreFinding()
+    if load_models.strip().upper() == "ALL":
+        return _scan(store)
+    return _listed([part for part in re.split(r"[\s,]+", load_models) if part])
+
+
+def _scan(store: Path) -> StoreFinding:
+    """The model in `store`: the root itself, or its only child that holds something."""
+    try:
+        children = sorted(store.iterdir()) if store.is_dir() else []
+    except OSError as error:
+        return StoreFinding(problem=f"model_store {store} cannot be read: {error.strerror}")
+    if not children:
+        return StoreFinding()
+    if not all(_may_be_model(child) for child in children):
+        return StoreFinding(directory=store)
+    models = [child for child in children if not child.is_dir() or any(child.iterdir())]
+    if len(models) > 1:
+        names = ", ".join(child.name for child in models)
+        return StoreFinding(
+            problem=f"model_store {store} holds several models ({names}); this server serves one "
+            f"per process: choose with -m or load_models"
+        )
+    return _child(models[0]) if models else StoreFinding()
+
+
+def _may_be_model(child: Path) -> bool:
+    """Whether the store's `child` counts as a model of its own."""
+    return not child.name.startswith(".") and (child.is_dir() or is_archive(child.name))
+
+
+def _child(path: Path) -> StoreFinding:
+    """The finding for one entry of the store."""
+    if path.is_dir():
+        return StoreFinding(directory=_enter(path))
+    return StoreFinding(problem=_archive_problem(str(path)))
+
+
+def _archive_problem(place: str) -> str:
+    """Why a local archive is not served."""
+    return f"{place} is an archive: extract it and name the directory (archives are not read yet)"
+
+
+def _enter(directory: Path) -> Path:
+    """`directory`, or what lies below as long as its only child is a directory."""
+    current = directory
+    for child in _only_directories(directory):
+        current = child
+    return current
+
+
+def _only_directories(directory: Path) -> Iterator[Path]:
+    """The chain of only children of `directory` that are directories."""
+    children = list(directory.iterdir())
+    while len(children) == 1 and children[0].is_dir():
+        yield children[0]
+        children = list(children[0].iterdir())
+
+
+def _listed(entries: list[str]) -> StoreFinding:
+    """The finding for an explicit list `[name[:version[:engine[:devices]]]=]url`."""
+    if len(entries) != 1:
+        return StoreFinding(
+            problem=f"load_models names {len(entries)} models ({', '.join(entries)}); this server "
+            f"serves one per process"
+        )
+    match = re.fullmatch(r"(?:([^=/]+)=)?(.+)", entries[0])
+    name, url = match.groups() if match else (None, entries[0])
+    name = name.split(":")[0] if name else None
+    path = Path(url.removeprefix("file://"))
+    if path.is_dir():
+        return StoreFinding(directory=_enter(path), name=name)
+    if path.is_file() and is_archive(path.name):
+        return StoreFinding(problem=_archive_problem(str(path)))
+    return StoreFinding(url=url, name=name)

@@ -1,0 +1,123 @@
+"""Java properties text (configuration.md section 3), with the line of every key."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_BLANK: Final = " \t\f"
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyLine:
+    """One `key=value` and the line it begins on (from 1)."""
+
+    key: str
+    value: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class PropertiesFile:
+    """The entries of one file, in order, duplicates included."""
+
+    path: str
+    entries: tuple[PropertyLine, ...]
+
+    def by_key(self) -> Mapping[str, PropertyLine]:
+        """The entry that counts for each key: the last one."""
+        return {entry.key: entry for entry in self.entries}
+
+    def origin(self, entry: PropertyLine) -> str:
+        """How messages name `entry`'s place."""
+        return f"{self.path} line {entry.line}"
+
+    def duplicates(self) -> tuple[str, ...]:
+        """One sentence for each key that stands there more than once, naming the lines."""
+        lines: dict[str, list[int]] = {}
+        for entry in self.entries:
+            lines.setdefault(entry.key, []).append(entry.line)
+        return tuple(
+            f"{self.path}: {key} is set on lines {', '.join(map(str, numbers))}; "
+            f"the last one counts"
+            for key, numbers in lines.items()
+            if len(numbers) > 1
+        )
+
+
+def read_properties(path: Path) -> PropertiesFile:
+    """The file's entries; UTF-8, or Latin-1 where the bytes are no UTF-8."""
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return parse_properties(text, str(path))
+
+
+def parse_properties(text: str, path: str = "serving.properties") -> PropertiesFile:
+    """The entries of properties `text`; nothing in it is an error, as in Java."""
+    entries = []
+    for number, line in _logical_lines(text):
+        key, value = _split(line)
+        entries.append(PropertyLine(_unescape(key), _unescape(_strip_end(value)), number))
+    return PropertiesFile(path, tuple(entries))
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines joined at trailing backslashes, without comments and blanks, with their numbers."""
+    lines = re.split(r"\r\n|\n|\r", text)
+    index = 0
+    while index < len(lines):
+        number, line = index + 1, lines[index].lstrip(_BLANK)
+        index += 1
+        if not line or line[0] in "#!":
+            continue
+        while _is_continued(line):
+            line = line[:-1]
+            if index == len(lines):
+                break
+            line += lines[index].lstrip(_BLANK)
+            index += 1
+        if line:
+            yield number, line
+
+
+def _is_continued(line: str) -> bool:
+    """Whether an odd number of backslashes ends the line."""
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _split(line: str) -> tuple[str, str]:
+    """Key and value, still escaped, at the first separator that no backslash protects."""
+    index = 0
+    while index < len(line) and line[index] not in "=:" + _BLANK:
+        index += 2 if line[index] == "\\" else 1
+    key, rest = line[:index], line[index:].lstrip(_BLANK)
+    if rest[:1] in ("=", ":"):
+        rest = rest[1:].lstrip(_BLANK)
+    return key, rest
+
+
+def _strip_end(value: str) -> str:
+    """`value` without trailing blanks, but keeping one that a backslash protects."""
+    stripped = value.rstrip()
+    if stripped != value and _is_continued(stripped):
+        return value[: len(stripped) + 1]
+    return stripped
+
+
+def _unescape(text: str) -> str:
+    """`text` with its backslash escapes replaced; surrogate pairs are joined."""
+
+    def replace(match: re.Match[str]) -> str:
+        """What one escape stands for."""
+        escaped = match.group(1)
+        if len(escaped) > 1:
+            return chr(int(escaped[1:], 16))
+        return _ESCAPES.get(escaped, escaped)
+
+    plain = re.sub(r"(?s)\\(u[0-9a-fA-F]{4}|.|$)", replace, text)
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
