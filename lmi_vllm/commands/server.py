@@ -1,0 +1,243 @@
+"""The running server: port, signals, model start, drain. No room ends the process but this one."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.vllm_processes import new_engine_thread
+from lmi_vllm.errors import LmiError, StartupError
+from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.startup.settings import CommandLine, Settings
+from lmi_vllm.web.app import WebOptions, create_app
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS: Final = 10
+ENGINE_CLOSE_SECONDS: Final = 8.0
+FAILURE_ANSWER_SECONDS: Final = 10.0
+DEFAULT_PORT: Final = 8080
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the server ended: its exit code and, for a failure, the reason to print last."""
+
+    code: int
+    reason: str = ""
+
+
+class Server:
+    """Serves one model from an open port to a clean end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        typed: CommandLine,
+        environ: Mapping[str, str],
+        engine_kind: str = "vllm",
+    ) -> None:
+        self._settings = settings
+        self._typed = typed
+        self._environ = environ
+        self._engine_kind = engine_kind
+        self._engine: Engine | None = None
+        self._url = ""
+
+    async def run(self) -> tuple[int, str]:
+        """Serve until a signal, a failed start or the engine's death; returns code and reason."""
+        admission = Admission()
+        admission.limit = int(str(self._settings.server_value("job_queue_size")))
+        service = InferenceService(admission)
+        stop = _stop_signals()
+        try:
+            runner = await self._listen(service)
+        except OSError as error:
+            return 1, f"cannot listen on {self._address()}: {error.strerror or error}"
+        life = asyncio.create_task(self._live(service))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        outcome = life.result() if life.done() else Outcome(0)
+        if outcome.code:
+            admission.become(State.FAILED)
+            await admission.wait_idle(FAILURE_ANSWER_SECONDS)
+        else:
+            stop.clear()
+            await self._drain(admission, stop)
+            life.cancel()
+        await self._close_engine(stop)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(runner.cleanup(), 2)
+        return outcome.code, outcome.reason
+
+    async def _listen(self, service: InferenceService) -> web.AppRunner:
+        """Open the port; the application answers `/ping` from here on."""
+        app = create_app(service, _web_options(self._settings, self._environ))
+        # A client that goes away cancels its handler, and with it the engine's work.
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
+        await runner.setup()
+        host, port = self._address()
+        site = web.TCPSite(runner, host, port, reuse_port=False, backlog=2048)
+        await site.start()
+        bound: socket.socket = runner.sites and site._server.sockets[0]  # type: ignore[union-attr]
+        shown = f"[{host}]" if ":" in host else host
+        self._url = f"http://{shown}:{bound.getsockname()[1]}"
+        print(f"Listening on {self._url}", flush=True)  # noqa: T201 (scripts wait for this line)
+        return runner
+
+    def _address(self) -> tuple[str, int]:
+        address = str(self._settings.server_value("inference_address"))
+        parts = urlsplit(address if "//" in address else f"//{address}")
+        port = DEFAULT_PORT if parts.port is None else parts.port
+        return parts.hostname or "127.0.0.1", port
+
+    async def _live(self, service: InferenceService) -> Outcome:
+        """Start the model and watch the engine; returns only when something went wrong."""
+        heartbeat = asyncio.create_task(_heartbeat(service.admission))
+        try:
+            await self._start(service)
+        except StartupError as error:
+            return Outcome(1, error.text)
+        except LmiError as error:
+            return Outcome(1, f"start-up failed: {error.text}")
+        except Exception as error:
+            logger.exception("start-up failed")
+            return Outcome(1, f"start-up failed: {type(error).__name__}: {error}")
+        finally:
+            heartbeat.cancel()
+        if self._engine is None:
+            await asyncio.Event().wait()
+        else:
+            await self._engine.wait_until_dead()
+        logger.error("the engine process is gone")
+        return Outcome(1, "the engine process died")
+
+    async def _start(self, service: InferenceService) -> None:
+        for warning in self._settings.warnings:
+            logger.warning("%s", warning)
+        plan = plan_start(self._settings, self._environ)
+        admission = service.admission
+        if plan is None:
+            admission.has_model = False
+            admission.become(State.HEALTHY)
+            return
+        admission.model_name = plan.model.name
+        service.model_url = plan.model.reference
+        service.profile = plan.profile
+        _log_plan(plan)
+        thread = new_engine_thread()
+        start = ModelStart(service, self._settings, self._environ, plan, thread, self._engine_kind)
+        self._engine = await start.run()
+        admission.become(State.HEALTHY)
+        seconds = admission.elapsed_seconds
+        print(f"Ready on {self._url} after {seconds:.1f} s", flush=True)  # noqa: T201
+        print(_curl_line(self._url), flush=True)  # noqa: T201
+
+    async def _drain(self, admission: Admission, stop: asyncio.Event) -> None:
+        """Refuse new work, let running work end within the deadline; a second signal hurries."""
+        admission.become(State.DRAINING)
+        seconds = float(str(self._settings.server_value("shutdown_timeout")))
+        logger.info("draining: %d in flight, %g s at most", admission.in_flight, seconds)
+        again = asyncio.create_task(stop.wait())
+        idle = asyncio.create_task(admission.wait_idle(seconds))
+        await asyncio.wait({again, idle}, return_when=asyncio.FIRST_COMPLETED)
+        if admission.in_flight:
+            logger.warning("ending %d requests that did not finish", admission.in_flight)
+
+    async def _close_engine(self, stop: asyncio.Event) -> None:
+        if self._engine is None:
+            return
+        close = asyncio.create_task(self._engine.close())
+        again = asyncio.create_task(stop.wait())
+        await asyncio.wait(
+            {close, again}, timeout=ENGINE_CLOSE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+
+
+def _stop_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
+    cors = {
+        f"Access-Control-Allow-{header}": str(value)
+        for header, key in (
+            ("Origin", "cors_allowed_origin"),
+            ("Methods", "cors_allowed_methods"),
+            ("Headers", "cors_allowed_headers"),
+        )
+        if (value := settings.server_value(key))
+    }
+    return WebOptions(
+        max_request_size=int(str(settings.server_value("max_request_size"))),
+        request_id_header=str(settings.server_value("request_id_header_key") or "x-request-id"),
+        api_keys=_api_keys(environ),
+        cors_headers=MappingProxyType(cors),
+    )
+
+
+def _api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys that open the server; none means it is open.
+
+    Raises:
+        StartupError: the key file cannot be read, or holds no key: never an open server instead.
+    """
+    keys = [environ["LMI_API_KEY"]] if environ.get("LMI_API_KEY") else []
+    if path := environ.get("LMI_API_KEY_FILE"):
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise StartupError(f"LMI_API_KEY_FILE {path}: {error.strerror}") from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
+        keys += found
+    return tuple(keys)
+
+
+async def _heartbeat(admission: Admission) -> None:
+    """Say every few seconds where a long start is."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        _, body = admission.ping()
+        logger.info("starting: %s", json.dumps(body))
+
+
+def _log_plan(plan: StartPlan) -> None:
+    origins = plan.arguments.origins
+    lines = [
+        f"  {name} = {json.dumps(value, default=str)}  ({origins.get(name, 'default')})"
+        for name, value in plan.arguments.values.items()
+    ]
+    logger.info(
+        "model %s from %s; engine arguments:\n%s",
+        plan.model.name,
+        plan.model.reference,
+        "\n".join(lines),
+    )
+
+
+def _curl_line(url: str) -> str:
+    body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
+    reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
+    return f"Try: curl {reachable}/invocations -H 'Content-Type: application/json' -d '{body}'"

@@ -1,0 +1,160 @@
+"""An engine that follows a script of chunks, delays and failures; for tests of what surrounds one.
+
+Without a script it answers every prompt by repeating its words, one token each. It also serves
+`serve --engine scripted`, where start-up, drain and overload are tried without vLLM.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
+from lmi_vllm.messages import (
+    AdapterRef,
+    GeneratedToken,
+    GenerationChunk,
+    GenerationJob,
+    OpenAICall,
+    OpenAIReply,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait `seconds` before the next step."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Raise `error` at this step."""
+
+    error: LmiError
+
+
+Step = GenerationChunk | Pause | Fail
+
+
+@dataclass(slots=True)
+class ScriptedEngine:
+    """Follows `script` for every job; `seconds_per_token` slows the default answer down."""
+
+    script: Sequence[Step] = ()
+    seconds_per_token: float = 0.0
+    max_model_len: int = 2048
+    refused_adapters: Mapping[str, str] = field(default_factory=dict)  # name -> reason
+    adapters: dict[str, AdapterRef] = field(default_factory=dict)
+    jobs: list[GenerationJob] = field(default_factory=list)
+    calls: list[OpenAICall] = field(default_factory=list)
+    running_requests: int = 0
+    is_closed: bool = False
+    _dead: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the script's chunks, or the default answer; see `Engine.generate`."""
+        await self.check_health()
+        if len(job.prompt.split()) >= self.max_model_len:
+            raise PayloadError(f"the prompt is longer than max_model_len {self.max_model_len}")
+        self.jobs.append(job)
+        self.running_requests += 1
+        try:
+            steps = self.script or self._default_answer(job)
+            if not job.is_streaming and not self.script:
+                steps = _merged(steps)
+            for step in steps:
+                if isinstance(step, Fail):
+                    raise step.error
+                if isinstance(step, Pause):
+                    await self._sleep(step.seconds)
+                else:
+                    yield step
+        finally:
+            self.running_requests -= 1
+
+    async def answer_openai(self, call: OpenAICall) -> OpenAIReply:
+        """Answer in the shape of vLLM's replies, without its content."""
+        await self.check_health()
+        self.calls.append(call)
+        body = {"object": call.kind, "model": call.body.get("model", "lmi")}
+        if call.body.get("stream"):
+            return OpenAIReply(200, content_type="text/event-stream", stream=self._events(body))
+        return OpenAIReply(200, json.dumps(body, separators=(",", ":")).encode())
+
+    async def load_adapter(self, adapter: AdapterRef) -> None:
+        """Keep the adapter, or refuse it as scripted."""
+        await self.check_health()
+        if reason := self.refused_adapters.get(adapter.name):
+            raise AdapterRefusedError(reason)
+        self.adapters[adapter.name] = adapter
+
+    async def unload_adapter(self, adapter: AdapterRef) -> None:
+        """Forget the adapter unless a newer one has its name."""
+        if self.adapters.get(adapter.name) == adapter:
+            del self.adapters[adapter.name]
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError after `die`."""
+        if self._dead.is_set():
+            raise EngineDeadError
+
+    async def wait_until_dead(self) -> None:
+        """Return after `die`."""
+        await self._dead.wait()
+
+    async def close(self) -> None:
+        """Remember having been closed."""
+        self.is_closed = True
+
+    def die(self) -> None:
+        """Behave as an engine whose process is gone: what waits, and what comes, fails."""
+        self._dead.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._dead.wait(), seconds)
+        except TimeoutError:
+            return
+        raise EngineDeadError
+
+    def _default_answer(self, job: GenerationJob) -> list[Step]:
+        words = job.prompt.split() or [job.prompt]
+        wanted = int(str(job.sampling.get("max_tokens", 16)))
+        wants_logprobs = job.sampling.get("logprobs") is not None
+        steps: list[Step] = []
+        for position in range(wanted):
+            if self.seconds_per_token:
+                steps.append(Pause(self.seconds_per_token))
+            text = " " + words[position % len(words)]
+            token = GeneratedToken(position, text, -0.5 if wants_logprobs else None)
+            is_last = position == wanted - 1
+            steps.append(
+                GenerationChunk(
+                    0, (token,), text, "length" if is_last else None, prompt_tokens=len(words)
+                )
+            )
+        return steps
+
+    async def _events(self, body: Mapping[str, object]) -> AsyncIterator[bytes]:
+        self.running_requests += 1
+        try:
+            for _ in range(3):
+                await self._sleep(self.seconds_per_token)
+                yield b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.running_requests -= 1
+
+
+def _merged(steps: Sequence[Step]) -> list[Step]:
+    """Return the pauses, then all chunks as one: what an engine that does not stream yields."""
+    chunks = [step for step in steps if isinstance(step, GenerationChunk)]
+    whole = GenerationChunk(
+        index=0,
+        tokens=tuple(token for chunk in chunks for token in chunk.tokens),
+        text="".join(chunk.text for chunk in chunks),
+        finish_reason=chunks[-1].finish_reason,
+        prompt_tokens=chunks[-1].prompt_tokens,
+    )
+    return [*(step for step in steps if isinstance(step, Pause)), whole]

@@ -1,0 +1,286 @@
+"""`AsyncLLM` behind the `Engine` protocol; vLLM's errors become ours here."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final
+
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.lora.request import LoRARequest
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from lmi_vllm.engine.vllm_openai import VllmOpenAI
+from lmi_vllm.engine.vllm_start import StartedEngine, start_vllm
+from lmi_vllm.errors import (
+    EngineDeadError,
+    EngineFailureError,
+    EngineStartError,
+    LmiError,
+    OverloadError,
+    PayloadError,
+)
+from lmi_vllm.messages import (
+    AdapterRef,
+    EngineArguments,
+    GeneratedToken,
+    GenerationChunk,
+    GenerationJob,
+    OpenAICall,
+    OpenAIReply,
+    ServingProfile,
+    TokenLogprob,
+)
+
+logger = logging.getLogger(__name__)
+
+DEATH_POLL_SECONDS: Final = 0.2
+SHUTDOWN_SECONDS: Final = 5.0
+MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
+# Generation-config fields that decide how to sample; the others always apply, as in vLLM.
+_SAMPLING_STYLE: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
+_MODEL_DEFAULTS: Final = frozenset(
+    {*_SAMPLING_STYLE, "repetition_penalty", "presence_penalty", "frequency_penalty"}
+)
+
+
+async def start_vllm_engine(
+    arguments: EngineArguments, profile: ServingProfile, thread: ThreadPoolExecutor
+) -> "VllmEngine":
+    """Start vLLM and everything request handling needs of it.
+
+    `thread` must outlive the engine: its one thread is the parent of the engine's processes.
+
+    Raises:
+        ConfigurationError: the installed vLLM refuses an argument.
+        EngineStartError: the engine did not come up.
+    """
+    started = await start_vllm(arguments, thread)
+    try:
+        await started.llm.isolate(is_cpu=started.is_cpu)
+        openai = await VllmOpenAI.create(started.llm, started.namespace, profile)
+        return VllmEngine(started, openai)
+    except BaseException as error:
+        started.llm.clean_up()
+        started.llm.shutdown()
+        if isinstance(error, Exception) and not isinstance(error, LmiError):
+            raise EngineStartError(f"the engine did not start: {error}") from error
+        raise
+
+
+class VllmEngine:
+    """The real engine."""
+
+    def __init__(self, started: StartedEngine, openai: VllmOpenAI) -> None:
+        self._llm = started.llm
+        self._openai = openai
+        self._is_closing = False
+        self._tokenizer: Any = started.llm.renderer.tokenizer
+        self._special_ids = frozenset(self._tokenizer.all_special_ids if self._tokenizer else ())
+        self._model_defaults: Mapping[str, Any] = {
+            name: value
+            for name, value in started.llm.model_config.get_diff_sampling_param().items()
+            if name in _MODEL_DEFAULTS
+        }
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return int(self._llm.model_config.max_model_len)
+
+    @property
+    def running_requests(self) -> int:
+        """Requests the engine has not finished."""
+        return int(self._llm.get_num_unfinished_requests())
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of `job`; see `Engine.generate`."""
+        with _our_errors():
+            prompt = await self._render(job)
+            outputs = self._llm.generate(
+                prompt,
+                self._sampling_params(job),
+                job.request_id,
+                lora_request=self._lora_request(job.adapter),
+                priority=job.priority,
+            )
+        try:
+            prompt_logprobs: tuple[TokenLogprob, ...] = ()
+            with _our_errors():
+                async for output in outputs:
+                    if output.prompt_logprobs and not prompt_logprobs:
+                        prompt_logprobs = self._prompt_logprobs(output)
+                    prompt_tokens = len(output.prompt_token_ids or ())
+                    for completion in output.outputs:
+                        yield self._chunk(job, completion, prompt_tokens, prompt_logprobs)
+        finally:
+            await outputs.aclose()
+
+    async def answer_openai(self, call: OpenAICall) -> OpenAIReply:
+        """Answer with vLLM's own handlers; see `Engine.answer_openai`."""
+        if self._llm.errored:
+            raise EngineDeadError
+        reply: OpenAIReply = await self._openai.answer(call)
+        return reply
+
+    async def load_adapter(self, adapter: AdapterRef) -> None:
+        """Load a private copy of the adapter and let OpenAI calls find it by name."""
+        with _our_errors():
+            self._openai.add_adapter(await self._llm.load(adapter))
+
+    async def unload_adapter(self, adapter: AdapterRef) -> None:
+        """Forget the adapter's name, then its weights."""
+        self._openai.remove_adapter(adapter)
+        with _our_errors():
+            await self._llm.unload(adapter)
+
+    async def check_health(self) -> None:
+        """Return when alive; raise EngineDeadError otherwise."""
+        if self._llm.errored:
+            raise EngineDeadError
+
+    async def wait_until_dead(self) -> None:
+        """Return once the engine process is gone without `close`."""
+        while self._is_closing or not self._llm.errored:  # noqa: ASYNC110 (vLLM has no event)
+            await asyncio.sleep(DEATH_POLL_SECONDS)
+
+    async def close(self) -> None:
+        """End the engine's processes; waits for them at most `SHUTDOWN_SECONDS` each."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        handler = self._llm.output_handler
+        if handler is not None:  # else it reports the end we asked for as an engine death
+            handler.cancel()
+            await asyncio.wait([handler])
+        await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
+        self._llm.clean_up()
+
+    async def _render(self, job: GenerationJob) -> Any:
+        renderer = self._llm.renderer
+        params = replace(
+            renderer.default_cmpl_tok_params,
+            truncate_prompt_tokens=job.truncate_prompt_tokens,
+            truncation_side="left" if job.truncate_prompt_tokens else None,
+        )
+        parsed = parse_model_prompt(self._llm.model_config, job.prompt)
+        (rendered,) = await renderer.render_cmpl_async([parsed], params)
+        return rendered
+
+    def _lora_request(self, adapter: AdapterRef | None) -> Any:
+        if adapter is None:
+            return None
+        return LoRARequest(adapter.name, adapter.engine_id, adapter.path)
+
+    def _sampling_params(self, job: GenerationJob) -> Any:
+        values: dict[str, Any] = {
+            name: value
+            for name, value in self._model_defaults.items()
+            if job.apply_model_defaults or name not in _SAMPLING_STYLE
+        }
+        values |= dict(job.sampling)
+        constraint = values.get("structured_outputs")
+        if isinstance(constraint, Mapping):
+            values["structured_outputs"] = StructuredOutputsParams(**constraint)
+        values["output_kind"] = (
+            RequestOutputKind.DELTA if job.is_streaming else RequestOutputKind.FINAL_ONLY
+        )
+        return SamplingParams(**values)
+
+    def _chunk(
+        self,
+        job: GenerationJob,
+        completion: Any,
+        prompt_tokens: int,
+        prompt_logprobs: tuple[TokenLogprob, ...],
+    ) -> GenerationChunk:
+        return GenerationChunk(
+            index=completion.index,
+            tokens=self._tokens(job, completion),
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            prompt_tokens=prompt_tokens,
+            cumulative_logprob=completion.cumulative_logprob,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _tokens(self, job: GenerationJob, completion: Any) -> tuple[GeneratedToken, ...]:
+        ids: Sequence[int] = completion.token_ids
+        texts = self._token_texts(ids, completion.text)
+        if completion.logprobs is None:
+            return tuple(
+                GeneratedToken(token, text, is_special=token in self._special_ids)
+                for token, text in zip(ids, texts, strict=True)
+            )
+        wants_top = bool(job.sampling.get("logprobs"))
+        return tuple(
+            GeneratedToken(
+                token,
+                text,
+                _finite(entry[token].logprob),
+                token in self._special_ids,
+                _top(entry, int(str(job.sampling["logprobs"]))) if wants_top else (),
+            )
+            for token, text, entry in zip(ids, texts, completion.logprobs, strict=True)
+        )
+
+    def _token_texts(self, ids: Sequence[int], text: str) -> list[str]:
+        """Share a step's text out among its tokens, so that the texts add up to it exactly.
+
+        Where tokens do not decode one by one to the text (characters made of several tokens, a
+        stop string cut off, text held back), the last token carries what is left.
+        """
+        if len(ids) <= 1:
+            return [text] * len(ids)
+        texts, rest = [], text
+        for token in ids[:-1]:
+            piece = self._tokenizer.decode([token], skip_special_tokens=True)
+            if piece and rest.startswith(piece):
+                rest = rest[len(piece) :]
+                texts.append(piece)
+            else:
+                texts.append("")
+        return [*texts, rest]
+
+    def _prompt_logprobs(self, output: Any) -> tuple[TokenLogprob, ...]:
+        return tuple(
+            TokenLogprob(token, entry[token].decoded_token or "", _finite(entry[token].logprob))
+            for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+            if entry is not None
+        )
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, MINUS_INFINITY)
+
+
+def _top(entry: Mapping[int, Any], count: int) -> tuple[TokenLogprob, ...]:
+    ranked = sorted(entry.items(), key=lambda item: item[1].rank or 0)
+    return tuple(
+        TokenLogprob(token, value.decoded_token or "", _finite(value.logprob))
+        for token, value in ranked[:count]
+    )
+
+
+@contextlib.contextmanager
+def _our_errors() -> Iterator[None]:
+    """Turn vLLM's exceptions into ours, cause kept."""
+    try:
+        yield
+    except VllmEngineDeadError as error:
+        raise EngineDeadError from error
+    except VLLMClientError as error:
+        raise PayloadError(str(error)) from error
+    except GracefulHTTPError as error:
+        raise OverloadError("lmi") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise PayloadError(str(error)) from error
+    except (LmiError, asyncio.CancelledError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise EngineFailureError(f"the engine failed: {error}") from error

@@ -1,0 +1,123 @@
+"""What vLLM's engine processes need from us: die with the server, hold nothing of ours, say why.
+
+Two ways in, because vLLM forks on CPU and spawns elsewhere: a fork hook (`adopt_forked_engines`)
+and vLLM's general plugin (`register_plugin`, an entry point in pyproject.toml that vLLM calls in
+every process it starts). This module imports no vLLM: both run before or without it.
+"""
+
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
+# Set by the server for the processes it starts; their absence means somebody else uses vLLM here.
+SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
+ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_IS_LINUX: Final = sys.platform == "linux"
+
+
+def new_engine_thread() -> ThreadPoolExecutor:
+    """Return an executor of one thread, the parent of every engine process.
+
+    It must live as long as the server: the kernel ends the engine with the thread that forked it.
+    """
+
+    def name_thread() -> None:
+        threading.current_thread().name = ENGINE_THREAD_NAME
+
+    return ThreadPoolExecutor(1, initializer=name_thread)
+
+
+class RootCauseHandler(logging.Handler):
+    """Write the last line of every logged engine exception to a file the server reads.
+
+    vLLM reports a failed engine start as "See root cause above": the cause is only in the log of
+    a child process.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(logging.ERROR)
+        self._path = Path(path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append one line; a failure to write must not hide the engine's own error."""
+        cause = record.exc_info[1] if record.exc_info else None
+        text = f"{type(cause).__name__}: {cause}" if cause else record.getMessage()
+        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+            file.write(" ".join(text.split()) + "\n")
+
+
+def read_root_cause(path: Path) -> str | None:
+    """Return the first recorded cause that says more than "see above"; None without one."""
+    if not path.exists():
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if "See root cause above" not in line and line), None)
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (Linux)."""
+    if not _IS_LINUX:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # the parent died before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def close_internet_sockets() -> None:
+    """Close every inherited TCP and UDP socket: our listener and our clients' connections."""
+    for name in os.listdir("/proc/self/fd" if _IS_LINUX else "/dev/fd"):  # noqa: PTH208 (names only)
+        descriptor = int(name)
+        try:
+            inherited = socket.socket(fileno=os.dup(descriptor))
+        except OSError:  # no socket, or the descriptor of the listing itself
+            continue
+        with inherited:
+            is_internet = inherited.family in (socket.AF_INET, socket.AF_INET6)
+        if is_internet:
+            os.close(descriptor)
+
+
+@functools.cache
+def adopt_forked_engines() -> None:
+    """Prepare every process forked from the engine thread, from now on."""
+    forking_pid = os.getpid()
+
+    def remember_parent() -> None:
+        nonlocal forking_pid
+        forking_pid = os.getpid()  # an engine process forks its workers through this hook too
+
+    def prepare_child() -> None:
+        if threading.current_thread().name != ENGINE_THREAD_NAME:
+            return
+        end_with_parent(forking_pid)
+        # Ctrl-C reaches a terminal's whole process group: the server drains, the engine waits.
+        os.setpgrp()
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)  # shared with the server's event loop
+        close_internet_sockets()
+
+    os.register_at_fork(before=remember_parent, after_in_child=prepare_child)
+
+
+def register_plugin() -> None:
+    """Entry point for vLLM: runs in the server and in each process that vLLM starts."""
+    server_pid = os.environ.get(SERVER_PID_VARIABLE)
+    if server_pid is None or int(server_pid) == os.getpid():
+        return
+    end_with_parent(os.getppid())
+    with contextlib.suppress(PermissionError):  # already a group or session leader
+        os.setpgrp()
+    if error_file := os.environ.get(ERROR_FILE_VARIABLE):
+        logging.getLogger("vllm").addHandler(RootCauseHandler(error_file))

@@ -1,0 +1,191 @@
+"""Start vLLM's `AsyncLLM` the fast way that is safe on this platform (DECISIONS.md 8)."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vllm.model_executor.models import registry
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+from lmi_vllm.engine.vllm_arguments import engine_args_from, parse_vllm_arguments
+from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
+from lmi_vllm.engine.vllm_processes import (
+    ERROR_FILE_VARIABLE,
+    SERVER_PID_VARIABLE,
+    RootCauseHandler,
+    adopt_forked_engines,
+    read_root_cause,
+)
+from lmi_vllm.errors import ConfigurationError, EngineStartError
+from lmi_vllm.messages import EngineArguments
+
+logger = logging.getLogger(__name__)
+
+# Without a size of its own vLLM's CPU engine takes 92 % of the machine's memory for the KV cache.
+CPU_KV_CACHE_BYTES: Final = 4 << 30
+CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of what is free
+OUT_OF_MEMORY_MARKS: Final = ("OutOfMemory", "MemoryError", "out of memory", "No available memory")
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """A running engine, how its OpenAI handlers are to be set up, and what it costs to isolate."""
+
+    llm: IsolatingAsyncLLM
+    namespace: Namespace
+    is_cpu: bool
+    thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
+
+
+async def start_vllm(arguments: EngineArguments, thread: ThreadPoolExecutor) -> StartedEngine:
+    """Start an engine on `thread`; the event loop stays free meanwhile.
+
+    Raises:
+        ConfigurationError: the installed vLLM refuses an argument.
+        EngineStartError: the engine did not come up; the text is the root cause.
+    """
+    return await asyncio.get_running_loop().run_in_executor(thread, _start, arguments, thread)
+
+
+def _start(arguments: EngineArguments, thread: ThreadPoolExecutor) -> StartedEngine:
+    is_cpu = bool(current_platform.is_cpu())
+    with tempfile.TemporaryDirectory(prefix="lmi-vllm-start-") as folder:
+        error_file = Path(folder) / "engine-errors"
+        with _engine_environment(error_file, is_cpu=is_cpu):
+            try:
+                return _start_configured(arguments, thread, is_cpu=is_cpu)
+            except (ConfigurationError, EngineStartError):
+                raise
+            except Exception as error:
+                raise _start_error(error, error_file) from error
+
+
+def _start_configured(
+    arguments: EngineArguments, thread: ThreadPoolExecutor, *, is_cpu: bool
+) -> StartedEngine:
+    values = dict(arguments.values)
+    if is_cpu:
+        values |= _cpu_adjustments(values)
+    namespace = parse_vllm_arguments(values)
+    with _inspect_in_process() if is_cpu else contextlib.nullcontext():
+        config = engine_args_from(namespace).create_engine_config()
+    if is_cpu:
+        _check_cpu_head_size(config.model_config)
+        if sys.platform == "linux":
+            # create_engine_config() has just set "spawn"; everything is imported here already.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+            adopt_forked_engines()
+    llm = IsolatingAsyncLLM.from_vllm_config(
+        config,
+        enable_log_requests=namespace.enable_log_requests,
+        disable_log_stats=namespace.disable_log_stats,
+    )
+    return StartedEngine(llm, namespace, is_cpu, thread)
+
+
+def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments we add on CPU; each is logged, none replaces what was set."""
+    added: dict[str, object] = {}
+    parallel = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
+    if not any(int(str(values.get(name) or 1)) > 1 for name in parallel):
+        # One child instead of two: the worker lives in the engine core.
+        added |= _unless_set(values, "distributed_executor_backend", "uni")
+    if "gpu_memory_utilization" not in values and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        free = _available_memory_bytes() // CPU_KV_CACHE_FRACTION
+        added |= _unless_set(values, "kv_cache_memory_bytes", min(CPU_KV_CACHE_BYTES, free))
+    if values.get("enable_lora"):
+        # One slot more, for the all-zero adapter that base rows carry (engine-notes.md 2).
+        added["max_loras"] = int(str(values.get("max_loras") or 1)) + 1
+        if values.get("max_cpu_loras"):
+            added["max_cpu_loras"] = int(str(values["max_cpu_loras"])) + 1
+    for name, value in added.items():
+        logger.info("engine argument %s=%s (set by lmi_vllm on CPU)", name, value)
+    return added
+
+
+def _unless_set(values: Mapping[str, object], name: str, value: object) -> dict[str, object]:
+    return {} if values.get(name) is not None else {name: value}
+
+
+def _available_memory_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
+    """Say in the environment and the log set-up what engine processes must know."""
+    os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
+    os.environ[ERROR_FILE_VARIABLE] = str(error_file)
+    if is_cpu:
+        # Lets the CPU platform keep the `uni` executor; the engine core is a child all the same.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    handler = RootCauseHandler(str(error_file))
+    vllm_logger = logging.getLogger("vllm")
+    vllm_logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        vllm_logger.removeHandler(handler)
+        os.environ.pop(ERROR_FILE_VARIABLE, None)
+
+
+@contextlib.contextmanager
+def _inspect_in_process() -> Iterator[None]:
+    """Let vLLM inspect a model class here and not in a new process (11 s for a new class).
+
+    vLLM uses a process of its own so as not to initialise CUDA; without CUDA there is no such
+    reason, and the class is wanted here anyhow before the engine forks.
+    """
+    name = "_run_in_subprocess"
+    original: Callable[[Callable[[], Any]], Any] | None = getattr(registry, name, None)
+    if original is None:  # a later vLLM does it otherwise: then it costs the seconds
+        yield
+        return
+    setattr(registry, name, lambda function: function())
+    try:
+        yield
+    finally:
+        setattr(registry, name, original)
+
+
+def _check_cpu_head_size(model_config: Any) -> None:
+    """Refuse before the start what the CPU kernel refuses at the first request, dying."""
+    head_size = model_config.get_head_size()
+    supported = CPUAttentionBackend.get_supported_head_sizes()
+    if head_size and head_size not in supported and not model_config.is_attention_free:
+        raise EngineStartError(
+            f"the model's attention head size is {head_size}; vLLM on CPU supports "
+            + ", ".join(map(str, supported))
+        )
+
+
+def _start_error(error: Exception, error_file: Path) -> EngineStartError:
+    cause = read_root_cause(error_file) or f"{type(error).__name__}: {error}"
+    text = " ".join(cause.split())
+    if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
+        text = (
+            f"OOM: {text}. Lower gpu_memory_utilization or max_model_len; with LoRA also "
+            "max_loras or max_lora_rank"
+        )
+    return EngineStartError(f"the engine did not start: {text}")
+
+
+def describe_arguments(arguments: EngineArguments) -> str:
+    """Return one line per engine argument with its origin, for the start-up log."""
+    width = max((len(name) for name in arguments.values), default=0)
+    return "\n".join(
+        f"  {name:<{width}} = {json.dumps(value, default=str)}"
+        f"  ({arguments.origins.get(name, 'default')})"
+        for name, value in sorted(arguments.values.items())
+    )

@@ -1,0 +1,132 @@
+"""Who may come in: start-up phase, in-flight limit, draining, and what `/ping` says."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from lmi_vllm.errors import NotReadyError, OverloadError
+
+
+class Phase(StrEnum):
+    """Where a start is; the names `/ping` shows."""
+
+    SETTINGS = "settings"
+    DOWNLOAD = "download"
+    ENGINE = "engine"
+    ADAPTERS = "adapters"
+    WARM_UP = "warm-up"
+
+
+class State(StrEnum):
+    """The status text of `/ping` (http-api.md 2)."""
+
+    PENDING = "PENDING"
+    HEALTHY = "Healthy"
+    FAILED = "FAILED"
+    DRAINING = "DRAINING"
+
+
+DRAIN_RETRY_SECONDS: Final = 30
+
+
+class Admission:
+    """Counts the requests in flight and knows whether new ones may start.
+
+    Made before anything else of the server, so that `/ping` can answer from the first second.
+    """
+
+    def __init__(self) -> None:
+        self.model_name = "model"
+        self.limit = 1000
+        self.state = State.PENDING
+        self.phase = Phase.SETTINGS
+        self.has_model = True
+        self._in_flight = 0
+        self._began = time.monotonic()
+        self._progress: Mapping[str, object] = MappingProxyType({})
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Admitted requests that have not ended, running and waiting."""
+        return self._in_flight
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the server began to start."""
+        return time.monotonic() - self._began
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Say that the start has come to `phase`."""
+        self.phase = phase
+        self._progress = MappingProxyType({})
+
+    def report_progress(self, progress: Mapping[str, object]) -> None:
+        """Keep the numbers of a running download for `/ping`; called from any thread."""
+        self._progress = progress
+
+    def become(self, state: State) -> None:
+        """Enter `state`; once draining or failed, there is no way back to healthy."""
+        if self.state not in (State.DRAINING, State.FAILED) or state is State.FAILED:
+            self.state = state
+
+    def ping(self) -> tuple[int, dict[str, Any]]:
+        """Return the status and body of `/ping`."""
+        if not self.has_model:
+            return 200, {}
+        entry: dict[str, Any] = {"status": str(self.state)}
+        if self.state is State.PENDING:
+            entry["phase"] = str(self.phase)
+            entry["elapsed_seconds"] = round(self.elapsed_seconds, 1)
+            entry |= self._progress
+        return (200 if self.state is State.HEALTHY else 503), {self.model_name: entry}
+
+    def check_ready(self) -> None:
+        """Return when requests may come in.
+
+        Raises:
+            NotReadyError: starting, failed or draining; the text says which.
+        """
+        if self.state is State.PENDING:
+            raise NotReadyError(
+                f"Model {self.model_name} is not ready: {self.phase} phase, "
+                f"{self.elapsed_seconds:.0f} s since start"
+            )
+        if self.state is State.FAILED:
+            raise NotReadyError(f"Model {self.model_name} is not available: the engine has failed")
+        if self.state is State.DRAINING:
+            raise NotReadyError(
+                f"Model {self.model_name} is draining: the server is shutting down",
+                DRAIN_RETRY_SECONDS,
+            )
+
+    @contextlib.contextmanager
+    def admit(self, count: int = 1) -> Iterator[None]:
+        """Hold `count` places in the queue while the body runs.
+
+        Raises:
+            NotReadyError: see `check_ready`.
+            OverloadError: the places would pass the limit; nobody admitted is touched.
+        """
+        self.check_ready()
+        if self._in_flight + count > self.limit:
+            raise OverloadError(self.model_name)
+        self._in_flight += count
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._in_flight -= count
+            if not self._in_flight:
+                self._idle.set()
+
+    async def wait_idle(self, timeout_seconds: float) -> bool:
+        """Return whether all requests in flight ended within the time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+        return not self._in_flight

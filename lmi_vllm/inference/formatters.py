@@ -1,0 +1,211 @@
+"""Chunks -> bytes: schemas (LMI, TGI-compatible) times framings (json, jsonlines, sse).
+
+No I/O here: a formatter is made per request, is told about chunks and returns bytes. The shapes are
+those of http-api.md section 6; JSON is compact and not ASCII-escaped.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.inference.payload import LmiRequest
+from lmi_vllm.messages import GeneratedToken, GenerationChunk, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How one row becomes bytes on the wire."""
+
+    content_type: str
+    before: bytes
+    after: bytes
+
+    def frame(self, row: object) -> bytes:
+        """Return `row` as one framed event."""
+        return self.before + orjson.dumps(row) + self.after
+
+
+FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
+    {
+        "json": Framing("application/json", before=b"", after=b"\n"),
+        "jsonlines": Framing("application/jsonlines", before=b"", after=b"\n"),
+        "sse": Framing("text/event-stream", before=b"data: ", after=b"\n\n"),
+    }
+)
+# What of an Accept header chooses the framing of a stream; anything else changes nothing.
+ACCEPTED_FRAMINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {"text/event-stream": "sse", "application/jsonlines": "jsonlines"}
+)
+
+# vLLM's finish reasons in LMI's words; `stop` is told apart by its stop reason.
+_FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
+    {"length": "length", "abort": "abort"}
+)
+
+
+def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: bool) -> Framing:
+    """Return the framing of a stream (http-api.md 6.3)."""
+    for part in accept.split(","):
+        name = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
+        if name is not None:
+            return FRAMINGS[name]
+    if output_formatter in ("jsonlines", "sse"):
+        return FRAMINGS[output_formatter]
+    return FRAMINGS["sse" if tgi_compat else "jsonlines"]
+
+
+def finish_reason(chunk: GenerationChunk) -> str:
+    """Return LMI's finish reason of a last chunk (http-api.md 6.1)."""
+    known = _FINISH_REASONS.get(chunk.finish_reason)
+    if known is not None:
+        return known
+    return "eos_token" if chunk.stop_reason is None else "stop_sequence"
+
+
+def lmi_token(token: GeneratedToken) -> dict[str, Any]:
+    """Return a token of the default schema: both spellings of the log probability."""
+    row: dict[str, Any] = {"id": token.id, "text": token.text}
+    if token.logprob is not None:
+        row["log_prob"] = row["logprob"] = token.logprob
+    return row
+
+
+def tgi_token(token: GeneratedToken) -> dict[str, Any]:
+    """Return a token of TGI's schema."""
+    return {
+        "id": token.id,
+        "text": token.text,
+        "logprob": token.logprob,
+        "special": token.is_special,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What distinguishes the two LMI dialects."""
+
+    token: Callable[[GeneratedToken], dict[str, Any]]
+    is_wrapped: bool  # a single non-streamed object comes in a one-element array
+
+
+LMI_SCHEMA: Final = Schema(lmi_token, is_wrapped=False)
+TGI_SCHEMA: Final = Schema(tgi_token, is_wrapped=True)
+
+
+@dataclass(slots=True)
+class StreamFormatter:
+    """Formats one streamed sequence: one framed row per token."""
+
+    request: LmiRequest
+    prompt: str
+    schema: Schema
+    framing: Framing
+    _texts: list[str] = field(default_factory=list)
+    _tokens: int = 0
+
+    def rows(self, chunk: GenerationChunk) -> bytes:
+        """Return the rows of `chunk`; the last one closes the stream when the chunk ends it."""
+        self._texts.append(chunk.text)
+        self._tokens += len(chunk.tokens)
+        frame, as_row = self.framing.frame, self.schema.token
+        is_end = chunk.finish_reason is not None
+        plain = chunk.tokens[:-1] if is_end else chunk.tokens
+        out = [frame({"index": 0, "token": as_row(token), **self._top(token)}) for token in plain]
+        if is_end:
+            out.append(frame(self._last_row(chunk)))
+        return b"".join(out)
+
+    def error(self, text: str, code: int) -> bytes:
+        """Return the row that ends a stream which failed after its first byte."""
+        return self.framing.frame({"error": text, "code": code})
+
+    def _last_row(self, chunk: GenerationChunk) -> dict[str, Any]:
+        text = "".join(self._texts)
+        row: dict[str, Any] = {"index": 0}
+        if chunk.tokens:  # an aborted sequence may end without a token
+            row["token"] = self.schema.token(chunk.tokens[-1])
+            row |= self._top(chunk.tokens[-1])
+        row["generated_text"] = self.prompt + text if self.request.return_full_text else text
+        if self.request.details:
+            row["details"] = {
+                "finish_reason": finish_reason(chunk),
+                "generated_tokens": self._tokens,
+                "inputs": self.prompt,
+                "seed": self.request.seed,
+                "input_length": chunk.prompt_tokens,
+            }
+        return row
+
+    def _top(self, token: GeneratedToken) -> dict[str, Any]:
+        if not self.request.top_n_tokens:
+            return {}
+        return {"top_tokens": _top_tokens(token.top, self.schema)}
+
+
+def format_result(
+    request: LmiRequest, prompt: str, sequences: Sequence[GenerationChunk], schema: Schema
+) -> dict[str, Any]:
+    """Return the result object of one prompt; `sequences` are its candidates, best first."""
+    best = sequences[0]
+    text = prompt + best.text if request.return_full_text else best.text
+    result: dict[str, Any] = {"generated_text": text}
+    others = sequences[1:]
+    if request.details or others:
+        result["details"] = {
+            "finish_reason": finish_reason(best),
+            "generated_tokens": len(best.tokens),
+            "inputs": prompt,
+            "seed": request.seed,
+            "tokens": [schema.token(token) for token in best.tokens],
+            "prefill": _prefill(best, schema),
+            **_all_top_tokens(request, best, schema),
+        }
+        if others:
+            result["details"]["best_of_sequences"] = [
+                _other_sequence(request, chunk, schema) for chunk in others
+            ]
+    return result
+
+
+def rank_candidates(candidates: Sequence[GenerationChunk], returned: int) -> list[GenerationChunk]:
+    """Return the `returned` most probable candidates, best first."""
+    ranked = sorted(candidates, key=lambda chunk: -(chunk.cumulative_logprob or 0.0))
+    return ranked[:returned]
+
+
+def encode_results(results: Sequence[dict[str, Any]], *, is_list: bool, schema: Schema) -> bytes:
+    """Return the body of a non-streamed answer: an array for a list, else one object."""
+    document: object = results
+    if not is_list:
+        document = [results[0]] if schema.is_wrapped else results[0]
+    return FRAMINGS["json"].frame(document)
+
+
+def _other_sequence(request: LmiRequest, chunk: GenerationChunk, schema: Schema) -> dict[str, Any]:
+    return {
+        "finish_reason": finish_reason(chunk),
+        "generated_tokens": len(chunk.tokens),
+        "tokens": [schema.token(token) for token in chunk.tokens],
+        "generated_text": chunk.text,
+        **_all_top_tokens(request, chunk, schema),
+    }
+
+
+def _prefill(chunk: GenerationChunk, schema: Schema) -> list[dict[str, Any]]:
+    return [
+        schema.token(GeneratedToken(item.id, item.text, item.logprob))
+        for item in chunk.prompt_logprobs
+    ]
+
+
+def _all_top_tokens(request: LmiRequest, chunk: GenerationChunk, schema: Schema) -> dict[str, Any]:
+    if not request.top_n_tokens:
+        return {}
+    return {"top_tokens": [_top_tokens(token.top, schema) for token in chunk.tokens]}
+
+
+def _top_tokens(top: Sequence[TokenLogprob], schema: Schema) -> list[dict[str, Any]]:
+    return [schema.token(GeneratedToken(item.id, item.text, item.logprob)) for item in top]

@@ -1,0 +1,403 @@
+"""Join payload, adapter, engine and formatter into a `Reply`; knows no HTTP."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import (
+    BadParameterError,
+    EngineDeadError,
+    LmiError,
+    NotReadyError,
+    PayloadError,
+    RequestError,
+    ResourceNotFoundError,
+    RouteFamily,
+    status_of,
+)
+from lmi_vllm.inference.adapters import AdapterRegistry
+from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.formatters import (
+    FRAMINGS,
+    LMI_SCHEMA,
+    TGI_SCHEMA,
+    Framing,
+    Schema,
+    StreamFormatter,
+    choose_framing,
+    encode_results,
+    format_result,
+    rank_candidates,
+)
+from lmi_vllm.inference.payload import (
+    Family,
+    LmiRequest,
+    decode_body,
+    dispatch,
+    parse_lmi_request,
+)
+from lmi_vllm.inference.streams import HeldStream, close_iterator, deadline_error, next_within
+from lmi_vllm.messages import (
+    AdapterRef,
+    GenerationChunk,
+    GenerationJob,
+    InferenceCall,
+    OpenAICall,
+    OpenAIReply,
+    Reply,
+    ServingProfile,
+)
+
+logger = logging.getLogger(__name__)
+
+ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
+ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
+_SSE_DATA: Final = b"data: "
+_SSE_DONE: Final = b"data: [DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What exists only once a model is loaded."""
+
+    engine: Engine
+    profile: ServingProfile
+    adapters: AdapterRegistry
+
+
+class InferenceService:
+    """Answers inference calls; made at once, its runtime attached when the engine is up."""
+
+    def __init__(self, admission: Admission, profile: ServingProfile | None = None) -> None:
+        self.admission = admission
+        self.profile = profile or ServingProfile()
+        self.model_url = ""
+        self._runtime: Runtime | None = None
+
+    def attach(self, runtime: Runtime) -> None:
+        """Let requests reach the engine."""
+        self._runtime = runtime
+        self.profile = runtime.profile
+
+    @property
+    def runtime(self) -> Runtime:
+        """The loaded model.
+
+        Raises:
+            NotReadyError: there is none yet.
+        """
+        self.admission.check_ready()
+        if self._runtime is None:
+            raise NotReadyError("no model is loaded")
+        return self._runtime
+
+    def check_model(self, name: str | None) -> None:
+        """Return when `name` is served here, or none was given.
+
+        Raises:
+            ResourceNotFoundError: another model is asked for.
+            BadParameterError: none is given and none is loaded.
+        """
+        if name is None and not self.admission.has_model:
+            raise BadParameterError("Parameter model_name is required.")
+        if name is not None and (not self.admission.has_model or name != self.admission.model_name):
+            raise ResourceNotFoundError(
+                f"Model or workflow not found: {name}", "ModelNotFoundException"
+            )
+
+    async def infer(self, call: InferenceCall) -> Reply:
+        """Answer `/invocations` and its like: every payload family, by dispatch."""
+        runtime = self.runtime
+        async with contextlib.AsyncExitStack() as resources:
+            resources.enter_context(self.admission.admit())
+            payload = decode_body(call.body, call.content_type)
+            family = dispatch(payload)
+            if family is Family.GENERATION:
+                reply = await self._generate(runtime, call, payload, resources)
+            else:
+                answer = await self._openai(runtime, call, family, payload, resources)
+                framing = choose_framing(
+                    call.accept,
+                    runtime.profile.output_formatter,
+                    tgi_compat=runtime.profile.tgi_compat,
+                )
+                reply = _lmi_reply(answer, framing)
+            return _held(reply, resources)
+
+    async def answer_openai(self, call: InferenceCall, kind: str) -> Reply:
+        """Answer a `/v1` route with vLLM's own bytes."""
+        runtime = self.runtime
+        async with contextlib.AsyncExitStack() as resources:
+            if kind == "models":
+                answer = await runtime.engine.answer_openai(
+                    OpenAICall("models", {}, call.properties, call.request_id)
+                )
+                return Reply(answer.status, answer.content_type, answer.body)
+            resources.enter_context(self.admission.admit())
+            payload = decode_body(call.body, "application/json")
+            answer = await self._openai(runtime, call, kind, payload, resources)
+            reply = Reply(answer.status, answer.content_type, answer.body, answer.stream)
+            return _held(reply, resources)
+
+    async def _openai(
+        self,
+        runtime: Runtime,
+        call: InferenceCall,
+        kind: str,
+        payload: dict[str, Any],
+        resources: contextlib.AsyncExitStack,
+    ) -> OpenAIReply:
+        name = _adapter_name(call, payload)
+        body = {key: value for key, value in payload.items() if key != "adapters"}
+        if name is None and _is_adapter(runtime, payload.get("model")):
+            name = str(payload["model"])
+        ref = await self._hold_adapter(runtime, call, name, resources)
+        if ref is not None:
+            body["model"] = ref.name
+        seconds = runtime.profile.predict_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await runtime.engine.answer_openai(
+                    OpenAICall(kind, body, call.properties, call.request_id)
+                )
+        except TimeoutError:
+            raise deadline_error(seconds, "predict_timeout") from None
+        if answer.stream is not None:
+            resources.push_async_callback(close_iterator, answer.stream)
+            return replace(answer, stream=_bounded(answer.stream, runtime.profile))
+        return answer
+
+    async def _generate(
+        self,
+        runtime: Runtime,
+        call: InferenceCall,
+        payload: dict[str, Any],
+        resources: contextlib.AsyncExitStack,
+    ) -> Reply:
+        request = parse_lmi_request(payload, runtime.profile)
+        if len(request.prompts) > self.admission.limit:
+            raise PayloadError(
+                f"inputs: {len(request.prompts)} prompts; job_queue_size allows "
+                f"{self.admission.limit}"
+            )
+        if len(request.prompts) > 1:  # each element counts against the queue
+            resources.enter_context(self.admission.admit(len(request.prompts) - 1))
+        self._check_length(runtime, request)
+        names = _adapter_names(call, payload, request)
+        refs = [await self._hold_adapter(runtime, call, name, resources) for name in names]
+        jobs = [_job(call, request, position, ref) for position, ref in enumerate(refs)]
+        schema = TGI_SCHEMA if runtime.profile.tgi_compat else LMI_SCHEMA
+        if request.is_streaming:
+            return await self._stream(runtime, call, request, jobs[0], schema)
+        seconds = runtime.profile.predict_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                results = await _gather(runtime, request, jobs, schema)
+        except TimeoutError:
+            raise deadline_error(seconds, "predict_timeout") from None
+        body = encode_results(results, is_list=request.is_list, schema=schema)
+        return Reply(200, FRAMINGS["json"].content_type, body)
+
+    async def _stream(
+        self,
+        runtime: Runtime,
+        call: InferenceCall,
+        request: LmiRequest,
+        job: GenerationJob,
+        schema: Schema,
+    ) -> Reply:
+        profile = runtime.profile
+        framing = choose_framing(
+            call.accept, profile.output_formatter, tgi_compat=profile.tgi_compat
+        )
+        formatter = StreamFormatter(request, job.prompt, schema, framing)
+        chunks = runtime.engine.generate(job)
+        # The status line waits for the first chunk: what fails before it gets a status of its own.
+        try:
+            first = await next_within(chunks, profile.predict_timeout, "predict_timeout")
+        except BaseException:
+            await close_iterator(chunks)
+            raise
+        rows = _rows(first, chunks, formatter, profile)
+        return Reply(200, framing.content_type, stream=rows)
+
+    def _check_length(self, runtime: Runtime, request: LmiRequest) -> None:
+        wanted = int(str(request.sampling["max_tokens"]))
+        if wanted > runtime.engine.max_model_len:
+            raise PayloadError(
+                f"parameters.max_new_tokens: {wanted} is more than max_model_len "
+                f"({runtime.engine.max_model_len})"
+            )
+
+    async def _hold_adapter(
+        self,
+        runtime: Runtime,
+        call: InferenceCall,
+        name: str | None,
+        resources: contextlib.AsyncExitStack,
+    ) -> AdapterRef | None:
+        alias = call.properties.get(ADAPTER_ALIAS_HEADER)
+        return await resources.enter_async_context(runtime.adapters.lease(name, alias))
+
+
+def _held(reply: Reply, resources: contextlib.AsyncExitStack) -> Reply:
+    """Move what the request holds into its stream; without one it is released on return."""
+    if reply.stream is None:
+        return reply
+    return replace(reply, stream=HeldStream(reply.stream, resources.pop_all()))
+
+
+def _job(
+    call: InferenceCall, request: LmiRequest, position: int, ref: AdapterRef | None
+) -> GenerationJob:
+    return GenerationJob(
+        request_id=f"{call.request_id}-{position}" if request.is_list else call.request_id,
+        prompt=request.prompts[position],
+        sampling=request.sampling,
+        adapter=ref,
+        is_streaming=request.is_streaming,
+        apply_model_defaults=request.apply_model_defaults,
+        truncate_prompt_tokens=request.truncate,
+        priority=request.priority,
+    )
+
+
+async def _gather(
+    runtime: Runtime, request: LmiRequest, jobs: list[GenerationJob], schema: Schema
+) -> list[dict[str, Any]]:
+    """Return one result per job, in order; the first failure ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_result(runtime, request, job, schema)) for job in jobs]
+    except* LmiError as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _result(
+    runtime: Runtime, request: LmiRequest, job: GenerationJob, schema: Schema
+) -> dict[str, Any]:
+    chunks = runtime.engine.generate(job)
+    try:
+        sequences = [chunk async for chunk in chunks if chunk.finish_reason is not None]
+    finally:
+        await close_iterator(chunks)
+    ranked = rank_candidates(sequences, request.returned)
+    return format_result(request, job.prompt, ranked, schema)
+
+
+async def _rows(
+    first: GenerationChunk | None,
+    chunks: AsyncIterator[GenerationChunk],
+    formatter: StreamFormatter,
+    profile: ServingProfile,
+) -> AsyncIterator[bytes]:
+    """Yield the framed rows of a stream; an error after the first byte is its last row."""
+    seconds, setting = _chunk_limit(profile)
+    chunk = first
+    try:
+        while chunk is not None:
+            yield formatter.rows(chunk)
+            if chunk.finish_reason is not None:
+                return
+            chunk = await next_within(chunks, seconds, setting)
+    except LmiError as error:
+        family = RouteFamily.TGI if profile.tgi_compat else RouteFamily.LMI
+        logger.warning("stream ended with an error: %s", error)
+        yield formatter.error(error.text, status_of(error, family))
+    finally:
+        await close_iterator(chunks)
+
+
+async def _bounded(events: AsyncIterator[bytes], profile: ServingProfile) -> AsyncIterator[bytes]:
+    """Yield vLLM's events; silence past the limit, or a dead engine, is a last SSE error event."""
+    seconds, setting = _chunk_limit(profile)
+    seconds_now, setting_now = profile.predict_timeout, "predict_timeout"
+    try:
+        while (event := await next_within(events, seconds_now, setting_now)) is not None:
+            yield event
+            seconds_now, setting_now = seconds, setting
+    except LmiError as error:
+        status = status_of(error, RouteFamily.OPENAI)
+        detail = {"message": error.text, "type": error.kind, "param": None, "code": status}
+        yield FRAMINGS["sse"].frame({"error": detail})
+        yield _SSE_DONE + b"\n\n"
+    finally:
+        await close_iterator(events)
+
+
+def _chunk_limit(profile: ServingProfile) -> tuple[float, str]:
+    if profile.chunked_read_timeout < profile.predict_timeout:
+        return profile.chunked_read_timeout, "chunked_read_timeout"
+    return profile.predict_timeout, "predict_timeout"
+
+
+def _lmi_reply(answer: OpenAIReply, framing: Framing) -> Reply:
+    """Return vLLM's answer as LMI routes give it: a final newline, errors in LMI's shape."""
+    if answer.stream is not None:
+        if framing is FRAMINGS["sse"]:
+            return Reply(200, framing.content_type, stream=answer.stream)
+        return Reply(200, framing.content_type, stream=_without_sse(answer.stream))
+    if answer.status >= 400:  # noqa: PLR2004 (an error status)
+        raise _openai_error(answer)
+    return Reply(answer.status, answer.content_type, answer.body + b"\n")
+
+
+async def _without_sse(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Slice vLLM's SSE framing off; its JSON is never parsed. The end marker is dropped."""
+    try:
+        async for event in events:
+            if not event.startswith(_SSE_DONE):
+                yield event[len(_SSE_DATA) : -1]
+    finally:
+        await close_iterator(events)
+
+
+def _openai_error(answer: OpenAIReply) -> LmiError:
+    error = orjson.loads(answer.body)["error"]
+    text = str(error["message"])
+    if answer.status == 503:  # noqa: PLR2004 (vLLM's own queue limit)
+        return NotReadyError(text, retry_after_seconds=1)
+    if answer.status >= 500:  # noqa: PLR2004 (the engine's fault, not the client's)
+        return EngineDeadError(text)
+    return RequestError(text)
+
+
+def _is_adapter(runtime: Runtime, name: object) -> bool:
+    return isinstance(name, str) and any(adapter.name == name for adapter in runtime.adapters)
+
+
+def _adapter_name(call: InferenceCall, payload: Mapping[str, Any]) -> str | None:
+    """Return the adapter a request names: header, then query, then `adapters`."""
+    if name := call.properties.get(ADAPTER_HEADER) or call.query.get("adapter"):
+        return name
+    given = payload.get("adapters")
+    if isinstance(given, list):
+        if len(given) > 1:
+            raise PayloadError("Number of adapters is not equal to the number of inputs")
+        given = given[0] if given else None
+    if given is not None and not isinstance(given, str):
+        raise PayloadError("adapters: expected a name or a list of names")
+    return given or None
+
+
+def _adapter_names(
+    call: InferenceCall, payload: Mapping[str, Any], request: LmiRequest
+) -> list[str | None]:
+    """Return one adapter name per prompt; None is the base model."""
+    count = len(request.prompts)
+    given = payload.get("adapters")
+    is_overridden = call.properties.get(ADAPTER_HEADER) or call.query.get("adapter")
+    if isinstance(given, list) and given and request.is_list and not is_overridden:
+        if len(given) != count:
+            raise PayloadError("Number of adapters is not equal to the number of inputs")
+        if not all(isinstance(name, str) or name is None for name in given):
+            raise PayloadError("adapters: expected a list of names")
+        return [name or None for name in given]
+    return [_adapter_name(call, payload)] * count

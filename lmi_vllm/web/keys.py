@@ -1,0 +1,14 @@
+"""The typed keys under which the application and its requests keep things."""
+
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from lmi_vllm.inference.service import InferenceService
+
+if TYPE_CHECKING:
+    from lmi_vllm.web.app import WebOptions
+
+SERVICE: Final = web.AppKey("service", InferenceService)
+OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
+REQUEST_ID: Final = "request_id"
