@@ -200,7 +200,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("limit_mm_per_prompt", parse.modality_limits, maps_to("limit_mm_per_prompt"),
            section=BATCHING, values='`{"image": 4}` or `image=4`',
            note="Images, videos or sounds allowed in one prompt."),
-    Option("rolling_batch", parse.any_text, computes(), default="auto", section=BATCHING,
+    Option("rolling_batch", parse.any_text, no_effect(), default="auto", section=BATCHING,
            values="auto, vllm, disable", note="Kept for LMI's sake: continuous batching is always "
            "on."),
     Option("batch_size", parse.any_text,
@@ -250,7 +250,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("adapters_state", parse.plain_text, ours(), section=LORA, values="path",
            note="File that remembers adapters registered over the API."),
     # --- Requests and replies
-    Option("output_formatter", parse.plain_text, computes(), section=SERVING,
+    Option("output_formatter", parse.plain_text, ours(), section=SERVING,
            values="json, jsonlines, sse, or a function of model.py",
            note="Shape of replies; unset: json, and jsonlines when streaming."),
     Option("tgi_compat", parse.boolean, ours(), default=False, section=SERVING,
@@ -287,7 +287,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
            default="auto", section=CHAT, values="auto, string, openai",
            note="What the template expects as message content."),
     # --- Custom code and process
-    Option("entryPoint", parse.any_text, computes(), section=CODE,
+    Option("entryPoint", parse.any_text, ours(), section=CODE,
            values="file, path, URL or djl_python module",
            note="model.py of the model directory is used when unset."),
     Option("handler", parse.plain_text, ours(), default="handle", section=CODE, values="name",
@@ -445,7 +445,7 @@ def _error_rate(name: str) -> Option:
 
 
 SERVER_SETTINGS: Final[tuple[Option, ...]] = (
-    Option("engine", parse.any_text, computes(), default="Python", section=SERVER,
+    Option("engine", parse.any_text, no_effect(), default="Python", section=SERVER,
            values="Python", written=(FILE,),
            note="LMI's engine; MPI, DeepSpeed and FasterTransformer are read as Python."),
     Option("job_queue_size", parse.positive_int, ours(), default=1000, section=SERVER,

@@ -19,7 +19,6 @@ from lmi_vllm.startup.properties import PropertiesFile
 from lmi_vllm.startup.resolved import DEFAULT_ORIGIN, CommandLine, RawValue, Setting, Settings
 from lmi_vllm.startup.text_parsers import Parser, as_vllm, boolean
 from lmi_vllm.startup.value_rules import VALUE_RULES, compare_addresses
-from lmi_vllm.startup.vllm_arguments import coerce, load_release
 from lmi_vllm.startup.variable_names import (
     FILE_PREFIX,
     OPTION_PREFIX,
@@ -28,11 +27,11 @@ from lmi_vllm.startup.variable_names import (
     case_hint,
     closest,
     file_suggestions,
-    find_option,
     is_kubernetes_made,
     serving_rows,
     variable_suggestions,
 )
+from lmi_vllm.startup.vllm_arguments import coerce, load_release
 
 _LATE_ORIGINS: Final = frozenset({name for name, _ in LATE_VARIABLES} | {"SM_NUM_GPUS"})
 _UNPREFIXED_OPTIONS: Final = ("model_loading_timeout",)  # configuration.md 9, last row
@@ -303,7 +302,7 @@ _FRONT_END: Final = replace(
 
 
 def vllm_reader(row: Option) -> Parser:
-    """vLLM's own reading of the row's first target."""
+    """VLLM's own reading of the row's first target."""
     argument = load_release().engine[row.effect.targets[0]]
     return lambda text: coerce(argument, text)
 

@@ -43,10 +43,10 @@ _CONFIG_IN_HOME: Final = "conf/config.properties"
 class MergedKeys(BaseSettings):
     """One level's keys; the first source that has a key wins."""
 
-    values: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it for each instance
+    values: dict[str, Any] = {}
 
     @classmethod
-    def settings_customise_sources(  # noqa: PLR0913 - pydantic-settings' own signature
+    def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,

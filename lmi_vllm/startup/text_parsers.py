@@ -5,6 +5,7 @@ came from.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -99,7 +100,7 @@ def real_number(text: str) -> float:
         number = float(text)
     except ValueError:
         raise ValueError("a number is needed") from None
-    if number != number or number in (float("inf"), float("-inf")):
+    if not math.isfinite(number):
         raise ValueError("a finite number is needed")
     return number
 

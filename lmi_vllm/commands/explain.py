@@ -1,0 +1,68 @@
+"""`lmi-vllm explain`: where every value comes from and what it becomes, without vLLM."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lmi_vllm.startup.devices import Devices, detect_devices
+from lmi_vllm.startup.explain import FORMATS, explain
+from lmi_vllm.startup.settings import CommandLine, load_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
+    parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
+    add_source_arguments(parser)
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which configuration is meant."""
+    parser.add_argument("-s", "--model-store", metavar="DIR", help="the model store to read")
+    parser.add_argument("-m", "--models", metavar="LIST", help="[name=]url of the model")
+    parser.add_argument("-f", "--config-file", metavar="FILE", help="config.properties")
+    parser.add_argument("--model", metavar="ID", help="model id; wins over every other source")
+    parser.add_argument("--demo", action="store_true", help="the embedded model")
+    parser.add_argument("--host", help="address to listen on")
+    parser.add_argument("--port", type=int, help="port to listen on")
+    parser.add_argument("--strict", action="store_true", help="unknown names are errors")
+    parser.add_argument("--gpus", type=_gpu_count, metavar="N", help="pretend N GPUs")
+
+
+def _gpu_count(text: str) -> int:
+    """A number of GPUs, not negative."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("a number of GPUs of at least 0 is needed")
+    return number
+
+
+def command_line_of(arguments: argparse.Namespace) -> CommandLine:
+    """The flags as settings know them."""
+    return CommandLine(
+        host=arguments.host,
+        port=arguments.port,
+        model=arguments.model,
+        demo=arguments.demo,
+        strict=arguments.strict,
+        config_file=arguments.config_file,
+        model_store=arguments.model_store,
+        models=arguments.models,
+    )
+
+
+def devices_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Devices:
+    """The devices there are, or the ones to pretend."""
+    if arguments.gpus is None:
+        return detect_devices(environ)
+    if arguments.gpus == 0:
+        return replace(detect_devices(environ), gpu_count=0)
+    return Devices(gpu_count=arguments.gpus)
+
+
+def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the explanation; 0, or 2 when there is an error."""
+    settings = load_settings(environ, command_line_of(arguments))
+    explanation, _ = explain(settings, environ, devices_of(arguments, environ))
+    sys.stdout.write(FORMATS[arguments.format](explanation) + "\n")
+    return explanation.exit_code

@@ -1,0 +1,64 @@
+"""Which devices there are, found without importing torch."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_NVIDIA_SMI_SECONDS: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Visible GPUs; without any, how many CPU ranks vLLM can place (None: as many as asked)."""
+
+    gpu_count: int = 0
+    cpu_rank_limit: int | None = 1
+
+
+def detect_devices(environ: Mapping[str, str]) -> Devices:
+    """The GPUs this process may use: CUDA_VISIBLE_DEVICES, else what the driver shows."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    installed = _installed_gpus()
+    gpu_count = installed if visible is None else min(installed, _listed_gpus(visible))
+    return Devices(gpu_count, _cpu_rank_limit(environ))
+
+
+def _listed_gpus(visible: str) -> int:
+    """How many GPUs the list names; as CUDA does, nothing counts after an invalid entry."""
+    counted = 0
+    for part in visible.split(","):
+        text = part.strip()
+        if not text or text.startswith("-"):
+            break
+        counted += 1
+    return counted
+
+
+def _installed_gpus() -> int:
+    """GPUs the NVIDIA driver shows as device files, else by nvidia-smi."""
+    files = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    if files or shutil.which("nvidia-smi") is None:
+        return len(files)
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def _cpu_rank_limit(environ: Mapping[str, str]) -> int | None:
+    """How many CPU ranks vLLM can place: one a NUMA node, or as many as threads are bound for."""
+    if environ.get("VLLM_CPU_OMP_THREADS_BIND"):
+        return None
+    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return max(1, len(nodes))
