@@ -11,7 +11,7 @@ from typing import Final
 
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.startup import engine_rules, parallel
+from lmi_vllm.startup import engine_rules, parallel, speculation
 from lmi_vllm.startup.argument_draft import ArgumentDraft
 from lmi_vllm.startup.devices import Devices, detect_devices
 from lmi_vllm.startup.options import EffectWord, Option
@@ -27,7 +27,7 @@ _RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
     engine_rules.task,
     engine_rules.quantization,
     engine_rules.lora,
-    engine_rules.speculation,
+    speculation.configure,
     engine_rules.legacy_arguments,
     engine_rules.legacy_lengths,
     engine_rules.kv_transfer,
@@ -38,7 +38,7 @@ _RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
 _LATE_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
     parallel.place,
     parallel.check_lmcache_workers,
-    engine_rules.draft_parallelism,
+    speculation.check_draft_degree,
 )
 
 

@@ -63,7 +63,7 @@ def _named_model(
     directory = finding.directory
     if path.is_dir():
         _refuse_adapter(path)
-        if (is_named_by_id and settings.properties is None) or (is_named_by_id and _is_inside(settings, path)):
+        if is_named_by_id and (settings.properties is None or _is_inside(settings, path)):
             directory = path
     elif _looks_like_path(reference):
         raise ModelSourceError(

@@ -11,6 +11,7 @@ from typing import Final
 
 ARCHIVE_ENDINGS: Final = (".zip", ".tar.gz", ".tgz", ".mar")
 PROPERTIES_NAME: Final = "serving.properties"
+DEFAULT_STORE: Final = "/opt/ml/model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("max_loras", parse.positive_int, maps_to("max_loras"), default=4, section=LORA,
            values="number >= 1", note="Adapters in GPU memory at once."),
     Option("max_lora_rank", parse.positive_int, computes("max_lora_rank"), section=LORA,
-           values="1 … 512", note="Largest adapter rank; rounded up to one vLLM has, 16 when unset."),
+           values="1 … 512",
+           note="Largest adapter rank; rounded up to one vLLM has, 16 when unset."),
     Option("max_cpu_loras", parse.positive_int, maps_to("max_cpu_loras"), section=LORA,
            values="number >= max_loras", note="Adapters kept in host memory."),
     Option("fully_sharded_loras", parse.boolean, maps_to("fully_sharded_loras"), section=LORA,
@@ -297,7 +298,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("async_mode", parse.any_text,
            warns("async mode is always on",
                  quiet_for=("true", "True", "TRUE")), section=CODE),
-    Option("mpi_mode", parse.any_text, no_effect("there is no MPI process to choose"), section=CODE),
+    Option("mpi_mode", parse.any_text, no_effect("there is no MPI process to choose"),
+           section=CODE),
     Option("parallel_loading", parse.any_text, no_effect("there is one process to load"),
            section=CODE),
     Option("enable_venv", parse.any_text,
@@ -441,7 +443,8 @@ def _workers(name: str, note: str, *, aliases: tuple[str, ...] = ()) -> Option:
 def _error_rate(name: str) -> Option:
     """A row for a failure window; http-api.md says how it is counted."""
     return Option(name, parse.plain_text, ours(), section=SERVER, values="`count/seconds`",
-                  note="Failures within a window that make /ping fail.", written=_SERVER_LEVEL)  # fmt: skip
+                  note="Failures within a window that make /ping fail.",
+                  written=_SERVER_LEVEL)  # fmt: skip
 
 
 SERVER_SETTINGS: Final[tuple[Option, ...]] = (

@@ -1,11 +1,12 @@
 """Merged texts -> `Settings`: parse, settle double names, and say what has no effect."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.startup.masking import is_secret, mask_text
+from lmi_vllm.startup.findings import Found, Layers, Report, shown
+from lmi_vllm.startup.masking import mask_text
 from lmi_vllm.startup.options import (
     ENVIRONMENT_SETTINGS,
     FILE,
@@ -15,76 +16,24 @@ from lmi_vllm.startup.options import (
     EffectWord,
     Option,
 )
-from lmi_vllm.startup.properties import PropertiesFile
 from lmi_vllm.startup.resolved import DEFAULT_ORIGIN, CommandLine, RawValue, Setting, Settings
 from lmi_vllm.startup.text_parsers import Parser, as_vllm, boolean
-from lmi_vllm.startup.value_rules import VALUE_RULES, compare_addresses
-from lmi_vllm.startup.variable_names import (
-    FILE_PREFIX,
-    OPTION_PREFIX,
-    OWN_PREFIX,
-    SERVING_PREFIX,
-    case_hint,
-    closest,
-    file_suggestions,
-    is_kubernetes_made,
-    serving_rows,
-    variable_suggestions,
-)
+from lmi_vllm.startup.unknown_names import UnknownNames
+from lmi_vllm.startup.value_rules import VALUE_RULES, settle_address
+from lmi_vllm.startup.variable_names import FILE_PREFIX
 from lmi_vllm.startup.vllm_arguments import coerce, load_release
 
 _LATE_ORIGINS: Final = frozenset({name for name, _ in LATE_VARIABLES} | {"SM_NUM_GPUS"})
 _UNPREFIXED_OPTIONS: Final = ("model_loading_timeout",)  # configuration.md 9, last row
 
 
-@dataclass(slots=True)
-class Report:
-    """Warnings and errors in the order they were found, each once."""
-
-    _warnings: dict[str, None] = field(default_factory=dict)
-    _errors: dict[str, None] = field(default_factory=dict)
-
-    def warn(self, sentence: str) -> None:
-        """Note a warning."""
-        self._warnings[sentence] = None
-
-    def fail(self, sentence: str) -> None:
-        """Note an error."""
-        self._errors[sentence] = None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Every warning, once."""
-        return tuple(self._warnings)
-
-    @property
-    def errors(self) -> tuple[str, ...]:
-        """Every error, once."""
-        return tuple(self._errors)
-
-
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """One level after merging: the text that counts for each key, and those it hides."""
-
-    winners: Mapping[str, RawValue]
-    hidden: tuple[RawValue, ...]
-
-
-def shown(raw: RawValue) -> str:
-    """`key=text (origin)` without secrets."""
-    name = raw.key.removeprefix(FILE_PREFIX)
-    return f"{raw.key}={mask_text(name, raw.text)} ({raw.origin})"
-
-
 class Resolver:
     """Turns rows and raw values into settings; everything found goes into its report."""
 
-    def __init__(self, model: Layers, server: Layers, report: Report, strict: bool) -> None:
+    def __init__(self, model: Layers, server: Layers, report: Report) -> None:
         self.model = model
         self.server = server
         self.report = report
-        self.strict = strict
         self.used: set[str] = set()
         self.extra: list[Setting] = []
 
@@ -202,7 +151,8 @@ class Resolver:
         if effect.word is EffectWord.WARNS:
             self.report.warn(f"{setting.label} has no effect: {effect.text}")
         elif effect.word is EffectWord.REFUSES:
-            self.report.fail(f"{setting.label}={setting.shown_value} is not possible: {effect.text}")
+            value = setting.shown_value
+            self.report.fail(f"{setting.label}={value} is not possible: {effect.text}")
         rule = VALUE_RULES.get(row.name)
         if rule is None:
             return setting
@@ -223,9 +173,8 @@ class Resolver:
                 continue
             if name in release.engine:
                 argument = release.engine[name]
-                row = Option(name, lambda text, a=argument: coerce(a, text),  # type: ignore[misc]
-                             _PASSES, note=argument.help)  # fmt: skip
-                setting = self._settle(replace(row, effect=replace(_PASSES, targets=(name,))), [raw])
+                effect = replace(_PASSES, targets=(name,))
+                setting = self._settle(Option(name, as_vllm, effect, note=argument.help), [raw])
             elif name in release.front_end:
                 row = Option(name, str, _FRONT_END, note=release.front_end[name].help)
                 setting = self._settle(row, [raw])
@@ -235,62 +184,6 @@ class Resolver:
             if setting is not None:
                 resolved[name] = setting
         return resolved
-
-    def unknown(self, environ: Mapping[str, str], config: PropertiesFile | None) -> None:
-        """Report every name nobody knows, with what it may have meant."""
-        for key, raw in self.model.winners.items():
-            if key not in self.used:
-                is_variable = raw.origin.startswith(OPTION_PREFIX)
-                name = raw.origin if is_variable else key
-                place = "" if is_variable else f" ({raw.origin})"
-                advice = variable_suggestions(name) if is_variable else file_suggestions(key)
-                self._unknown(raw, f"{name}{place} is not known and has no effect; {advice}")
-        known = {row.name for row in serving_rows()}
-        for key, raw in self.server.winners.items():
-            if key not in known and raw.origin.startswith(SERVING_PREFIX):
-                advice = variable_suggestions(raw.origin)
-                self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
-        self._unknown_in_config(config)
-        self._unknown_variables(environ)
-
-    def _unknown_in_config(self, config: PropertiesFile | None) -> None:
-        """Report the keys of config.properties that have no effect there."""
-        rows = {row.name: row for row in SERVER_SETTINGS}
-        for key, entry in config.by_key().items() if config else ():
-            row = rows.get(key)
-            origin = config.origin(entry) if config else ""
-            if row is None or row.written == (FILE,):
-                advice = closest(key, [name for name in rows if "config" in rows[name].written])
-                sentence = f"{key} ({origin}) is not known and has no effect; {advice}"
-                self._unknown(RawValue(key, entry.value, origin), sentence)
-            elif "config" not in row.written:
-                self.report.warn(
-                    f"{key} ({origin}) has no effect there: set SERVING_{key.upper()}"
-                )
-
-    def _unknown_variables(self, environ: Mapping[str, str]) -> None:
-        """Report unknown `LMI_*` variables and variables with the wrong case."""
-        known = {row.name for row in ENVIRONMENT_SETTINGS}
-        for name, text in environ.items():
-            raw = RawValue(name, text, name)
-            hint = case_hint(name)
-            if hint is not None:
-                self._unknown(raw, f"{name} has no effect: names are case-sensitive, write {hint}")
-            elif (
-                name.startswith(OWN_PREFIX) and name not in known
-                and not is_kubernetes_made(name, text)
-            ):
-                advice = variable_suggestions(name)
-                self._unknown(raw, f"{name} is not known and has no effect; {advice}")
-
-    def _unknown(self, raw: RawValue, sentence: str) -> None:
-        """One unknown name: a warning, in strict mode an error."""
-        (self.report.fail if self.strict else self.report.warn)(sentence)
-        name = raw.key.removeprefix(FILE_PREFIX)
-        text = mask_text(name, raw.text) if not is_secret(raw.origin) else mask_text("key", "")
-        self.extra.append(
-            Setting(name, text, raw.origin, EffectWord.UNKNOWN, "", sentence, raw.key)
-        )
 
 
 _PASSES: Final = replace(OPTIONS[0].effect, is_computed=False, targets=())
@@ -315,38 +208,31 @@ def is_strict(environ: Mapping[str, str], command_line: CommandLine) -> bool:
         return False  # reported as a bad value of LMI_STRICT
 
 
-def resolve_settings(  # noqa: PLR0913 - each argument is one source of what is resolved
-    environ: Mapping[str, str],
-    command_line: CommandLine,
-    model: Layers,
-    server: Layers,
-    file: PropertiesFile | None,
-    config: PropertiesFile | None,
-    report: Report,
-) -> Settings:
+def resolve_settings(found: Found, report: Report) -> Settings:
     """The settings that the merged texts mean."""
-    resolver = Resolver(model, server, report, is_strict(environ, command_line))
+    strict = is_strict(found.environ, found.command_line)
+    resolver = Resolver(found.model, found.server, report)
     options = resolver.options()
-    settings = resolver.server_settings() | resolver.environment(environ)
+    settings = resolver.server_settings() | resolver.environment(found.environ)
     options |= resolver.pass_through()
-    resolver.unknown(environ, config)
-    if command_line.strict:
+    unknown = UnknownNames(found, frozenset(resolver.used), report, strict)
+    extra = (*resolver.extra, *unknown.collect())
+    if found.command_line.strict:
         settings["LMI_STRICT"] = replace(settings["LMI_STRICT"], value=True, origin="--strict")
-    settings["inference_address"] = compare_addresses(
-        settings["inference_address"], environ, command_line, report.fail
+    settings["inference_address"] = settle_address(
+        settings["inference_address"], found.environ, found.command_line, report.fail
     )
-    _report_model_ids(model, report)
+    _report_model_ids(found.model, report)
     _report_queue(settings["job_queue_size"], options["max_rolling_batch_size"], report)
     exports = options["env"].value if "env" in options else {}
     return Settings(
         options=MappingProxyType(options),
         server=MappingProxyType(settings),
-        extra=tuple(resolver.extra),
+        extra=extra,
         warnings=report.warnings,
         errors=report.errors,
         environment_exports=MappingProxyType(exports if isinstance(exports, dict) else {}),
-        properties=file,
-        environment=MappingProxyType(dict(environ)),
+        properties=found.file,
     )
 
 

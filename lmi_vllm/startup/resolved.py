@@ -83,9 +83,6 @@ class Settings:
     errors: tuple[str, ...] = ()
     environment_exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     properties: PropertiesFile | None = None
-    environment: Mapping[str, str] = field(
-        default_factory=lambda: MappingProxyType({}), repr=False
-    )
 
     def option_value(self, name: str) -> object:
         """The value of option `name`; None where it has none."""

@@ -6,16 +6,22 @@ file over the environment, server keys the environment over the file (configurat
 work. Only local files are opened.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.startup.model_store import PROPERTIES_NAME, StoreFinding, search_store
+from lmi_vllm.startup.configuration_files import (
+    choose_properties,
+    config_properties,
+    serving_properties_paths,
+)
+from lmi_vllm.startup.findings import Found, Layers, Report
+from lmi_vllm.startup.model_store import DEFAULT_STORE, search_store
 from lmi_vllm.startup.options import (
     ALIAS_VARIABLES,
     HUB_VARIABLES,
@@ -23,8 +29,8 @@ from lmi_vllm.startup.options import (
     SAGEMAKER_VARIABLES,
     AliasVariable,
 )
-from lmi_vllm.startup.properties import PropertiesFile, read_properties
-from lmi_vllm.startup.resolve import Layers, Report, resolve_settings
+from lmi_vllm.startup.properties import PropertiesFile
+from lmi_vllm.startup.resolve import resolve_settings
 from lmi_vllm.startup.resolved import CommandLine, RawValue, Setting, Settings
 from lmi_vllm.startup.variable_names import (
     FILE_PREFIX,
@@ -36,8 +42,6 @@ from lmi_vllm.startup.variable_names import (
 
 __all__ = ["CommandLine", "Setting", "Settings", "load_settings"]
 
-_DEFAULT_STORE: Final = "/opt/ml/model"
-_CONFIG_IN_HOME: Final = "conf/config.properties"
 
 
 class MergedKeys(BaseSettings):
@@ -310,71 +314,16 @@ def load_settings(
     fetched; it counts where the model store has none. A local directory's is read without it.
     """
     report = Report()
-    config = _config_properties(environ, command_line, report)
+    config = config_properties(environ, command_line, report)
     server = _merge(server_sources(environ, command_line, config, report))
-    finding = find_model_directory(server.winners)
-    file = _serving_properties(environ, command_line, finding, extra_properties, report)
+    store, chosen = server.winners.get("model_store"), server.winners.get("load_models")
+    finding = search_store(
+        Path(store.text if store else DEFAULT_STORE), chosen.text if chosen else "ALL"
+    )
+    paths = serving_properties_paths(environ, command_line, finding)
+    file = choose_properties(paths, extra_properties, report)
     model = _merge(model_sources(environ, command_line, file))
     for properties in (config, file):
         for sentence in properties.duplicates() if properties else ():
             report.warn(sentence)
-    return resolve_settings(environ, command_line, model, server, file, config, report)
-
-
-def find_model_directory(server: Mapping[str, RawValue]) -> StoreFinding:
-    """What the configured store holds."""
-    store, chosen = server.get("model_store"), server.get("load_models")
-    return search_store(
-        Path(store.text if store else _DEFAULT_STORE), chosen.text if chosen else "ALL"
-    )
-
-
-def _config_properties(
-    environ: Mapping[str, str], command_line: CommandLine, report: Report
-) -> PropertiesFile | None:
-    """config.properties: the one named on the command line, else the image's."""
-    if command_line.config_file:
-        return _read(Path(command_line.config_file), report)
-    home = environ.get("MODEL_SERVER_HOME")
-    path = Path(home, _CONFIG_IN_HOME) if home else None
-    return _read(path, report) if path and path.is_file() else None
-
-
-def _serving_properties(
-    environ: Mapping[str, str],
-    command_line: CommandLine,
-    finding: StoreFinding,
-    extra: PropertiesFile | None,
-    report: Report,
-) -> PropertiesFile | None:
-    """The one serving.properties that applies; a second one is named in a warning."""
-    paths = list(_candidate_paths(environ, command_line, finding))
-    files = [file for path in paths if (file := _read(path, report))]
-    if extra is not None and extra.path not in {file.path for file in files}:
-        files.insert(1 if finding.properties_path else 0, extra)
-    for ignored in files[1:]:
-        report.warn(f"{ignored.path} is not read: {files[0].path} applies")
-    return files[0] if files else None
-
-
-def _candidate_paths(
-    environ: Mapping[str, str], command_line: CommandLine, finding: StoreFinding
-) -> Iterable[Path]:
-    """The store's serving.properties, then that of the local directory given as model."""
-    store_path = finding.properties_path
-    if store_path is not None:
-        yield store_path
-    named = command_line.model or (None if command_line.demo else environ.get("HF_MODEL_ID"))
-    if named and "://" not in named:
-        path = Path(named) / PROPERTIES_NAME
-        if path.is_file() and (store_path is None or not path.samefile(store_path)):
-            yield path
-
-
-def _read(path: Path, report: Report) -> PropertiesFile | None:
-    """The file's entries; an error where it cannot be read."""
-    try:
-        return read_properties(path)
-    except OSError as error:
-        report.fail(f"{path} cannot be read: {error.strerror}")
-        return None
+    return resolve_settings(Found(environ, command_line, model, server, file, config), report)

@@ -116,7 +116,7 @@ VALUE_RULES: Final[Mapping[str, ValueRule]] = MappingProxyType(
 )
 
 
-def compare_addresses(
+def settle_address(
     configured: Setting,
     environ: Mapping[str, str],
     command_line: CommandLine,

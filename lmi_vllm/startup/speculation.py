@@ -1,0 +1,77 @@
+"""Speculative decoding: LMI's names, vLLM's own and vLLM's older ones become one argument."""
+
+from typing import Final
+
+from lmi_vllm.startup.argument_draft import ArgumentDraft
+
+_SPECULATIVE_LENGTH: Final = 5  # LMI's default, configuration.md 11.2
+_DRAFT_NAMES: Final = ("speculative_draft_model", "speculative_length", "draft_model_tp_size")
+_OLD_DRAFT_NAMES: Final = (
+    "speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max",
+    "ngram_prompt_lookup_min",
+)  # fmt: skip
+
+
+def configure(draft: ArgumentDraft) -> None:
+    """One speculative_config out of LMI's three names, vLLM's own, or vLLM's older ones."""
+    config = draft.given("speculative_config")
+    given = [setting for name in _DRAFT_NAMES if (setting := draft.given(name))]
+    model = draft.given("speculative_draft_model")
+    if config is not None:
+        for setting in given:
+            draft.fail(
+                f"{setting.label} and {config.label} both describe speculative decoding: "
+                f"set one of them"
+            )
+        draft.put("speculative_config", config.value, config.origin)
+    elif model is not None:
+        length, degree = draft.given("speculative_length"), draft.given("draft_model_tp_size")
+        value = {
+            "model": model.value,
+            "num_speculative_tokens": length.value if length else _SPECULATIVE_LENGTH,
+            "draft_tensor_parallel_size": degree.value if degree else 1,
+        }
+        draft.put("speculative_config", value, model.origin)
+    else:
+        for setting in given:
+            draft.warn(f"{setting.label} has no effect without option.speculative_draft_model")
+    _old_speculation(draft)
+
+
+def _old_speculation(draft: ArgumentDraft) -> None:
+    """VLLM's flags from before speculative_config."""
+    given = {name: setting for name in _OLD_DRAFT_NAMES if (setting := draft.given(name))}
+    if not given:
+        return
+    model = given.get("speculative_model")
+    if "speculative_config" in draft.values or model is None:
+        reason = (
+            "without option.speculative_model"
+            if model is None
+            else f"beside {draft.label('speculative_config')}"
+        )
+        for setting in given.values():
+            draft.warn(f"{setting.label} has no effect {reason}")
+        return
+    length = given.get("num_speculative_tokens")
+    value: dict[str, object] = {"model": model.value}
+    if model.value == "[ngram]":
+        value = {"method": "ngram"}
+    value["num_speculative_tokens"] = length.value if length else _SPECULATIVE_LENGTH
+    for bound in ("max", "min"):
+        setting = given.get(f"ngram_prompt_lookup_{bound}")
+        if setting is not None:
+            value[f"prompt_lookup_{bound}"] = setting.value
+    draft.put("speculative_config", value, model.origin)
+
+
+def check_draft_degree(draft: ArgumentDraft) -> None:
+    """The draft model runs on one GPU or on as many as the model (configuration.md 11.2)."""
+    setting = draft.given("draft_model_tp_size")
+    degree = draft.values.get("tensor_parallel_size")
+    if setting is None or draft.given("speculative_draft_model") is None:
+        return
+    if setting.value not in (1, degree):
+        draft.fail(
+            f"{setting.label}={setting.value} must be 1 or the tensor parallel degree ({degree})"
+        )
