@@ -1,8 +1,9 @@
-"""From settings to a ready model: locate, translate, fetch, start, load adapters, one real token."""
+"""From settings to a ready model: locate, translate, fetch, start, adapters, one real token."""
 
 import asyncio
 import importlib
 import logging
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -126,6 +127,10 @@ class ModelStart:
         """Import vLLM while bytes arrive: the wait is the longer of the two, not their sum."""
         if self.engine_kind == "scripted":
             return
+        # vLLM reads these while it is imported; stdout is for the lines that scripts wait for.
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        os.environ.update(self.settings.environment_exports)
         load = partial(importlib.import_module, "lmi_vllm.engine.vllm_engine")
         try:
             await asyncio.get_running_loop().run_in_executor(self.thread, load)

@@ -77,6 +77,7 @@ class VllmEngine:
 
     def __init__(self, started: StartedEngine, openai: VllmOpenAI) -> None:
         self._llm = started.llm
+        self._thread = started.thread  # kept alive: the kernel ends the engine with this thread
         self._openai = openai
         self._is_closing = False
         self._tokenizer: Any = started.llm.renderer.tokenizer
@@ -130,7 +131,8 @@ class VllmEngine:
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Load a private copy of the adapter and let OpenAI calls find it by name."""
         with _our_errors():
-            self._openai.add_adapter(await self._llm.load(adapter))
+            await self._llm.load(adapter)
+        self._openai.add_adapter(adapter)
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
         """Forget the adapter's name, then its weights."""
@@ -159,6 +161,7 @@ class VllmEngine:
             await asyncio.wait([handler])
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
         self._llm.clean_up()
+        self._thread.shutdown(wait=False)
 
     async def _render(self, job: GenerationJob) -> Any:
         renderer = self._llm.renderer

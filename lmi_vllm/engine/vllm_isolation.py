@@ -98,8 +98,8 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         )
         return outputs
 
-    async def load(self, adapter: AdapterRef) -> LoRARequest:
-        """Load a private copy of `adapter` and return the request that selects it.
+    async def load(self, adapter: AdapterRef) -> None:
+        """Load a private copy of `adapter` and let `generate` use it.
 
         Raises:
             AdapterRefusedError: in the engine's words; nothing of the adapter stays.
@@ -126,7 +126,6 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self._adapters[adapter.engine_id] = request
         if adapter.pinned:
             await self._pin(adapter)
-        return request
 
     async def unload(self, adapter: AdapterRef) -> None:
         """Remove the adapter and its private copy; unknown ids are ignored."""

@@ -23,6 +23,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.entrypoints.serve.exception_handling.handlers.validation import (
     validation_exception_handler,
 )
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
@@ -79,9 +80,13 @@ class VllmOpenAI:
         await init_app_state(llm, state, namespace, await llm.get_supported_tasks())
         return cls(_App(state), profile.served_names[0])
 
-    def add_adapter(self, lora_request: Any) -> None:
-        """Let requests whose `model` is the adapter's name find it."""
-        self._app.state.openai_serving_models.lora_requests[lora_request.lora_name] = lora_request
+    def add_adapter(self, adapter: AdapterRef) -> None:
+        """Let requests whose `model` is the adapter's name find it, and /v1/models list it.
+
+        The path is the one users know; the engine's guard puts its private copy in its place.
+        """
+        known = self._app.state.openai_serving_models.lora_requests
+        known[adapter.name] = LoRARequest(adapter.name, adapter.engine_id, adapter.path)
 
     def remove_adapter(self, adapter: AdapterRef) -> None:
         """Stop requests from finding the adapter; a newer one of that name stays."""

@@ -72,9 +72,11 @@ def decode_body(body: bytes, content_type: str) -> dict[str, Any]:
     if "text/plain" in kind:
         return {"inputs": _text(body)}
     if "application/x-www-form-urlencoded" in kind:
+        if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless told its content type
+            return _decode_json(body)
         fields = parse_qs(_text(body), keep_blank_values=True)
         if "data" not in fields:
-            raise PayloadError("the form has no field data")
+            raise PayloadError("the form has no field data; send JSON as application/json")
         return {"inputs": fields["data"][0]}
     if kind and "json" not in kind:
         raise PayloadError(

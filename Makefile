@@ -1,0 +1,47 @@
+# One word per need. CI and the docs call these; nothing else knows how.
+PYTHON ?= python3
+PY := .venv/bin/python
+ARGS ?=
+PYTEST := $(PY) -m pytest
+
+.PHONY: setup serve test check lint format unit contract integration docs bench clean
+
+setup:            ## build .venv for this machine (cheap when it is there)
+	@$(PYTHON) scripts/setup.py
+
+serve: setup      ## start the server: the embedded model, or what HF_MODEL_ID names
+	@$(PY) -m lmi_vllm serve $(if $(HF_MODEL_ID),,--demo) $(ARGS)
+
+test: setup       ## the whole suite: unit, web, contract on the real engine, integration
+	$(PYTEST) tests integration $(ARGS)
+
+check: lint unit  ## what must be green before a commit
+	$(PY) scripts/make_docs.py --check
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: setup
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+unit: setup       ## unit and web: no engine, no network
+	$(PYTEST) tests/unit tests/web $(ARGS)
+
+contract: setup   ## the engine's promises, scripted and real
+	$(PYTEST) tests/contract $(ARGS)
+
+integration: setup
+	$(PYTEST) integration $(ARGS)
+
+docs: setup       ## generated pages into config/, and the recorded engine arguments
+	$(PY) scripts/record_vllm_arguments.py
+	$(PY) scripts/make_docs.py
+
+bench: setup
+	$(PY) -m integration.bench $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,67 @@
+"""Fixtures for all layers: a clean environment, and a scripted engine behind a real application."""
+
+import os
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp import AiohttpClient
+
+from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.inference.adapters import AdapterRegistry
+from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.service import InferenceService, Runtime
+from lmi_vllm.messages import ServingProfile
+from lmi_vllm.web.app import WebOptions, create_app
+
+OUR_PREFIXES = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_", "SM_", "AWS_", "OTEL_")
+OUR_NAMES = (
+    "TENSOR_PARALLEL_DEGREE",
+    "PIPELINE_PARALLEL_DEGREE",
+    "MAX_BATCH_SIZE",
+    "MAX_CONCURRENT_REQUESTS",
+    "MODEL_LOADING_TIMEOUT",
+    "PREDICT_TIMEOUT",
+)
+
+
+@pytest.fixture(autouse=True)
+def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on what the shell that runs it has set."""
+    for name in list(os.environ):
+        if name.startswith(OUR_PREFIXES) or name in OUR_NAMES:
+            monkeypatch.delenv(name)
+
+
+ServeScripted = Callable[..., Awaitable[TestClient]]
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    """An engine that repeats the prompt; give it a script before the first request."""
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripted:
+    """Return a client of a ready application over the scripted engine."""
+
+    async def start(
+        profile: ServingProfile | None = None,
+        *,
+        limit: int = 1000,
+        options: WebOptions | None = None,
+        is_ready: bool = True,
+    ) -> TestClient:
+        profile = profile or ServingProfile(model_name="demo")
+        admission = Admission()
+        admission.limit = limit
+        admission.model_name = profile.model_name
+        service = InferenceService(admission, profile)
+        registry = AdapterRegistry(engine, str, is_enabled=profile.enable_lora)
+        if is_ready:
+            service.attach(Runtime(engine, profile, registry))
+            admission.become(State.HEALTHY)
+        return await aiohttp_client(create_app(service, options))
+
+    return start

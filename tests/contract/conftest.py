@@ -1,0 +1,101 @@
+"""One engine of each kind for the session, both driven from one event loop in a thread."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.vllm_processes import new_engine_thread
+from lmi_vllm.messages import EngineArguments, GenerationChunk, GenerationJob, ServingProfile
+
+DEMO_ADAPTERS = DEMO_MODEL_DIR / "adapters"
+DEMO_ARGUMENTS = {
+    "model": str(DEMO_MODEL_DIR),
+    "dtype": "float32",
+    "enforce_eager": True,
+    "enable_lora": True,
+    "max_loras": 2,
+    "max_cpu_loras": 2,
+    "max_num_seqs": 32,
+    "kv_cache_memory_bytes": 1 << 27,
+}
+Run = Callable[..., Any]
+
+
+class LoopThread:
+    """AsyncLLM belongs to one event loop: this one, for the whole session."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def __call__(self, work: Coroutine[Any, Any, Any], timeout: float = 120) -> Any:
+        """Run `work` on the loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def run() -> Iterator[LoopThread]:
+    """Run coroutines on the session's event loop."""
+    loop = LoopThread()
+    yield loop
+    loop.stop()
+
+
+def start_demo_engine(run: LoopThread, **changes: object) -> Engine:
+    """Return a running vLLM over the embedded model."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from lmi_vllm.engine.vllm_engine import start_vllm_engine  # noqa: PLC0415 (imports vLLM)
+
+    arguments = EngineArguments(DEMO_ARGUMENTS | changes)
+    profile = ServingProfile(model_name="demo", enable_lora=True)
+    engine: Engine = run(start_vllm_engine(arguments, profile, new_engine_thread()), 300)
+    return engine
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(run: LoopThread) -> Iterator[Engine]:
+    """The real engine over the embedded model, started once."""
+    engine = start_demo_engine(run)
+    yield engine
+    run(engine.close())
+
+
+@pytest.fixture(params=["scripted", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine in turn: the double cannot drift from the real one."""
+    if request.param == "scripted":
+        return ScriptedEngine(refused_adapters={"broken": "no such folder"})
+    engine: Engine = request.getfixturevalue("vllm_engine")
+    return engine
+
+
+@pytest.fixture(scope="session")
+def adapter_folder() -> Callable[[str], str]:
+    """Return the folder of an embedded adapter by name."""
+    return lambda name: str(Path(DEMO_ADAPTERS) / name)
+
+
+async def collect(engine: Engine, job: GenerationJob) -> list[GenerationChunk]:
+    """Return all chunks of a job."""
+    return [chunk async for chunk in engine.generate(job)]
+
+
+async def answer(engine: Engine, prompt: str, **fields: Any) -> str:
+    """Return the greedy text for a prompt; `fields` are those of GenerationJob."""
+    sampling = {"max_tokens": 24, "temperature": 0.0, **fields.pop("sampling", {})}
+    job = GenerationJob(f"test-{prompt[:8]}", prompt, sampling, **fields)
+    return "".join(chunk.text for chunk in await collect(engine, job))
