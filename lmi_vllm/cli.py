@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NoReturn
 
 from lmi_vllm._version import __version__
 from lmi_vllm.errors import LmiError
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def fail(text: str) -> None:
+def fail(text: str) -> NoReturn:
     """Print the reason, last and on one line, and exit 1."""
     sys.stdout.flush()
     print(f"lmi-vllm: error: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201

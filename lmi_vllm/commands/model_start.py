@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.startup.serving_profile import build_serving_profile
-
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.errors import (
@@ -30,6 +28,7 @@ from lmi_vllm.startup.adapter_source import local_adapters, resolve_adapter_sour
 from lmi_vllm.startup.downloads import DownloadProgress, fetch_model
 from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
 from lmi_vllm.startup.model_source import locate_model
+from lmi_vllm.startup.serving_profile import build_serving_profile
 from lmi_vllm.startup.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+import uvloop
+
 from lmi_vllm.commands.server import Server
 from lmi_vllm.startup.resolved import CommandLine
 from lmi_vllm.startup.settings import load_settings
@@ -54,13 +56,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     settings.require_valid()
     _configure_logging(environ)
     server = Server(settings, typed, environ, engine_kind=arguments.engine)
-    try:
-        import uvloop  # noqa: PLC0415 (absent on Windows)
-
-        new_loop = uvloop.new_event_loop
-    except ImportError:
-        new_loop = asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=new_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, reason = runner.run(server.run())
         if reason:
             logging.shutdown()

@@ -5,7 +5,6 @@ import contextlib
 import json
 import logging
 import signal
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +93,9 @@ class Server:
         host, port = self._address()
         site = web.TCPSite(runner, host, port, reuse_port=False, backlog=2048)
         await site.start()
-        bound: socket.socket = runner.sites and site._server.sockets[0]  # type: ignore[union-attr]
+        bound_port = runner.addresses[0][1]  # port 0 means any free one
         shown = f"[{host}]" if ":" in host else host
-        self._url = f"http://{shown}:{bound.getsockname()[1]}"
+        self._url = f"http://{shown}:{bound_port}"
         print(f"Listening on {self._url}", flush=True)  # noqa: T201 (scripts wait for this line)
         return runner
 

@@ -18,6 +18,7 @@ import json
 import logging
 import shutil
 import struct
+import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -52,6 +53,11 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     _slots: int
     _folder: Path | None
     _prompt_logprobs_turn: asyncio.Lock | None
+
+    def __del__(self) -> None:
+        """End the engine as AsyncLLM does, but not from a half torn down interpreter."""
+        if not sys.is_finalizing():
+            super().__del__()
 
     async def isolate(self, *, is_cpu: bool) -> None:
         """Prepare the guards; on CPU with LoRA, load the all-zero adapter.
