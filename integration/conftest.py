@@ -1,0 +1,168 @@
+"""Real server processes: started in a group of their own, killed whatever happens."""
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+READY_SECONDS = 150.0
+
+
+@dataclass
+class ServerProcess:
+    """One `python -m lmi_vllm serve` and what it printed."""
+
+    process: subprocess.Popen[str]
+    stderr_path: Path
+    lines: "queue.Queue[str]" = field(default_factory=queue.Queue)
+    seen: list[str] = field(default_factory=list)
+
+    def wait_for_line(self, start: str, seconds: float = READY_SECONDS) -> str:
+        """Return the first line on stdout that begins with `start`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                line = self.lines.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                pytest.fail(f"no line {start!r} within {seconds} s; {self.describe()}")
+            self.seen.append(line)
+            if line.startswith(start):
+                return line
+            if not line:
+                pytest.fail(f"the server ended without a line {start!r}; {self.describe()}")
+
+    def wait_listening(self) -> str:
+        """Return the URL once the port is open."""
+        return self.wait_for_line("Listening on ", 20).split()[-1]
+
+    def wait_ready(self, seconds: float = READY_SECONDS) -> None:
+        """Return once the model answers."""
+        self.wait_for_line("Ready on ", seconds)
+
+    def wait_exit(self, seconds: float = 40) -> int:
+        """Return the exit code."""
+        return self.process.wait(seconds)
+
+    @property
+    def stderr(self) -> str:
+        """All of stderr so far."""
+        return self.stderr_path.read_text(encoding="utf-8", errors="replace")
+
+    def children(self) -> list[psutil.Process]:
+        """Return every process the server started, and theirs."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def describe(self) -> str:
+        """Return what helps to see why a test failed."""
+        return f"stdout {self.seen}, stderr:\n{self.stderr[-4000:]}"
+
+    def kill(self) -> None:
+        """End the server and everything it started."""
+        leftovers = self.children()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for child in leftovers:  # engines have a process group of their own
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self.process.wait(10)
+
+
+StartServer = Callable[..., ServerProcess]
+
+
+def start_server(
+    folder: Path, *arguments: str, environ: dict[str, str] | None = None, verb: str = "serve"
+) -> ServerProcess:
+    """Start `python -m lmi_vllm`; its stdout is read by a thread, its stderr goes to a file."""
+    stderr_path = folder / f"stderr-{time.monotonic_ns()}.txt"
+    with stderr_path.open("w", encoding="utf-8") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lmi_vllm", verb, *arguments],
+            env=clean_environment() | (environ or {}),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+    server = ServerProcess(process, stderr_path)
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as stdout:
+            for line in stdout:
+                server.lines.put(line.rstrip("\n"))
+        server.lines.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    return server
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without anything that configures us."""
+    prefixes = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+@pytest.fixture
+def server_process(tmp_path: Path) -> Iterator[StartServer]:
+    """Start servers for one test; they are gone afterwards."""
+    started: list[ServerProcess] = []
+
+    def start(*arguments: str, **options: Any) -> ServerProcess:
+        server = start_server(tmp_path, *arguments, **options)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.kill()
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A ready server and its URL."""
+
+    process: ServerProcess
+    url: str
+
+
+@pytest.fixture(scope="session")
+def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The embedded model on the real engine, started once for all tests that only talk to it."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    server = start_server(tmp_path_factory.mktemp("demo"), "--demo", "--port", "0")
+    try:
+        url = server.wait_listening()
+        server.wait_ready()
+        yield RunningServer(server, url)
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def scripted_server(server_process: StartServer) -> RunningServer:
+    """A ready server on the scripted engine, ten tokens a second."""
+    server = server_process(
+        "--demo",
+        "--port",
+        "0",
+        "--engine",
+        "scripted",
+        environ={"LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.1"},
+    )
+    url = server.wait_listening()
+    server.wait_ready(20)
+    return RunningServer(server, url)
