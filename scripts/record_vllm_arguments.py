@@ -136,9 +136,7 @@ def record() -> tuple[str, dict[str, object]]:
             name for name in SamplingParams.__struct_fields__ if not name.startswith("_")
         ),
         "quantization_methods": registered(quantization.QUANTIZATION_METHODS),
-        "deprecated_quantization_methods": registered(
-            quantization.DEPRECATED_QUANTIZATION_METHODS
-        ),
+        "deprecated_quantization_methods": registered(quantization.DEPRECATED_QUANTIZATION_METHODS),
         "load_formats": registered(_LOAD_FORMAT_TO_MODEL_LOADER),
         "tool_parsers": registered(ToolParserManager.list_registered()),
         "reasoning_parsers": registered(ReasoningParserManager.list_registered()),

@@ -61,9 +61,7 @@ def build_engine_arguments(
     return translation.arguments
 
 
-def translate(
-    settings: Settings, model: ModelArtifacts | None, devices: Devices
-) -> Translation:
+def translate(settings: Settings, model: ModelArtifacts | None, devices: Devices) -> Translation:
     """The engine's arguments with warnings and errors; raises nothing.
 
     Errors already in `settings.errors` are not repeated.

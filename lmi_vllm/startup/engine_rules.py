@@ -66,7 +66,7 @@ def task(draft: ArgumentDraft) -> None:
         explicit = draft.values.get(argument, value)
         if setting.is_set and explicit != value:
             draft.warn(
-                f"{draft.label(argument)}={explicit} is used; {setting.label}={text} "
+                f"{draft.label(argument)}={explicit} is used; {setting.stated} "
                 f"would mean {argument}={value}"
             )
         draft.put_if_unset(argument, value, setting.origin)
@@ -84,7 +84,7 @@ def quantization(draft: ArgumentDraft) -> None:
         method = _quantization_method(draft, setting, stands_for)
         if chosen is not None and method != result:
             draft.fail(
-                f"{setting.label}=true and {chosen.label}={chosen.value} ask for different "
+                f"{setting.stated} and {chosen.stated} ask for different "
                 f"quantization: set one of them"
             )
         elif chosen is None:
@@ -122,18 +122,16 @@ def lora(draft: ArgumentDraft) -> None:
         allowed = [c for c in load_release().engine["max_lora_rank"].choices if isinstance(c, int)]
         rounded = next((size for size in sorted(allowed) if size >= rank.value), None)
         if rounded is None:
-            draft.fail(f"{rank.label}={rank.value} is above {max(allowed)}, the most vLLM has")
+            draft.fail(f"{rank.stated} is above {max(allowed)}, the most vLLM has")
         else:
             if rounded != rank.value:
-                draft.warn(f"{rank.label}={rank.value} is rounded up to {rounded}, which vLLM has")
+                draft.warn(f"{rank.stated} is rounded up to {rounded}, which vLLM has")
             draft.put("max_lora_rank", rounded, rank.origin)
     cpu, slots = draft.given("max_cpu_loras"), draft.settings.options.get("max_loras")
     if cpu is None or slots is None:
         return
     if isinstance(cpu.value, int) and isinstance(slots.value, int) and cpu.value < slots.value:
-        draft.fail(
-            f"{cpu.label}={cpu.value} must be at least max_loras={slots.value} ({slots.origin})"
-        )
+        draft.fail(f"{cpu.stated} must be at least max_loras={slots.value} ({slots.origin})")
 
 
 def legacy_arguments(draft: ArgumentDraft) -> None:
@@ -168,9 +166,7 @@ def _inverted(draft: ArgumentDraft, name: str, argument: str) -> None:
         _put_unless_set(draft, setting, argument, not setting.value)
 
 
-def _put_unless_set(
-    draft: ArgumentDraft, setting: Setting, argument: str, value: object
-) -> None:
+def _put_unless_set(draft: ArgumentDraft, setting: Setting, argument: str, value: object) -> None:
     """Set `argument` from an older option, unless its own name is set."""
     if argument not in draft.values:
         draft.put(argument, value, setting.origin)
@@ -275,5 +271,3 @@ def served_task(values: Mapping[str, object]) -> str:
     if values.get("convert") in ("embed", "classify"):
         return str(values["convert"])
     return "embed" if values.get("runner") == "pooling" else "generate"
-
-

@@ -94,8 +94,7 @@ def _server(settings: Settings) -> dict[str, object]:
     ours = [
         setting
         for setting in (*settings.options.values(), *settings.server.values())
-        if setting.effect in (EffectWord.OURS, EffectWord.NONE)
-        or setting.name == "load_on_devices"
+        if setting.effect in (EffectWord.OURS, EffectWord.NONE) or setting.name == "load_on_devices"
     ]
     return {setting.name: setting.shown_value for setting in ours}
 

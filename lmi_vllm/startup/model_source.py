@@ -53,9 +53,7 @@ def _load_models(settings: Settings) -> str:
     return str(settings.server_value("load_models")).strip().upper()
 
 
-def _named_model(
-    settings: Settings, model_id: Setting, finding: StoreFinding
-) -> ModelArtifacts:
+def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -> ModelArtifacts:
     """The model that a model id names: hub id, s3:// URL or path."""
     reference = str(model_id.value).removeprefix("file://")
     path = Path(reference)
@@ -101,9 +99,7 @@ def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
     return ModelArtifacts(name=name, reference=url, model=url, revision=_revision(settings))
 
 
-def _model_of_directory(
-    settings: Settings, directory: Path, name: str | None
-) -> ModelArtifacts:
+def _model_of_directory(settings: Settings, directory: Path, name: str | None) -> ModelArtifacts:
     """The weights in the model directory itself, or where `model_dir` points."""
     weights = directory
     model_dir = settings.option_value("model_dir")

@@ -110,7 +110,7 @@ def _used_devices(draft: ArgumentDraft, span: int, starts: list[int]) -> list[in
     setting = draft.settings.server["load_on_devices"]
     if len(set(used)) < len(used) or max(used) >= draft.devices.gpu_count:
         draft.fail(
-            f"{setting.label}={setting.value} with {span} devices a copy needs devices "
+            f"{setting.stated} with {span} devices a copy needs devices "
             f"{', '.join(map(str, used))}; there are 0 to {draft.devices.gpu_count - 1}"
         )
         return []
@@ -158,11 +158,11 @@ def _chosen_devices(draft: ArgumentDraft) -> list[int]:
     parts = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
     if draft.devices.gpu_count == 0:
         if parts != ["-1"]:
-            draft.warn(f"{setting.label}={text} has no effect: there is no GPU")
+            draft.warn(f"{setting.stated} has no effect: there is no GPU")
         return []
     if not all(part.isascii() and part.isdigit() for part in parts):
         draft.warn(
-            f"{setting.label}={text} has no effect: give device numbers separated by ; "
+            f"{setting.stated} has no effect: give device numbers separated by ; "
             f"(the CPU is used only by the CPU build)"
         )
         return []

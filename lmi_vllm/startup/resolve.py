@@ -88,22 +88,27 @@ class Resolver:
 
     def _settle(self, row: Option, found: list[RawValue]) -> Setting | None:
         """The row's one setting out of everything written for it."""
-        parsed = [
-            (raw, value) for raw in found if (value := self._parse(row, raw)) is not None
-        ]
+        parsed = [(raw, value) for raw in found if (value := self._parse(row, raw)) is not None]
         if not parsed:
             return None if row.default is None else self._default(row)
         (raw, value), *others = parsed
+        clashing = [other for other, other_value in others if other_value != value]
         for other, other_value in others:
-            if other_value != value:
-                self.report.fail(
-                    f"{shown(raw)} and {shown(other)} are two names of one setting with "
-                    f"different values: set one of them"
-                )
-            else:
-                note = f"same setting as {raw.key}"
-                self.extra.append(self._setting(row, other, other_value, note))
+            note = f"clashes with {raw.key}" if other in clashing else f"same setting as {raw.key}"
+            self.extra.append(self._setting(row, other, other_value, note))
+        if clashing:
+            self._fail_clash(raw, clashing)
+            self.extra.append(self._setting(row, raw, value, f"clashes with {clashing[0].key}"))
+            return None if row.default is None else self._default(row)
         return self._apply(row, self._setting(row, raw, value, self._note(row, raw)))
+
+    def _fail_clash(self, raw: RawValue, clashing: list[RawValue]) -> None:
+        """Report two names of one setting with different values: neither can be right."""
+        for other in clashing:
+            self.report.fail(
+                f"{shown(raw)} and {shown(other)} are two names of one setting with different "
+                f"values: set one of them"
+            )
 
     def _parse(self, row: Option, raw: RawValue) -> object:
         """The text's value; None where it counts as unset or is wrong (then reported)."""
@@ -151,8 +156,7 @@ class Resolver:
         if effect.word is EffectWord.WARNS:
             self.report.warn(f"{setting.label} has no effect: {effect.text}")
         elif effect.word is EffectWord.REFUSES:
-            value = setting.shown_value
-            self.report.fail(f"{setting.label}={value} is not possible: {effect.text}")
+            self.report.fail(f"{setting.stated} is not possible: {effect.text}")
         rule = VALUE_RULES.get(row.name)
         if rule is None:
             return setting

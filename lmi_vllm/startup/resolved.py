@@ -57,6 +57,12 @@ class Setting:
         return f"{self.written or self.name} ({self.origin})"
 
     @property
+    def stated(self) -> str:
+        """Name, value and place, as messages quote what somebody wrote."""
+        value = str(self.shown_value).lower() if isinstance(self.value, bool) else self.shown_value
+        return f"{self.written or self.name}={value} ({self.origin})"
+
+    @property
     def shown_value(self) -> object:
         """The value as it may be printed."""
         return mask_value(self.name, self.value) if self.is_set else self.value

@@ -43,7 +43,6 @@ from lmi_vllm.startup.variable_names import (
 __all__ = ["CommandLine", "Setting", "Settings", "load_settings"]
 
 
-
 class MergedKeys(BaseSettings):
     """One level's keys; the first source that has a key wins."""
 

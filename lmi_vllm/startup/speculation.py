@@ -72,6 +72,4 @@ def check_draft_degree(draft: ArgumentDraft) -> None:
     if setting is None or draft.given("speculative_draft_model") is None:
         return
     if setting.value not in (1, degree):
-        draft.fail(
-            f"{setting.label}={setting.value} must be 1 or the tensor parallel degree ({degree})"
-        )
+        draft.fail(f"{setting.stated} must be 1 or the tensor parallel degree ({degree})")

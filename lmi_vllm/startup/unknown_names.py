@@ -23,9 +23,7 @@ from lmi_vllm.startup.variable_names import (
 class UnknownNames:
     """Finds the names among `found` that no row and no argument of vLLM explains."""
 
-    def __init__(
-        self, found: Found, used: frozenset[str], report: Report, strict: bool
-    ) -> None:
+    def __init__(self, found: Found, used: frozenset[str], report: Report, strict: bool) -> None:
         self.found = found
         self.used = used
         self.report = report

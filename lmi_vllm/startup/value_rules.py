@@ -146,9 +146,7 @@ def settle_address(
     if len(origins) == 1 and configured.is_set:
         origins.append(configured.origin)
     shown_host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return replace(
-        configured, value=f"{scheme}://{shown_host}:{port}", origin=", ".join(origins)
-    )
+    return replace(configured, value=f"{scheme}://{shown_host}:{port}", origin=", ".join(origins))
 
 
 def split_address(address: str) -> tuple[str, str, int]:

@@ -1,0 +1,71 @@
+"""What the tests of this room share: the whole of `explain --format json`, as a user runs it."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_vllm.commands import explain
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One run of `explain --format json`."""
+
+    exit_code: int
+    document: Mapping[str, Any]
+
+    @property
+    def engine_args(self) -> Mapping[str, Any]:
+        """The engine arguments."""
+        return self.document["engine_args"]
+
+    @property
+    def server(self) -> Mapping[str, Any]:
+        """The server settings."""
+        return self.document["server"]
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings."""
+        return self.document["warnings"]
+
+    @property
+    def errors(self) -> list[str]:
+        """The errors."""
+        return self.document["errors"]
+
+    def option(self, name: str) -> Mapping[str, Any]:
+        """The one row of option `name`."""
+        rows = [row for row in self.document["options"] if row["name"] == name]
+        assert len(rows) == 1, f"{name}: {rows}"
+        return rows[0]
+
+
+ExplainRun = Callable[..., Explained]
+
+
+@pytest.fixture
+def explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> ExplainRun:
+    """Run `explain --format json` over a store holding `properties`, with `environ`."""
+
+    def run(properties: str = "", environ: str | Mapping[str, str] = "", *flags: str) -> Explained:
+        store = tmp_path / "store"
+        store.mkdir(exist_ok=True)
+        if properties:
+            (store / "serving.properties").write_text(properties, encoding="utf-8")
+        if isinstance(environ, str):
+            environ = dict(pair.split("=", 1) for pair in environ.split())
+        parser = argparse.ArgumentParser()
+        explain.add_arguments(parser)
+        given = ["--format", "json", "--model-store", str(store), *flags]
+        if "--gpus" not in flags:
+            given += ["--gpus", "4"]
+        exit_code = explain.run(parser.parse_args(given), environ)
+        return Explained(exit_code, json.loads(capsys.readouterr().out))
+
+    return run
