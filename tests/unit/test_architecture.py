@@ -1,0 +1,112 @@
+"""The rooms and who may import whom (ARCHITECTURE.md); fails on any other import."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lmi_vllm
+
+PACKAGE = Path(lmi_vllm.__file__).parent
+SHARED = r"(errors|messages|_version)\.\w+"
+# Room -> the modules of ours that it may import (pattern over the dotted name below lmi_vllm).
+ROOMS = {
+    "errors": r"",
+    "messages": r"",
+    "_version": r"",
+    "startup": rf"{SHARED}|startup\..*|demo\.DEMO_MODEL_DIR",
+    "engine": rf"{SHARED}|engine\..*",
+    "inference": rf"{SHARED}|engine\.base\..*|inference\..*",
+    "web": rf"{SHARED}|inference\..*|web\..*",
+    "commands": r".*",
+    "cli": rf"{SHARED}|commands\..*",
+    "demo": rf"{SHARED}|demo\..*",
+    "__main__": r"cli\.main",
+    "__init__": r".*",  # the public names, imported when used
+}
+# Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
+LIBRARIES = {
+    "vllm": r"engine/vllm_\w+\.py",
+    "aiohttp": r"(web|commands)/\w+\.py|cli\.py",
+    "pydantic_settings": r"startup/settings\.py",
+    "pydantic": r"startup/settings\.py|inference/parameters\.py|engine/vllm_openai\.py",
+    "boto3": r"startup/(downloads|s3_\w+)\.py",
+    "botocore": r"startup/(downloads|s3_\w+)\.py",
+    "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",
+    "torch": r"engine/vllm_\w+\.py|demo/\w+\.py",
+}
+# Besides cli.py: what vLLM is told through the environment, and what its child processes read.
+ENVIRONMENT = r"cli\.py|engine/vllm_(start|processes)\.py|commands/model_start\.py"
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    """Yield every imported module, with the name taken from it: `from a import b` is a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def touches_environment(tree: ast.AST) -> bool:
+    """Whether the file names os.environ or os.getenv."""
+    names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return bool({"os.environ", "os.getenv"} & {*names, *imported_names(tree)})
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Return what the file at `path` (below the package) may not import or touch."""
+    tree, room = ast.parse(source), path.split("/", maxsplit=1)[0].removesuffix(".py")
+    found = []
+    for name in imported_names(tree):
+        top, _, rest = name.partition(".")
+        if top == "":
+            found.append(f"relative import {name}")
+        elif top == "lmi_vllm":
+            if not re.fullmatch(ROOMS[room], rest):
+                found.append(name)
+        elif not re.fullmatch(LIBRARIES.get(top, ".*"), path):
+            found.append(name)
+    if touches_environment(tree) and not re.fullmatch(ENVIRONMENT, path):
+        found.append("os.environ")
+    return found
+
+
+FILES = sorted(str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_architecture_file_imports_only_downwards(path: str) -> None:
+    """Every file keeps to its room's row of the table."""
+    assert violations(path, (PACKAGE / path).read_text()) == []
+
+
+BREACHES = {
+    "inference/a.py": "from lmi_vllm.web.app import create_app",
+    "inference/b.py": "from lmi_vllm.engine.vllm_engine import VllmEngine",
+    "inference/c.py": "from lmi_vllm.engine import scripted_engine",
+    "startup/a.py": "from lmi_vllm.engine.base import Engine",
+    "startup/b.py": "import pydantic_settings",
+    "startup/c.py": "from huggingface_hub import HfApi",
+    "startup/d.py": "def f():\n    import boto3",
+    "engine/base.py": "from vllm import AsyncLLM",
+    "engine/a.py": "from lmi_vllm.startup.settings import Settings",
+    "web/a.py": "from lmi_vllm.startup.settings import Settings",
+    "web/b.py": "from . import keys",
+    "web/c.py": "import os\nx = os.environ['A']",
+    "inference/d.py": "import os\nx = os.getenv('A')",
+    "inference/e.py": "import aiohttp.web",
+    "errors.py": "from lmi_vllm.messages import Reply",
+    "inference/f.py": "from os import environ",
+    "startup/e.py": "from lmi_vllm.demo.train import main",
+    "cli.py": "from lmi_vllm.web.app import create_app",
+}
+
+
+@pytest.mark.parametrize(("path", "source"), BREACHES.items(), ids=BREACHES)
+def test_architecture_breach_is_found(path: str, source: str) -> None:
+    """The table does fail: each of these imports is a breach."""
+    assert len(violations(path, source)) == 1
