@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS: Final = 10
 ENGINE_CLOSE_SECONDS: Final = 8.0
 FAILURE_ANSWER_SECONDS: Final = 10.0
+LAST_WORD_SECONDS: Final = 2.0
 DEFAULT_PORT: Final = 8080
 
 
@@ -157,6 +158,8 @@ class Server:
         await asyncio.wait({again, idle}, return_when=asyncio.FIRST_COMPLETED)
         if admission.in_flight:
             logger.warning("ending %d requests that did not finish", admission.in_flight)
+            admission.end_all()
+            await admission.wait_idle(LAST_WORD_SECONDS)
 
     async def _close_engine(self, stop: asyncio.Event) -> None:
         if self._engine is None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,8 @@ ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
 # Set by the server for the processes it starts; their absence means somebody else uses vLLM here.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
+# Where vLLM 0.32 logs why an engine core or a worker could not start.
+ENGINE_LOGGERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _IS_LINUX: Final = sys.platform == "linux"
@@ -39,23 +42,39 @@ def new_engine_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, initializer=name_thread)
 
 
-class RootCauseHandler(logging.Handler):
-    """Write the last line of every logged engine exception to a file the server reads.
+class RootCauseFilter(logging.Filter):
+    """Write every exception the engine logs to a file the server reads; drops no record.
 
     vLLM reports a failed engine start as "See root cause above": the cause is only in the log of
-    a child process.
+    a child process. A filter, because vLLM's logging set-up removes handlers that it finds.
     """
 
     def __init__(self, path: str) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__()
         self._path = Path(path)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Append one line; a failure to write must not hide the engine's own error."""
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Note an exception in one line; a failure to write must not hide the engine's own."""
         cause = record.exc_info[1] if record.exc_info else None
-        text = f"{type(cause).__name__}: {cause}" if cause else record.getMessage()
-        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(" ".join(text.split()) + "\n")
+        if cause is not None:
+            text = " ".join(f"{type(cause).__name__}: {cause}".split())
+            with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+        return True
+
+
+def watch_root_causes(path: str) -> Callable[[], None]:
+    """Note what engine and worker processes log as exceptions; returns what ends the watch."""
+    watcher = RootCauseFilter(path)
+    loggers = [logging.getLogger(name) for name in ENGINE_LOGGERS]
+    for engine_logger in loggers:
+        engine_logger.addFilter(watcher)
+
+    def stop() -> None:
+        for engine_logger in loggers:
+            engine_logger.removeFilter(watcher)
+
+    return stop
 
 
 def read_root_cause(path: Path) -> str | None:
@@ -120,4 +139,4 @@ def register_plugin() -> None:
     with contextlib.suppress(PermissionError):  # already a group or session leader
         os.setpgrp()
     if error_file := os.environ.get(ERROR_FILE_VARIABLE):
-        logging.getLogger("vllm").addHandler(RootCauseHandler(error_file))
+        watch_root_causes(error_file)

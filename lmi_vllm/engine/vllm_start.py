@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import sys
@@ -23,9 +22,9 @@ from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_processes import (
     ERROR_FILE_VARIABLE,
     SERVER_PID_VARIABLE,
-    RootCauseHandler,
     adopt_forked_engines,
     read_root_cause,
+    watch_root_causes,
 )
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments
@@ -68,7 +67,7 @@ def _start(arguments: EngineArguments, thread: ThreadPoolExecutor) -> StartedEng
             except (ConfigurationError, EngineStartError):
                 raise
             except Exception as error:
-                raise _start_error(error, error_file) from error
+                raise _start_error(error, error_file, arguments) from error
 
 
 def _start_configured(
@@ -130,13 +129,11 @@ def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
     if is_cpu:
         # Lets the CPU platform keep the `uni` executor; the engine core is a child all the same.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    handler = RootCauseHandler(str(error_file))
-    vllm_logger = logging.getLogger("vllm")
-    vllm_logger.addHandler(handler)
+    stop_watching = watch_root_causes(str(error_file))
     try:
         yield
     finally:
-        vllm_logger.removeHandler(handler)
+        stop_watching()
         os.environ.pop(ERROR_FILE_VARIABLE, None)
 
 
@@ -170,7 +167,9 @@ def _check_cpu_head_size(model_config: Any) -> None:
         )
 
 
-def _start_error(error: Exception, error_file: Path) -> EngineStartError:
+def _start_error(
+    error: Exception, error_file: Path, arguments: EngineArguments
+) -> EngineStartError:
     cause = read_root_cause(error_file) or f"{type(error).__name__}: {error}"
     text = " ".join(cause.split())
     if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
@@ -178,14 +177,11 @@ def _start_error(error: Exception, error_file: Path) -> EngineStartError:
             f"OOM: {text}. Lower gpu_memory_utilization or max_model_len; with LoRA also "
             "max_loras or max_lora_rank"
         )
-    return EngineStartError(f"the engine did not start: {text}")
-
-
-def describe_arguments(arguments: EngineArguments) -> str:
-    """Return one line per engine argument with its origin, for the start-up log."""
-    width = max((len(name) for name in arguments.values), default=0)
-    return "\n".join(
-        f"  {name:<{width}} = {json.dumps(value, default=str)}"
-        f"  ({arguments.origins.get(name, 'default')})"
-        for name, value in sorted(arguments.values.items())
-    )
+    # vLLM names the value it stumbles over, seldom the argument: say which one has it.
+    named = [
+        f"{name} from {arguments.origins.get(name, 'default')}"
+        for name, value in arguments.values.items()
+        if isinstance(value, str) and name != "model" and repr(value) in text
+    ]
+    suffix = f" ({', '.join(named)})" if named else ""
+    return EngineStartError(f"the engine did not start: {text}{suffix}")

@@ -46,6 +46,8 @@ class Admission:
         self.phase = Phase.SETTINGS
         self.has_model = True
         self._in_flight = 0
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._is_ending = False
         self._began = time.monotonic()
         self._progress: Mapping[str, object] = MappingProxyType({})
         self._idle = asyncio.Event()
@@ -118,12 +120,37 @@ class Admission:
             raise OverloadError(self.model_name)
         self._in_flight += count
         self._idle.clear()
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
         try:
             yield
         finally:
+            if task is not None:
+                self._tasks.discard(task)
             self._in_flight -= count
             if not self._in_flight:
                 self._idle.set()
+
+    def end_all(self) -> None:
+        """Cancel what is in flight; each request still answers, with `shutdown_error`."""
+        self._is_ending = True
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def shutdown_error(self) -> NotReadyError | None:
+        """Take back a cancellation that came from `end_all` and return what to answer.
+
+        None when it came from elsewhere: then the client is gone, and nobody wants an answer.
+        """
+        task = asyncio.current_task()
+        if not self._is_ending or task is None or not task.cancelling():
+            return None
+        task.uncancel()
+        return NotReadyError(
+            f"Model {self.model_name}: the server shut down before the answer was complete",
+            DRAIN_RETRY_SECONDS,
+        )
 
     async def wait_idle(self, timeout_seconds: float) -> bool:
         """Return whether all requests in flight ended within the time."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -113,6 +113,23 @@ class InferenceService:
 
     async def infer(self, call: InferenceCall) -> Reply:
         """Answer `/invocations` and its like: every payload family, by dispatch."""
+        return await self._until_shutdown(self._infer(call))
+
+    async def answer_openai(self, call: InferenceCall, kind: str) -> Reply:
+        """Answer a `/v1` route with vLLM's own bytes."""
+        return await self._until_shutdown(self._answer_openai(call, kind))
+
+    async def _until_shutdown(self, work: Coroutine[Any, Any, Reply]) -> Reply:
+        """Return the reply; a shutdown that cuts it off is an error with an answer."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            error = self.admission.shutdown_error()
+            if error is None:
+                raise
+            raise error from None
+
+    async def _infer(self, call: InferenceCall) -> Reply:
         runtime = self.runtime
         async with contextlib.AsyncExitStack() as resources:
             resources.enter_context(self.admission.admit())
@@ -130,8 +147,7 @@ class InferenceService:
                 reply = _lmi_reply(answer, framing)
             return _held(reply, resources)
 
-    async def answer_openai(self, call: InferenceCall, kind: str) -> Reply:
-        """Answer a `/v1` route with vLLM's own bytes."""
+    async def _answer_openai(self, call: InferenceCall, kind: str) -> Reply:
         runtime = self.runtime
         async with contextlib.AsyncExitStack() as resources:
             if kind == "models":
@@ -164,13 +180,13 @@ class InferenceService:
         try:
             async with asyncio.timeout(seconds):
                 answer = await runtime.engine.answer_openai(
-                    OpenAICall(kind, body, call.properties, call.request_id)
+                    OpenAICall(kind, body, call.properties, call.request_id, adapter=ref)
                 )
         except TimeoutError:
             raise deadline_error(seconds, "predict_timeout") from None
         if answer.stream is not None:
             resources.push_async_callback(close_iterator, answer.stream)
-            return replace(answer, stream=_bounded(answer.stream, runtime.profile))
+            return replace(answer, stream=self._bounded(answer.stream, runtime.profile))
         return answer
 
     async def _generate(
@@ -224,8 +240,57 @@ class InferenceService:
         except BaseException:
             await close_iterator(chunks)
             raise
-        rows = _rows(first, chunks, formatter, profile)
+        rows = self._rows(first, chunks, formatter, profile)
         return Reply(200, framing.content_type, stream=rows)
+
+    async def _rows(
+        self,
+        first: GenerationChunk | None,
+        chunks: AsyncIterator[GenerationChunk],
+        formatter: StreamFormatter,
+        profile: ServingProfile,
+    ) -> AsyncIterator[bytes]:
+        """Yield the framed rows of a stream; an error after the first byte is its last row."""
+        seconds, setting = _chunk_limit(profile)
+        chunk = first
+        try:
+            while chunk is not None:
+                yield formatter.rows(chunk)
+                if chunk.finish_reason is not None:
+                    return
+                chunk = await next_within(chunks, seconds, setting)
+        except (LmiError, asyncio.CancelledError) as raised:
+            error = self._last_word(raised)
+            family = RouteFamily.TGI if profile.tgi_compat else RouteFamily.LMI
+            yield formatter.error(error.text, status_of(error, family))
+        finally:
+            await close_iterator(chunks)
+
+    async def _bounded(
+        self, events: AsyncIterator[bytes], profile: ServingProfile
+    ) -> AsyncIterator[bytes]:
+        """Yield vLLM's events; what ends them early is a last SSE error event, and [DONE]."""
+        seconds, setting = profile.predict_timeout, "predict_timeout"
+        try:
+            while (event := await next_within(events, seconds, setting)) is not None:
+                yield event
+                seconds, setting = _chunk_limit(profile)
+        except (LmiError, asyncio.CancelledError) as raised:
+            error = self._last_word(raised)
+            status = status_of(error, RouteFamily.OPENAI)
+            detail = {"message": error.text, "type": error.kind, "param": None, "code": status}
+            yield FRAMINGS["sse"].frame({"error": detail})
+            yield _SSE_DONE + b"\n\n"
+        finally:
+            await close_iterator(events)
+
+    def _last_word(self, raised: BaseException) -> LmiError:
+        """Return what a stream says at its end; a client's own going away is raised again."""
+        error = raised if isinstance(raised, LmiError) else self.admission.shutdown_error()
+        if error is None:
+            raise raised
+        logger.warning("a stream ended early: %s", error)
+        return error
 
     def _check_length(self, runtime: Runtime, request: LmiRequest) -> None:
         wanted = int(str(request.sampling["max_tokens"]))
@@ -290,46 +355,6 @@ async def _result(
         await close_iterator(chunks)
     ranked = rank_candidates(sequences, request.returned)
     return format_result(request, job.prompt, ranked, schema)
-
-
-async def _rows(
-    first: GenerationChunk | None,
-    chunks: AsyncIterator[GenerationChunk],
-    formatter: StreamFormatter,
-    profile: ServingProfile,
-) -> AsyncIterator[bytes]:
-    """Yield the framed rows of a stream; an error after the first byte is its last row."""
-    seconds, setting = _chunk_limit(profile)
-    chunk = first
-    try:
-        while chunk is not None:
-            yield formatter.rows(chunk)
-            if chunk.finish_reason is not None:
-                return
-            chunk = await next_within(chunks, seconds, setting)
-    except LmiError as error:
-        family = RouteFamily.TGI if profile.tgi_compat else RouteFamily.LMI
-        logger.warning("stream ended with an error: %s", error)
-        yield formatter.error(error.text, status_of(error, family))
-    finally:
-        await close_iterator(chunks)
-
-
-async def _bounded(events: AsyncIterator[bytes], profile: ServingProfile) -> AsyncIterator[bytes]:
-    """Yield vLLM's events; silence past the limit, or a dead engine, is a last SSE error event."""
-    seconds, setting = _chunk_limit(profile)
-    seconds_now, setting_now = profile.predict_timeout, "predict_timeout"
-    try:
-        while (event := await next_within(events, seconds_now, setting_now)) is not None:
-            yield event
-            seconds_now, setting_now = seconds, setting
-    except LmiError as error:
-        status = status_of(error, RouteFamily.OPENAI)
-        detail = {"message": error.text, "type": error.kind, "param": None, "code": status}
-        yield FRAMINGS["sse"].frame({"error": detail})
-        yield _SSE_DONE + b"\n\n"
-    finally:
-        await close_iterator(events)
 
 
 def _chunk_limit(profile: ServingProfile) -> tuple[float, str]:

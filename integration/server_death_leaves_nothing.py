@@ -1,0 +1,94 @@
+"""However the server or its engine ends: no process left, the port free, clients told."""
+
+import json
+import os
+import signal
+import socket
+
+import psutil
+import pytest
+
+from integration.client import OpenStream, call, wait_until
+from integration.conftest import ServerProcess, StartServer
+
+pytestmark = pytest.mark.vllm
+LONG = {
+    "inputs": "Once upon a time",
+    "parameters": {"max_new_tokens": 1800, "ignore_eos_token": True},
+    "stream": True,
+}
+
+
+def start(server_process: StartServer, **environ: str) -> tuple[ServerProcess, str]:
+    """Return a ready server on the embedded model and its URL."""
+    server = server_process("--demo", "--port", "0", environ=environ)
+    url = server.wait_listening()
+    server.wait_ready()
+    return server, url
+
+
+def is_free(url: str) -> bool:
+    """Whether another server could listen on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+        except OSError:
+            return False
+        return True
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    """Whether none of the processes runs; a zombie nobody reaped yet runs no more."""
+    return not any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes
+    )
+
+
+def test_sigterm_ends_in_order(server_process: StartServer) -> None:
+    """SIGTERM: exit 0, no engine process, the port free."""
+    server, url = start(server_process)
+    children = server.children()
+    assert children
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_exit() == 0
+    assert wait_until(lambda: are_gone(children), 2)
+    assert is_free(url)
+
+
+def test_sigkill_takes_the_engine_along_and_frees_the_port(server_process: StartServer) -> None:
+    """SIGKILL: the kernel ends the engine too; it held neither our port nor a client's socket."""
+    server, url = start(server_process)
+    children = server.children()
+    assert children
+    client = OpenStream(url, "/invocations", LONG)
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.wait_exit()
+    assert wait_until(lambda: are_gone(children), 5)
+    assert is_free(url)
+    client.rest()  # ends: nobody else holds the connection open
+
+
+def test_engine_death_tells_clients_and_ends_the_process(server_process: StartServer) -> None:
+    """The engine killed: the stream ends with an error row, the process with 1 and a reason."""
+    server, url = start(server_process)
+    client = OpenStream(url, "/invocations", LONG)
+    for child in server.children():
+        child.kill()
+    assert json.loads(client.rest().splitlines()[-1])["code"] == 500
+    assert server.wait_exit(15) == 1
+    assert server.stderr.splitlines()[-1] == "lmi-vllm: error: the engine process died"
+    assert is_free(url)
+
+
+def test_sigterm_while_the_engine_starts_leaves_nothing(server_process: StartServer) -> None:
+    """SIGTERM in the middle of a start ends the process and whatever it had started."""
+    server = server_process("--demo", "--port", "0")
+    url = server.wait_listening()
+    wait_until(lambda: "engine" in call(url, "/ping").body.decode(), 60)
+    wait_until(lambda: bool(server.children()), 60)
+    children = server.children()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_exit(40) == 0
+    assert wait_until(lambda: are_gone(children), 5)
+    assert is_free(url)
