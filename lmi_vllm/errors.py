@@ -16,6 +16,7 @@
     │   ├── MethodNotAllowedError    405
     │   ├── AdapterConflictError     409
     │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
+    ├── UnauthorizedError            401
     ├── PayloadTooLargeError         413
     ├── OverloadError                the in-flight limit is reached; carries Retry-After
     ├── NotReadyError                starting, restarting or draining; carries Retry-After
@@ -40,6 +41,7 @@ class Fault(StrEnum):
     CLIENT = "client"
     NOT_FOUND = "not_found"
     BAD_PARAMETER = "bad_parameter"
+    UNAUTHORIZED = "unauthorized"
     METHOD = "method"
     CONFLICT = "conflict"
     TOO_LARGE = "too_large"
@@ -180,6 +182,18 @@ class AdapterCapacityError(AdapterRefusedError):
     kind = "InsufficientMemoryException"
 
 
+class UnauthorizedError(LmiError):
+    """The server has API keys and the request brings none of them."""
+
+    fault = Fault.UNAUTHORIZED
+    kind = "UnauthorizedException"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A valid API key is required: Authorization: Bearer <key>, or x-api-key: <key>"
+        )
+
+
 class PayloadTooLargeError(LmiError):
     """The body is larger than `max_request_size`."""
 
@@ -234,6 +248,7 @@ STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
         Fault.CLIENT: 424,
         Fault.NOT_FOUND: 404,
         Fault.BAD_PARAMETER: 400,
+        Fault.UNAUTHORIZED: 401,
         Fault.METHOD: 405,
         Fault.CONFLICT: 409,
         Fault.TOO_LARGE: 413,
@@ -254,10 +269,27 @@ FAMILY_STATUS: Final[Mapping[RouteFamily, Mapping[Fault, int]]] = MappingProxyTy
 )
 
 
+# TGI's `error_type` by status (its router's error module); below 500 the rest is "validation".
+TGI_TYPES: Final[Mapping[int, str]] = MappingProxyType(
+    {424: "generation", 429: "overloaded", 500: "incomplete_generation", 503: "unhealthy"}
+)
+
+
 def status_of(error: LmiError, family: RouteFamily) -> int:
     """The HTTP status for `error` on a route of `family`."""
     if family is RouteFamily.OPENAI and isinstance(
         error, (UnknownAdapterError, UnknownModelNameError)
     ):
         return 404  # vLLM's own code for a model it does not serve
+    if (
+        family is RouteFamily.TGI
+        and isinstance(error, EngineFailureError)
+        and not isinstance(error, EngineDeadError)
+    ):
+        return 424  # one request failed in the engine, which goes on
     return FAMILY_STATUS[family].get(error.fault, STATUS[error.fault])
+
+
+def tgi_error(text: str, status: int) -> dict[str, str]:
+    """What TGI says of a failed request, as a body or as the last event of its stream."""
+    return {"error": text, "error_type": TGI_TYPES.get(status, "validation")}

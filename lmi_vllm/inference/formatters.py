@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 
+from lmi_vllm.errors import tgi_error
 from lmi_vllm.inference.payload import LmiRequest
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, TokenLogprob
 
@@ -42,7 +43,7 @@ ACCEPTED_FRAMINGS: Final[Mapping[str, str]] = MappingProxyType(
 
 # vLLM's finish reasons in LMI's words; `stop` is told apart by its stop reason.
 _FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
-    {"length": "length", "abort": "abort"}
+    {"length": "length", "abort": "abort", "error": "error"}
 )
 
 
@@ -83,16 +84,22 @@ def tgi_token(token: GeneratedToken) -> dict[str, Any]:
     }
 
 
+def lmi_error(text: str, status: int) -> dict[str, Any]:
+    """Return the row that says why a stream ended early."""
+    return {"error": text, "code": status}
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """What distinguishes the two LMI dialects."""
 
     token: Callable[[GeneratedToken], dict[str, Any]]
+    error: Callable[[str, int], Mapping[str, Any]]
     is_wrapped: bool  # a single non-streamed object comes in a one-element array
 
 
-LMI_SCHEMA: Final = Schema(lmi_token, is_wrapped=False)
-TGI_SCHEMA: Final = Schema(tgi_token, is_wrapped=True)
+LMI_SCHEMA: Final = Schema(lmi_token, lmi_error, is_wrapped=False)
+TGI_SCHEMA: Final = Schema(tgi_token, tgi_error, is_wrapped=True)
 
 
 @dataclass(slots=True)
@@ -120,7 +127,7 @@ class StreamFormatter:
 
     def error(self, text: str, code: int) -> bytes:
         """Return the row that ends a stream which failed after its first byte."""
-        return self.framing.frame({"error": text, "code": code})
+        return self.framing.frame(self.schema.error(text, code))
 
     def _last_row(self, chunk: GenerationChunk) -> dict[str, Any]:
         text = "".join(self._texts)
@@ -150,8 +157,7 @@ def format_result(
 ) -> dict[str, Any]:
     """Return the result object of one prompt; `sequences` are its candidates, best first."""
     best = sequences[0]
-    text = prompt + best.text if request.return_full_text else best.text
-    result: dict[str, Any] = {"generated_text": text}
+    result: dict[str, Any] = {"generated_text": _full_text(request, prompt, best)}
     others = sequences[1:]
     if request.details or others:
         result["details"] = {
@@ -165,7 +171,7 @@ def format_result(
         }
         if others:
             result["details"]["best_of_sequences"] = [
-                _other_sequence(request, chunk, schema) for chunk in others
+                _other_sequence(request, prompt, chunk, schema) for chunk in others
             ]
     return result
 
@@ -184,12 +190,20 @@ def encode_results(results: Sequence[dict[str, Any]], *, is_list: bool, schema: 
     return FRAMINGS["json"].frame(document)
 
 
-def _other_sequence(request: LmiRequest, chunk: GenerationChunk, schema: Schema) -> dict[str, Any]:
+def _full_text(request: LmiRequest, prompt: str, chunk: GenerationChunk) -> str:
+    return prompt + chunk.text if request.return_full_text else chunk.text
+
+
+def _other_sequence(
+    request: LmiRequest, prompt: str, chunk: GenerationChunk, schema: Schema
+) -> dict[str, Any]:
+    prefill = {"prefill": _prefill(chunk, schema)} if request.decoder_input_details else {}
     return {
         "finish_reason": finish_reason(chunk),
         "generated_tokens": len(chunk.tokens),
         "tokens": [schema.token(token) for token in chunk.tokens],
-        "generated_text": chunk.text,
+        "generated_text": _full_text(request, prompt, chunk),
+        **prefill,
         **_all_top_tokens(request, chunk, schema),
     }
 

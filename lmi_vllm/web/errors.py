@@ -16,52 +16,65 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
     RouteFamily,
     status_of,
+    tgi_error,
 )
 
-# TGI's error kinds (its router's `error_type`) by fault; the rest is an incomplete generation.
-_TGI_KINDS: Final[Mapping[Fault, str]] = {
-    Fault.CLIENT: "validation",
-    Fault.TOO_LARGE: "validation",
-    Fault.OVERLOAD: "overloaded",
-    Fault.NOT_READY: "unhealthy",
+# vLLM's `type` of an error by fault; what is missing is the server's own.
+_OPENAI_TYPES: Final[Mapping[Fault, str]] = {
+    Fault.CLIENT: "BadRequestError",
+    Fault.NOT_FOUND: "NotFoundError",
+    Fault.BAD_PARAMETER: "BadRequestError",
+    Fault.UNAUTHORIZED: "AuthenticationError",
+    Fault.METHOD: "MethodNotAllowedError",
+    Fault.TOO_LARGE: "BadRequestError",
+    Fault.OVERLOAD: "ServiceUnavailableError",
+    Fault.NOT_READY: "ServiceUnavailableError",
 }
-# Faults answered in the server-level shape even on inference routes.
-_SERVER_LEVEL: Final = frozenset(
-    {
-        Fault.NOT_FOUND,
-        Fault.METHOD,
-        Fault.BAD_PARAMETER,
-        Fault.CONFLICT,
-        Fault.TOO_LARGE,
-        Fault.MEMORY,
-        Fault.OVERLOAD,
-        Fault.NOT_READY,
-        Fault.DEADLINE,
-    }
-)
+# Faults that inference routes answer in the handler-level shape; all others are the server's.
+_HANDLER_LEVEL: Final = frozenset({Fault.CLIENT, Fault.ENGINE})
 
 
-def error_response(error: LmiError, family: RouteFamily) -> web.Response:
-    """Return the answer for an error that happened before the first byte."""
+def error_response(
+    error: LmiError, family: RouteFamily, statuses: Mapping[Fault, int] | None = None
+) -> web.Response:
+    """Return the answer for an error that happened before the first byte.
+
+    `statuses` are the configured codes; the foreign dialects keep their own.
+    """
     status = status_of(error, family)
-    if family is RouteFamily.OPENAI:
-        detail = {"message": error.text, "type": error.kind, "param": None, "code": status}
-        body = orjson.dumps({"error": detail})
-    elif family is RouteFamily.TGI:
-        kind = _TGI_KINDS.get(error.fault, "incomplete_generation")
-        body = orjson.dumps({"error": error.text, "error_type": kind})
-    elif family is RouteFamily.LMI and error.fault is Fault.ENGINE:
-        body = orjson.dumps({"error": error.text, "code": status, "message": error.text}) + b"\n"
-    elif family is RouteFamily.LMI and error.fault not in _SERVER_LEVEL:
-        body = orjson.dumps({"error": error.text, "code": status}) + b"\n"
-    else:
-        document = {"code": status, "type": error.kind, "message": error.text}
-        body = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
-    response = web.Response(status=status, body=body, content_type="application/json")
+    if statuses and family in (RouteFamily.SERVER, RouteFamily.LMI):
+        status = statuses.get(error.fault, status)
+    # A client's header may hold bytes that are no text; they must not spoil the answer.
+    text = error.text.encode("utf-8", "replace").decode()
+    response = web.Response(
+        status=status,
+        body=_body(error, text, status, family),
+        content_type="application/json",
+    )
     retry_after = getattr(error, "retry_after_seconds", None)
     if retry_after is not None:
         response.headers["Retry-After"] = str(retry_after)
+    if error.fault is Fault.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = "Bearer"
     return response
+
+
+def _body(error: LmiError, text: str, status: int, family: RouteFamily) -> bytes:
+    if family is RouteFamily.OPENAI:
+        is_unknown = status == web.HTTPNotFound.status_code
+        fault = Fault.NOT_FOUND if is_unknown else error.fault
+        kind = _OPENAI_TYPES.get(fault, "InternalServerError")
+        detail = {"message": text, "type": kind, "param": None, "code": status}
+        return orjson.dumps({"error": detail})
+    if family is RouteFamily.TGI and error.fault is not Fault.UNAUTHORIZED:
+        return orjson.dumps(tgi_error(text, status))
+    if family is RouteFamily.LMI and error.fault in _HANDLER_LEVEL:
+        row = {"error": text, "code": status}
+        if error.fault is Fault.ENGINE:
+            row["message"] = text
+        return orjson.dumps(row) + b"\n"
+    document = {"code": status, "type": error.kind, "message": text}
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def from_http_exception(error: web.HTTPException, limit_bytes: int) -> LmiError:
