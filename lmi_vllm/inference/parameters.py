@@ -24,6 +24,8 @@ DEFAULT_MAX_NEW_TOKENS: Final = 30
 MAX_LOGPROBS: Final = 20  # vLLM's own default bound
 MAX_CANDIDATES: Final = 16
 MAX_STOP_STRINGS: Final = 64
+INT32_MAX: Final = (1 << 31) - 1
+INT64_MAX: Final = (1 << 63) - 1  # what the engine's messages and torch's seeds can hold
 
 
 def _whole(value: object) -> object:
@@ -58,6 +60,7 @@ def _strings(value: object) -> object:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+TokenId = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=INT32_MAX)]
 Number = Annotated[float, BeforeValidator(_number)]
 Strings = Annotated[list[str], BeforeValidator(_strings)]
 
@@ -74,16 +77,18 @@ class GenerationParameters(BaseModel):
     )
     do_sample: StrictBool | None = None
     temperature: Number | None = Field(None, ge=0.0)
-    top_k: Whole | None = Field(None, ge=-1)
+    top_k: Whole | None = Field(None, ge=-1, le=INT32_MAX)
     top_p: Number | None = Field(None, gt=0.0, le=1.0)
     min_p: Number | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: Number | None = Field(None, gt=0.0, le=2.0)
     presence_penalty: Number | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: Number | None = Field(None, ge=-2.0, le=2.0)
-    seed: Annotated[int, BeforeValidator(_seed)] | None = None
+    seed: Annotated[int, BeforeValidator(_seed)] | None = Field(
+        None, ge=-INT64_MAX - 1, le=INT64_MAX
+    )
     stop_sequences: Strings | None = Field(None, max_length=MAX_STOP_STRINGS)
     stop: Strings | None = Field(None, max_length=MAX_STOP_STRINGS)
-    stop_token_ids: list[Whole] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
     spaces_between_special_tokens: StrictBool | None = None
@@ -93,7 +98,7 @@ class GenerationParameters(BaseModel):
     return_full_text: StrictBool | None = None
     details: StrictBool | None = None
     decoder_input_details: StrictBool | None = None
-    truncate: Whole | None = Field(None, ge=1)
+    truncate: Whole | None = Field(None, ge=1, le=INT32_MAX)
     n: Whole | None = Field(None, ge=1, le=MAX_CANDIDATES)
     best_of: Whole | None = Field(None, ge=1, le=MAX_CANDIDATES)
     num_beams: Whole | None = Field(None, ge=1)
@@ -103,8 +108,8 @@ class GenerationParameters(BaseModel):
     stream: StrictBool | None = None
     logit_bias: dict[str, Number] | None = None
     bad_words: list[str] | None = None
-    allowed_token_ids: list[Whole] | None = None
-    priority: Whole = 0
+    allowed_token_ids: list[TokenId] | None = None
+    priority: Whole | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
     structured_outputs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -163,10 +168,16 @@ def _problems(error: ValidationError) -> list[str]:
     seen: dict[str, str] = {}
     for item in error.errors(include_url=False):
         name = str(item["loc"][0]) if item["loc"] else "parameters"
-        shown = json.dumps(item["input"], default=str)[:80]
         message = item["msg"].removeprefix("Value error, ")
-        seen.setdefault(name, f"parameters.{name}: {message} (got {shown})")
+        seen.setdefault(name, f"parameters.{name}: {message} (got {_shown(item['input'])})")
     return list(seen.values())
+
+
+def _shown(value: object) -> str:
+    """Return a short JSON text of what came in; containers may be deep, and say what they are."""
+    if isinstance(value, (list, dict)):
+        return "an array" if isinstance(value, list) else "an object"
+    return json.dumps(value, default=str, ensure_ascii=False)[:80]
 
 
 def unknown_names(parameters: GenerationParameters) -> Iterable[str]:
@@ -196,9 +207,12 @@ def sampling_fields(parameters: GenerationParameters) -> dict[str, Any]:
         fields["temperature"] = 0.0
     if fields.get("top_k") == -1:
         fields["top_k"] = 0  # both mean off
-    fields["max_tokens"] = (
-        parameters.max_new_tokens or parameters.max_tokens or DEFAULT_MAX_NEW_TOKENS
-    )
+    wanted = parameters.max_new_tokens or parameters.max_tokens or DEFAULT_MAX_NEW_TOKENS
+    if (least := parameters.min_new_tokens or 0) > wanted:
+        raise PayloadError(
+            f"parameters.min_new_tokens: {least} is more than max_new_tokens ({wanted})"
+        )
+    fields["max_tokens"] = wanted
     stop = list(dict.fromkeys([*(parameters.stop_sequences or ()), *(parameters.stop or ())]))
     if stop:
         if "" in stop:

@@ -3,11 +3,13 @@
 import csv
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.parser import BytesParser
+from email.policy import HTTP
 from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 import orjson
 
@@ -24,6 +26,8 @@ from lmi_vllm.messages import ServingProfile
 
 logger = logging.getLogger(__name__)
 
+URL_ENCODED: Final = "application/x-www-form-urlencoded"
+MULTIPART: Final = "multipart/form-data"
 CSV_COLUMNS: Final = ("inputs", "question", "context")
 EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 
@@ -71,13 +75,8 @@ def decode_body(body: bytes, content_type: str) -> dict[str, Any]:
         return _decode_csv(_text(body))
     if "text/plain" in kind:
         return {"inputs": _text(body)}
-    if "application/x-www-form-urlencoded" in kind:
-        if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless told its content type
-            return _decode_json(body)
-        fields = parse_qs(_text(body), keep_blank_values=True)
-        if "data" not in fields:
-            raise PayloadError("the form has no field data; send JSON as application/json")
-        return {"inputs": fields["data"][0]}
+    if URL_ENCODED in kind or MULTIPART in kind:
+        return _decode_form(body, content_type)
     if kind and "json" not in kind:
         raise PayloadError(
             f"content type {content_type} cannot be used for text generation; "
@@ -86,6 +85,13 @@ def decode_body(body: bytes, content_type: str) -> dict[str, Any]:
     if not body and not kind:
         return {"inputs": ""}
     return _decode_json(body)
+
+
+def form_field(body: bytes, content_type: str, name: str) -> str | None:
+    """Return the first field of that name in a form, None without one or where it is no form."""
+    return next(
+        (text for field, _, text in _form_fields(body, content_type) if field == name), None
+    )
 
 
 def dispatch(payload: Mapping[str, Any]) -> Family:
@@ -118,7 +124,7 @@ def parse_lmi_request(payload: Mapping[str, Any], profile: ServingProfile) -> Lm
         raise PayloadError("parameters: expected an object")
     parameters = parse_parameters(raw or {})
     for name in unknown_names(parameters):
-        logger.warning("request parameter %s has no effect", name)
+        logger.warning("request parameter %.80r has no effect", name)  # a client's text
     is_streaming = _is_streaming(payload, parameters, profile)
     candidates, returned = _candidates(parameters)
     request = LmiRequest(
@@ -130,7 +136,7 @@ def parse_lmi_request(payload: Mapping[str, Any], profile: ServingProfile) -> Lm
         candidates=candidates,
         returned=returned,
         truncate=parameters.truncate,
-        priority=parameters.priority,
+        priority=parameters.priority or 0,
         seed=parameters.seed,
         details=bool(profile.tgi_compat if parameters.details is None else parameters.details),
         decoder_input_details=bool(parameters.decoder_input_details),
@@ -204,7 +210,8 @@ def _candidates(parameters: GenerationParameters) -> tuple[int, int]:
 def _is_streaming(
     payload: Mapping[str, Any], parameters: GenerationParameters, profile: ServingProfile
 ) -> bool:
-    stream = payload.get("stream", parameters.stream)
+    stream = payload.get("stream")
+    stream = parameters.stream if stream is None else stream
     if stream is None:
         return profile.output_formatter in ("jsonlines", "sse")
     if not isinstance(stream, bool):
@@ -252,8 +259,38 @@ def _decode_json(body: bytes) -> dict[str, Any]:
     return payload
 
 
+def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
+    if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless told its content type
+        return _decode_json(body)
+    for name, part_type, text in _form_fields(body, content_type):
+        if name == "data":
+            is_object = MULTIPART in content_type.lower() and text.lstrip().startswith("{")
+            if is_object or "json" in part_type:
+                return _decode_json(text.encode())
+            return {"inputs": text}
+    raise PayloadError("the form has no field data; send JSON as application/json")
+
+
+def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, content type and text of each field."""
+    kind = content_type.lower()
+    if URL_ENCODED in kind:
+        for name, value in parse_qsl(_text(body), keep_blank_values=True):
+            yield name, "", value
+    elif MULTIPART in kind:
+        head = f"Content-Type: {content_type}\r\n\r\n".encode("utf-8", "replace")
+        for part in BytesParser(policy=HTTP).parsebytes(head + body).iter_parts():
+            field = part.get_param("name", "", "content-disposition")
+            content = part.get_payload(decode=True)
+            part_type = part.get_content_type() if "content-type" in part else ""
+            yield str(field), part_type, _text(content if isinstance(content, bytes) else b"")
+
+
 def _decode_csv(text: str) -> dict[str, Any]:
-    rows = list(csv.DictReader(io.StringIO(text)))
+    try:
+        rows = list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
+    except csv.Error as error:
+        raise PayloadError(f"the body is not valid CSV: {error}") from None
     names = set(rows[0]) if rows else set()
     if not names & set(CSV_COLUMNS):
         raise PayloadError(

@@ -12,11 +12,11 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from lmi_vllm.errors import LmiError, RouteFamily
+from lmi_vllm.errors import Fault, LmiError, RouteFamily, UnauthorizedError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
-from lmi_vllm.web.keys import OPTIONS, REQUEST_ID, SERVICE
+from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
 from lmi_vllm.web.management_routes import add_management_routes
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ NO_CACHE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
 # Routes that a platform must reach without a key (http-api.md 13).
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
 FIRST_ERROR_STATUS: Final = 400
+REQUEST_ID_HEADER: Final = "x-request-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ class WebOptions:
     """What the HTTP layer needs to know of the configuration."""
 
     max_request_size: int = 64 << 20  # bytes
-    request_id_header: str = "x-request-id"
+    request_id_header: str = REQUEST_ID_HEADER  # of requests; answers always use x-request-id
     api_keys: tuple[str, ...] = ()
+    statuses: Mapping[Fault, int] = field(default_factory=lambda: MappingProxyType({}))
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -72,11 +74,8 @@ def _common(options: WebOptions) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
-        request[REQUEST_ID] = request.headers.get(options.request_id_header) or str(uuid.uuid4())
-        if not _has_key(request, options.api_keys):
-            response: web.StreamResponse = _unauthorized(request)
-        else:
-            response = await _answer(request, handler, options)
+        request[REQUEST_ID] = _request_id(request, options)
+        response = await _answer(request, handler, options)
         logger.info(
             '%s "%s %s HTTP/1.1" %d %d RequestId=[%s]',
             request.remote,
@@ -95,44 +94,55 @@ async def _answer(
     request: web.Request, handler: Handler, options: WebOptions
 ) -> web.StreamResponse:
     try:
+        if not _has_key(request, options.api_keys):
+            raise UnauthorizedError
         return await handler(request)
     except web.HTTPException as error:
         ours = from_http_exception(error, options.max_request_size)
-        return error_response(ours, route_family(request))
+        return error_response(ours, route_family(request), options.statuses)
     except LmiError as error:
-        return error_response(error, route_family(request))
-    except Exception:
+        return error_response(error, route_family(request), options.statuses)
+    except Exception as error:
+        begun: web.StreamResponse | None = request.get(BEGUN)
+        if begun is not None and isinstance(error, ConnectionError):
+            return begun  # the client went away while we wrote
         logger.exception("request %s failed", request[REQUEST_ID])
+        if begun is not None and request.transport is not None:
+            # A status line cannot follow one: cut the stream, so that nobody takes it for whole.
+            request.transport.abort()
+            return begun
         # An unknown fault's text may hold anything: it goes to the log only.
-        return error_response(LmiError("Internal server error"), route_family(request))
+        return error_response(
+            LmiError("Internal server error"), route_family(request), options.statuses
+        )
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    request[BEGUN] = response
     response.headers.extend(NO_CACHE_HEADERS)
-    options = request.app[OPTIONS]
-    response.headers.extend(options.cors_headers)
-    response.headers[options.request_id_header] = request.get(REQUEST_ID, "")
+    response.headers.extend(request.app[OPTIONS].cors_headers)
+    response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if response.status >= FIRST_ERROR_STATUS:
         response.force_close()
         response.headers["Connection"] = "close"
 
 
+def _request_id(request: web.Request, options: WebOptions) -> str:
+    """Return the client's id, or a new one where there is none that a header can give back."""
+    given = request.headers.get(options.request_id_header, "")
+    return given if given and given.isascii() and given.isprintable() else str(uuid.uuid4())
+
+
 def _has_key(request: web.Request, keys: tuple[str, ...]) -> bool:
     if not keys or request.path in OPEN_PATHS:
         return True
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-    given = given or request.headers.get("x-api-key", "")
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    given = [request.headers.get("x-api-key", "")]
+    if scheme.lower() == "bearer":
+        given.append(token.strip())
     is_known = False
-    for key in keys:  # all of them, in full: the time taken says nothing about any
-        is_known |= hmac.compare_digest(given.encode(), key.encode())
+    for text in given:
+        shown = text.encode("utf-8", "surrogateescape")
+        for key in keys:  # all of them, in full: the time taken says nothing about any
+            is_known |= hmac.compare_digest(shown, key.encode())
     return is_known
-
-
-def _unauthorized(request: web.Request) -> web.Response:
-    text = "A valid API key is required: Authorization: Bearer <key>, or x-api-key"
-    if route_family(request) is RouteFamily.OPENAI:
-        detail = {"message": text, "type": "AuthenticationError", "param": None, "code": 401}
-        body: object = {"error": detail}
-    else:
-        body = {"code": 401, "type": "UnauthorizedException", "message": text}
-    return web.json_response(body, status=401, headers={"WWW-Authenticate": "Bearer"})

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Final
 
+import orjson
 from aiohttp import web
 
-from lmi_vllm.errors import BadParameterError, MethodNotAllowedError
+from lmi_vllm.errors import BadParameterError, MethodNotAllowedError, ResourceNotFoundError
 from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.payload import form_field
 from lmi_vllm.inference.streams import close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.keys import REQUEST_ID, SERVICE
@@ -14,13 +16,15 @@ from lmi_vllm.web.keys import REQUEST_ID, SERVICE
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 OPENAI_KINDS: Final = ("chat/completions", "completions")
 PING_METHODS: Final = ("GET", "HEAD", "POST")
+READ_METHODS: Final = ("GET", "HEAD")
 
 
 def add_inference_routes(app: web.Application) -> None:
     """Register the routes; methods are checked after the model name (http-api.md 1)."""
     for path in ("/ping", "/ready", "/health"):
         app.router.add_route("*", path, ping)
-    app.router.add_get("/live", live)
+    app.router.add_route("*", "/live", live)
+    app.router.add_route("*", "/", root)
     app.router.add_route("*", "/invocations", invocations)
     for path in (
         "/predictions/{model}",
@@ -29,8 +33,15 @@ def add_inference_routes(app: web.Application) -> None:
     ):
         app.router.add_route("*", path, invocations)
     for kind in OPENAI_KINDS:
-        app.router.add_post(f"/v1/{kind}", openai)
-    app.router.add_get("/v1/models", openai)
+        app.router.add_route("*", f"/v1/{kind}", openai)
+    app.router.add_route("*", "/v1/models", openai)
+
+
+async def root(request: web.Request) -> web.Response:
+    """Answer OPTIONS; there is nothing else at the root."""
+    if request.method != "OPTIONS":
+        raise ResourceNotFoundError
+    return _json({})
 
 
 async def ping(request: web.Request) -> web.Response:
@@ -38,39 +49,46 @@ async def ping(request: web.Request) -> web.Response:
     if request.method not in PING_METHODS:
         raise MethodNotAllowedError
     status, body = request.app[SERVICE].admission.ping()
-    text = web.json_response(body, status=status)
-    text.text = f"{text.text}\n"
-    return text
+    return _json(body, status)
 
 
 async def live(request: web.Request) -> web.Response:
     """Answer liveness: 200 while the process can still become ready."""
+    if request.method not in PING_METHODS:
+        raise MethodNotAllowedError
     state = request.app[SERVICE].admission.state
-    return web.json_response({"status": str(state)}, status=503 if state is State.FAILED else 200)
+    return _json({"status": str(state)}, 503 if state is State.FAILED else 200)
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:
     """Answer an inference request of any payload family."""
     service = request.app[SERVICE]
     properties = request_properties(request.headers)
-    service.check_model(
+    name = (
         request.match_info.get("model")
         or request.query.get("model_name")
         or properties.get("model_name")
     )
+    service.check_model(name)
     if request.method == "OPTIONS":
-        return web.json_response({}, dumps=lambda body: f"{body}\n")
+        return _json({})
     if request.method != "POST":
         raise MethodNotAllowedError
     if "handler" in properties:
         raise BadParameterError("The handler can't be overridden in a request")
-    reply = await service.infer(await _call(request, properties))
-    return await send(request, reply)
+    call = await _call(request, properties)
+    if name is None and (name := form_field(call.body, call.content_type, "model_name")):
+        service.check_model(name)
+    return await send(request, await service.infer(call))
 
 
 async def openai(request: web.Request) -> web.StreamResponse:
     """Answer a `/v1` route with vLLM's own bytes."""
     kind = request.path.removeprefix("/v1/")
+    if request.method == "OPTIONS":
+        return _json({})
+    if request.method not in (READ_METHODS if kind == "models" else ("POST",)):
+        raise MethodNotAllowedError
     call = await _call(request, request_properties(request.headers))
     return await send(request, await request.app[SERVICE].answer_openai(call, kind))
 
@@ -94,12 +112,22 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
 
 def request_properties(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers by lower-case name, SageMaker's custom attributes split into theirs."""
-    properties = {name.lower(): value for name, value in headers.items()}
+    properties = {name.lower(): _text(value) for name, value in headers.items()}
     for piece in properties.pop(CUSTOM_ATTRIBUTES, "").split(";"):
         name, separator, value = piece.partition("=")
         if separator:
             properties[name.strip().lower()] = value.strip()
     return properties
+
+
+def _text(value: str) -> str:
+    """Return a header's value as text that can be encoded: other bytes become question marks."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _json(document: object, status: int = 200) -> web.Response:
+    body = orjson.dumps(document) + b"\n"
+    return web.Response(status=status, body=body, content_type="application/json")
 
 
 async def _call(request: web.Request, properties: Mapping[str, str]) -> InferenceCall:

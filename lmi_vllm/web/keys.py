@@ -12,3 +12,4 @@ if TYPE_CHECKING:
 SERVICE: Final = web.AppKey("service", InferenceService)
 OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
 REQUEST_ID: Final = "request_id"
+BEGUN: Final = "begun"  # the response whose status line is on its way
