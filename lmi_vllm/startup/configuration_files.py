@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.startup.findings import Report
-from lmi_vllm.startup.model_store import PROPERTIES_NAME, StoreFinding
+from lmi_vllm.startup.model_store import PROPERTIES_NAME, StoreFinding, is_file
 from lmi_vllm.startup.properties import PropertiesFile, read_properties
 from lmi_vllm.startup.resolved import CommandLine
 
@@ -20,7 +20,7 @@ def config_properties(
         return _read(Path(command_line.config_file), report)
     home = environ.get("MODEL_SERVER_HOME")
     path = Path(home, _CONFIG_IN_HOME) if home else None
-    return _read(path, report) if path and path.is_file() else None
+    return _read(path, report) if path and is_file(path) else None
 
 
 def serving_properties_paths(
@@ -33,7 +33,7 @@ def serving_properties_paths(
     named = command_line.model or (None if command_line.demo else environ.get("HF_MODEL_ID"))
     if named and "://" not in named:
         path = Path(named) / PROPERTIES_NAME
-        if path.is_file() and (store_path is None or not path.samefile(store_path)):
+        if is_file(path) and (store_path is None or not path.samefile(store_path)):
             yield path
 
 
@@ -53,6 +53,6 @@ def _read(path: Path, report: Report) -> PropertiesFile | None:
     """The file's entries; an error where it cannot be read."""
     try:
         return read_properties(path)
-    except OSError as error:
-        report.fail(f"{path} cannot be read: {error.strerror}")
+    except (OSError, ValueError) as error:
+        report.fail(f"{path} cannot be read: {getattr(error, 'strerror', error)}")
         return None

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.startup.argument_draft import ArgumentDraft
+from lmi_vllm.startup.model_store import is_directory, is_file
 from lmi_vllm.startup.resolved import DEFAULT_ORIGIN, Setting
 from lmi_vllm.startup.vllm_arguments import load_release
 
@@ -245,7 +246,7 @@ def remote_code(draft: ArgumentDraft) -> None:
     trust, model = draft.given("trust_remote_code"), draft.model
     if trust is None or trust.value is not True or model is None:
         return
-    is_hub_id = "://" not in model.model and not Path(model.model).exists()
+    is_hub_id = "://" not in model.model and not is_directory(model.model)
     if is_hub_id and draft.given("revision") is None:
         draft.warn(
             f"{trust.label} runs code of {model.model} that may change at any time: set "
@@ -261,7 +262,7 @@ def entry_point(draft: ArgumentDraft) -> None:
     if setting.value.startswith(("http://", "https://")) or model.reference.startswith("s3://"):
         return
     path = (model.directory or Path("/nonexistent")) / setting.value
-    if not path.is_file():
+    if not is_file(path):
         place = f"in {model.directory}" if model.directory else "(there is no model directory)"
         draft.fail(f"{setting.label}: {setting.value} does not exist {place}")
 

@@ -8,7 +8,7 @@ from typing import Final
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.startup.masking import mask_urls
-from lmi_vllm.startup.model_store import ARCHIVE_ENDINGS, StoreFinding, search_store
+from lmi_vllm.startup.model_store import ARCHIVE_ENDINGS, StoreFinding, is_directory, search_store
 from lmi_vllm.startup.resolved import Setting, Settings
 from lmi_vllm.startup.text_parsers import java_true
 
@@ -59,7 +59,7 @@ def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -
     path = Path(reference)
     is_named_by_id = model_id.origin in _ID_NAMES_MODEL
     directory = finding.directory
-    if path.is_dir():
+    if is_directory(path):
         _refuse_adapter(path)
         if is_named_by_id and (settings.properties is None or _is_inside(settings, path)):
             directory = path
@@ -103,7 +103,7 @@ def _model_of_directory(settings: Settings, directory: Path, name: str | None) -
     """The weights in the model directory itself, or where `model_dir` points."""
     weights = directory
     model_dir = settings.option_value("model_dir")
-    if isinstance(model_dir, str) and Path(model_dir).is_dir():
+    if isinstance(model_dir, str) and is_directory(model_dir):
         weights = Path(model_dir)
     if not is_model_directory(weights, has_engine=settings.server["engine"].is_set):
         raise ModelSourceError(
@@ -147,7 +147,7 @@ def _revision(settings: Settings) -> str | None:
 
 def model_name(reference: str) -> str:
     """The name a reference gives a model: all of a hub id, else the last path element."""
-    is_hub_id = "://" not in reference and not Path(reference).exists()
+    is_hub_id = "://" not in reference and not is_directory(reference)
     last = reference if is_hub_id else reference.rstrip("/*").rsplit("/", 1)[-1]
     for ending in ARCHIVE_ENDINGS:
         if last.lower().endswith(ending):

@@ -32,6 +32,22 @@ class StoreFinding:
         return path if path.is_file() else None
 
 
+def is_directory(path: Path | str) -> bool:
+    """Whether `path` is a directory; False for a text that cannot be a path at all."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
+def is_file(path: Path | str) -> bool:
+    """Whether `path` is a file; False for a text that cannot be a path at all."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def is_archive(name: str) -> bool:
     """Whether `name` ends like an archive."""
     return name.lower().endswith(ARCHIVE_ENDINGS)
@@ -49,7 +65,7 @@ def search_store(store: Path, load_models: str) -> StoreFinding:
 def _scan(store: Path) -> StoreFinding:
     """The model in `store`: the root itself, or its only child that holds something."""
     try:
-        children = sorted(store.iterdir()) if store.is_dir() else []
+        children = sorted(store.iterdir()) if is_directory(store) else []
     except OSError as error:
         return StoreFinding(problem=f"model_store {store} cannot be read: {error.strerror}")
     if not children:
@@ -110,8 +126,8 @@ def _listed(entries: list[str]) -> StoreFinding:
     name, url = match.groups() if match else (None, entries[0])
     name = name.split(":")[0] if name else None
     path = Path(url.removeprefix("file://"))
-    if path.is_dir():
+    if is_directory(path):
         return StoreFinding(directory=_enter(path), name=name)
-    if path.is_file() and is_archive(path.name):
+    if is_file(path) and is_archive(path.name):
         return StoreFinding(problem=_archive_problem(str(path)))
     return StoreFinding(url=url, name=name)

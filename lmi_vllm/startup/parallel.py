@@ -98,7 +98,7 @@ def _place_on_gpus(draft: ArgumentDraft, span: int, starts: list[int]) -> None:
             draft.put("data_parallel_size", copies, origin)
     used = _used_devices(draft, span, starts) if starts else list(range(span * copies))
     idle = [str(gpu) for gpu in range(gpus) if gpu not in used]
-    if idle and "device_ids" not in draft.values:
+    if idle and not starts and "device_ids" not in draft.values:
         draft.warn(f"GPU {', '.join(idle)} of {gpus} stay idle: the model uses {len(used)}")
     if starts and used:
         draft.put_if_unset("device_ids", used, origin)

@@ -21,6 +21,7 @@ PREFIXES: Final = (OPTION_PREFIX, SERVING_PREFIX, OWN_PREFIX)
 FILE_PREFIX: Final = "option."
 
 _SUGGESTIONS: Final = 3
+_CUTOFFS: Final = (0.7, 0.5, 0.0)
 _LONGEST_SUGGESTED: Final = 200  # characters; a longer name is no typo of anything
 _KUBERNETES: Final = re.compile(
     r"(SERVING|LMI|OPTION)(_[A-Z0-9_]+)?"
@@ -75,7 +76,11 @@ def closest(name: str, known: Iterable[str]) -> str:
     if len(name) > _LONGEST_SUGGESTED:
         return f"there are {len(names)} names, see `lmi-vllm explain`"
     by_folded = {known_name.lower(): known_name for known_name in names}
-    near = difflib.get_close_matches(name.lower(), by_folded, n=_SUGGESTIONS, cutoff=0.0)
+    near: list[str] = []
+    for cutoff in _CUTOFFS:  # the stricter, the faster: most typos are found by the first
+        near = difflib.get_close_matches(name.lower(), by_folded, n=_SUGGESTIONS, cutoff=cutoff)
+        if len(near) == _SUGGESTIONS:
+            break
     return "closest names: " + ", ".join(by_folded[folded] for folded in near)
 
 

@@ -1,0 +1,75 @@
+"""Our record of arguments is the installed vLLM's, and our reading of texts its command line's."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_vllm.startup.options import OPTIONS, EffectWord
+from lmi_vllm.startup.vllm_arguments import coerce, load_release
+
+pytestmark = pytest.mark.vllm
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "record_vllm_arguments.py"
+
+TEXTS = (
+    ("max_model_len", "8k"), ("max_model_len", "4K"), ("max_model_len", "auto"),
+    ("max_num_batched_tokens", "25.6k"), ("kv_cache_memory_bytes", "64M"), ("seed", "7"),
+    ("gpu_memory_utilization", "0.5"), ("quantization", "None"), ("dtype", "bfloat16"),
+    ("served_model_name", "a,b"), ("cudagraph_capture_sizes", "1,2"), ("device_ids", "0,x"),
+    ("speculative_config", '{"method": "ngram"}'), ("hf_overrides", '{"a": 1}'),
+    ("hf_overrides", "module.function"), ("limit_mm_per_prompt", '{"image": 4}'),
+    ("override_generation_config", '{"top_p": 0.5}'), ("moe_backend", "Triton"),
+    ("max_lora_rank", "16"), ("kv_cache_dtype", "fp8"), ("max_num_queued_reqs", "5"),
+    ("optimization_level", "2"), ("ignore_patterns", "a,b"), ("safetensors_load_strategy", "lazy"),
+)  # fmt: skip
+BOOLEANS = ("enforce_eager", "enable_prefix_caching", "async_scheduling", "trust_remote_code")
+
+
+@pytest.fixture(scope="module")
+def parser() -> Any:
+    """VLLM's own command line."""
+    vllm_engine = pytest.importorskip("vllm.engine.arg_utils")
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+    return vllm_engine.AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+
+
+def test_record_is_that_of_the_installed_release() -> None:
+    """A release that renames an argument shows up as a diff of the record."""
+    pytest.importorskip("vllm")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("name", "text"), TEXTS)
+def test_text_means_what_the_command_line_makes_of_it(name: str, text: str, parser: Any) -> None:
+    """The same value and type from our record as from vLLM's parser."""
+    flag = f"--{name.replace('_', '-')}"
+    argument = load_release().engine[name]
+    given = [flag, *text.split(",")] if argument.is_list else [f"{flag}={text}"]
+    theirs = getattr(parser.parse_args(given), name)
+    ours = coerce(argument, text)
+    assert ours == theirs
+    assert type(ours) is type(theirs)
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+def test_booleans_are_vllms_switches(name: str, parser: Any) -> None:
+    """`true` is --x and `false` is --no-x."""
+    flag = name.replace("_", "-")
+    argument = load_release().engine[name]
+    assert getattr(parser.parse_args([f"--{flag}"]), name) is coerce(argument, "true")
+    assert getattr(parser.parse_args([f"--no-{flag}"]), name) is coerce(argument, "FALSE")
+
+
+def test_every_target_of_the_option_table_is_a_field() -> None:
+    """Each `maps_to` names an argument vLLM has."""
+    engine = load_release().engine
+    for row in OPTIONS:
+        if row.effect.word is EffectWord.MAPS_TO:
+            assert set(row.effect.targets) <= set(engine), row.name
