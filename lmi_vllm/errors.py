@@ -269,6 +269,19 @@ FAMILY_STATUS: Final[Mapping[RouteFamily, Mapping[Fault, int]]] = MappingProxyTy
 )
 
 
+# vLLM's `type` of an error by fault; what is missing is the server's own.
+OPENAI_TYPES: Final[Mapping[Fault, str]] = MappingProxyType(
+    {
+        Fault.CLIENT: "BadRequestError",
+        Fault.NOT_FOUND: "NotFoundError",
+        Fault.BAD_PARAMETER: "BadRequestError",
+        Fault.UNAUTHORIZED: "AuthenticationError",
+        Fault.METHOD: "MethodNotAllowedError",
+        Fault.TOO_LARGE: "BadRequestError",
+        Fault.OVERLOAD: "ServiceUnavailableError",
+        Fault.NOT_READY: "ServiceUnavailableError",
+    }
+)
 # TGI's `error_type` by status (its router's error module); below 500 the rest is "validation".
 TGI_TYPES: Final[Mapping[int, str]] = MappingProxyType(
     {424: "generation", 429: "overloaded", 500: "incomplete_generation", 503: "unhealthy"}
@@ -293,3 +306,10 @@ def status_of(error: LmiError, family: RouteFamily) -> int:
 def tgi_error(text: str, status: int) -> dict[str, str]:
     """What TGI says of a failed request, as a body or as the last event of its stream."""
     return {"error": text, "error_type": TGI_TYPES.get(status, "validation")}
+
+
+def openai_error(error: LmiError, text: str, status: int) -> dict[str, object]:
+    """What vLLM's OpenAI routes say of a failed request, as a body or as an event."""
+    fault = Fault.NOT_FOUND if status == STATUS[Fault.NOT_FOUND] else error.fault
+    kind = OPENAI_TYPES.get(fault, "InternalServerError")
+    return {"error": {"message": text, "type": kind, "param": None, "code": status}}

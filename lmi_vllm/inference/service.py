@@ -19,6 +19,7 @@ from lmi_vllm.errors import (
     RequestError,
     ResourceNotFoundError,
     RouteFamily,
+    openai_error,
     status_of,
 )
 from lmi_vllm.inference.adapters import AdapterRegistry
@@ -210,7 +211,9 @@ class InferenceService:
         jobs = [_job(call, request, position, ref) for position, ref in enumerate(refs)]
         schema = TGI_SCHEMA if runtime.profile.tgi_compat else LMI_SCHEMA
         if request.is_streaming:
-            return await self._stream(runtime, call, request, jobs[0], schema)
+            chunks = runtime.engine.generate(jobs[0])
+            resources.push_async_callback(close_iterator, chunks)  # also when nothing reads it
+            return await self._stream(runtime, call, request, chunks, schema)
         seconds = runtime.profile.predict_timeout
         try:
             async with asyncio.timeout(seconds):
@@ -225,21 +228,16 @@ class InferenceService:
         runtime: Runtime,
         call: InferenceCall,
         request: LmiRequest,
-        job: GenerationJob,
+        chunks: AsyncIterator[GenerationChunk],
         schema: Schema,
     ) -> Reply:
         profile = runtime.profile
         framing = choose_framing(
             call.accept, profile.output_formatter, tgi_compat=profile.tgi_compat
         )
-        formatter = StreamFormatter(request, job.prompt, schema, framing)
-        chunks = runtime.engine.generate(job)
+        formatter = StreamFormatter(request, request.prompts[0], schema, framing)
         # The status line waits for the first chunk: what fails before it gets a status of its own.
-        try:
-            first = await next_within(chunks, profile.predict_timeout, "predict_timeout")
-        except BaseException:
-            await close_iterator(chunks)
-            raise
+        first = await next_within(chunks, profile.predict_timeout, "predict_timeout")
         rows = self._rows(first, chunks, formatter, profile)
         return Reply(200, framing.content_type, stream=rows)
 
@@ -278,8 +276,7 @@ class InferenceService:
         except (LmiError, asyncio.CancelledError) as raised:
             error = self._last_word(raised)
             status = status_of(error, RouteFamily.OPENAI)
-            detail = {"message": error.text, "type": error.kind, "param": None, "code": status}
-            yield FRAMINGS["sse"].frame({"error": detail})
+            yield FRAMINGS["sse"].frame(openai_error(error, error.text, status))
             yield _SSE_DONE + b"\n\n"
         finally:
             await close_iterator(events)

@@ -15,21 +15,11 @@ from lmi_vllm.errors import (
     PayloadTooLargeError,
     ResourceNotFoundError,
     RouteFamily,
+    openai_error,
     status_of,
     tgi_error,
 )
 
-# vLLM's `type` of an error by fault; what is missing is the server's own.
-_OPENAI_TYPES: Final[Mapping[Fault, str]] = {
-    Fault.CLIENT: "BadRequestError",
-    Fault.NOT_FOUND: "NotFoundError",
-    Fault.BAD_PARAMETER: "BadRequestError",
-    Fault.UNAUTHORIZED: "AuthenticationError",
-    Fault.METHOD: "MethodNotAllowedError",
-    Fault.TOO_LARGE: "BadRequestError",
-    Fault.OVERLOAD: "ServiceUnavailableError",
-    Fault.NOT_READY: "ServiceUnavailableError",
-}
 # Faults that inference routes answer in the handler-level shape; all others are the server's.
 _HANDLER_LEVEL: Final = frozenset({Fault.CLIENT, Fault.ENGINE})
 
@@ -61,11 +51,7 @@ def error_response(
 
 def _body(error: LmiError, text: str, status: int, family: RouteFamily) -> bytes:
     if family is RouteFamily.OPENAI:
-        is_unknown = status == web.HTTPNotFound.status_code
-        fault = Fault.NOT_FOUND if is_unknown else error.fault
-        kind = _OPENAI_TYPES.get(fault, "InternalServerError")
-        detail = {"message": text, "type": kind, "param": None, "code": status}
-        return orjson.dumps({"error": detail})
+        return orjson.dumps(openai_error(error, text, status))
     if family is RouteFamily.TGI and error.fault is not Fault.UNAUTHORIZED:
         return orjson.dumps(tgi_error(text, status))
     if family is RouteFamily.LMI and error.fault in _HANDLER_LEVEL:
