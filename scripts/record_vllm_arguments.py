@@ -74,7 +74,8 @@ def plain(value: object) -> object:
 
 def first_sentence(text: str | None) -> str:
     """The first sentence of an argument's help, on one line."""
-    paragraph = " ".join((text or "").replace("%%", "%").split("\n\n")[0].split())
+    opening = re.split(r"\n\n|:?\s*\n\s*- ", (text or "").replace("%%", "%"))[0]
+    paragraph = " ".join(opening.replace("``", "`").split())
     if paragraph.startswith("API docs:"):
         return ""
     return re.split(r"(?<=[.!?]) (?=[A-Z`\"])", paragraph, maxsplit=1)[0]

@@ -1,0 +1,303 @@
+"""Write the pages in config/ that follow from the option table; `--check` fails on stale ones.
+
+config/option-reference.md is for people, config/serving.properties.schema.json for editors.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.startup import text_parsers
+from lmi_vllm.startup.options import (
+    ALIAS_VARIABLES,
+    CONFIG,
+    DROPPED,
+    ENV,
+    ENVIRONMENT_SETTINGS,
+    FILE,
+    HUB_VARIABLES,
+    LATE_VARIABLES,
+    OPTIONS,
+    OTHER_BACKENDS,
+    SAGEMAKER_VARIABLES,
+    SERVER_SETTINGS,
+    EffectWord,
+    Option,
+)
+from lmi_vllm.startup.vllm_arguments import VllmArgument, VllmRelease, load_release
+
+CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
+
+INTRODUCTION: Final = """\
+# Option reference
+
+Generated from `lmi_vllm/startup/options.py` by `make docs`. Do not edit.
+
+An option is written in one of three ways:
+
+| where | how | example |
+| --- | --- | --- |
+| `serving.properties` in the model directory | `option.<name>=<value>` | `option.max_rolling_batch_size=64` |
+| environment | `OPTION_<NAME>` | `OPTION_MAX_ROLLING_BATCH_SIZE=64` |
+| environment, older names | see [Older variable names](#older-variable-names) | `MAX_BATCH_SIZE=64` |
+
+`lmi-vllm explain` shows every value with its origin and what became of it, without starting anything.
+
+## Which value counts
+
+For options of the model, best first:
+
+1. `--model`, `--demo`
+2. {sagemaker}
+3. `serving.properties`
+4. {hub} (over their `OPTION_*` forms)
+5. `OPTION_*`
+6. the older variable names
+7. {late}
+8. the default
+
+For settings of the server the environment wins: our flags, then SageMaker's `SAGEMAKER_BIND_TO_PORT`,
+`SAGEMAKER_MAX_REQUEST_SIZE` and `SAGEMAKER_MAX_PAYLOAD_IN_MB`, then `SERVING_*`, then `-s` and `-m`, then
+`config.properties`, then the default. `job_queue_size` and the other settings that may also stand in
+`serving.properties` count from there first.
+
+Two names of one option may both be set to the same value; different values stop the start. A name that
+nobody knows is a warning with the closest names, and an error with `--strict` or `LMI_STRICT=true`.
+"""  # noqa: E501 - lines of the page
+
+KINDS: Final[Mapping[text_parsers.Parser, str]] = MappingProxyType(
+    {
+        text_parsers.boolean: "bool",
+        text_parsers.positive_int: "number >= 1",
+        text_parsers.count: "number >= 0",
+        text_parsers.positive_human_int: "number, `16k`, `16K`",
+        text_parsers.fraction: "0 < x <= 1",
+        text_parsers.real_number: "number",
+        text_parsers.seconds: "seconds",
+        text_parsers.json_object: "JSON",
+        text_parsers.words: "list",
+    }
+)
+LAST_SECTIONS: Final = (OTHER_BACKENDS, DROPPED)
+
+NO_EFFECT_NOTE: Final = """\
+Accepted so that older configurations start. "Warns" is one line in the log; nothing else happens.
+"""
+
+
+def cell(text: object) -> str:
+    """`text` as one cell of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """A markdown table."""
+    titles = list(head)
+    yield f"| {' | '.join(titles)} |"
+    yield f"| {' | '.join('---' for _ in titles)} |"
+    for row in rows:
+        yield f"| {' | '.join(cell(part) for part in row)} |"
+
+
+def names(row: Option) -> str:
+    """The row's names as code."""
+    return ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
+
+
+def values(row: Option) -> str:
+    """What may be written."""
+    return row.values or KINDS.get(row.parse, "text")
+
+
+def default(row: Option) -> str:
+    """The default as it would be written."""
+    if row.default is None:
+        return ""
+    text = str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
+    return f"`{text}`"
+
+
+def becomes(row: Option) -> str:
+    """What the value becomes."""
+    effect = row.effect
+    targets = ", ".join(f"`{target}`" for target in effect.targets)
+    if effect.word is EffectWord.MAPS_TO:
+        return f"{targets} where unset" if effect.is_fallback else targets
+    return {
+        EffectWord.OURS: "the server obeys it",
+        EffectWord.WARNS: "warns",
+        EffectWord.REFUSES: "refused",
+    }.get(effect.word, "no effect")
+
+
+def meaning(row: Option) -> str:
+    """The note and the reason, as sentences."""
+    reason = row.effect.text
+    first = reason.split(" ")[0]
+    if first.isalpha() and first.islower():
+        reason = reason[0].upper() + reason[1:]
+    return " ".join(part.rstrip(".") + "." for part in (row.note, reason) if part)
+
+
+def option_sections() -> Iterator[str]:
+    """The options that do something, by section; then those that do nothing any more."""
+    yield "## Options"
+    sections = [*dict.fromkeys(row.section for row in OPTIONS if row.section not in LAST_SECTIONS)]
+    silent = (EffectWord.WARNS, EffectWord.NONE)
+    for section in (*sections, *LAST_SECTIONS):
+        rows = [row for row in OPTIONS if row.section == section and row.effect.word not in silent]
+        if rows:
+            yield f"\n### {section}\n"
+            head = ("option", "values", "default", "engine argument", "meaning")
+            yield from table(head, (
+                (names(row), values(row), default(row), becomes(row), meaning(row)) for row in rows
+            ))  # fmt: skip
+    yield f"\n### Without effect\n\n{NO_EFFECT_NOTE}"
+    rows = [row for row in OPTIONS if row.effect.word in silent]
+    yield from table(
+        ("option", "what happens", "why"),
+        ((names(row), becomes(row), meaning(row)) for row in rows),
+    )
+
+
+def where(row: Option) -> str:
+    """Where a server setting may be written."""
+    places = {
+        FILE: f"`{row.name}` in serving.properties",
+        ENV: f"`SERVING_{row.name.upper()}`",
+        CONFIG: "config.properties",
+    }
+    return ", ".join(places[place] for place in row.written)
+
+
+def server_section() -> Iterator[str]:
+    """The server's settings and the whole variables."""
+    yield "\n## Server settings\n"
+    yield from table(
+        ("setting", "written", "values", "default", "meaning"),
+        ((names(row), where(row), values(row), default(row), meaning(row) or "No effect.")
+         for row in SERVER_SETTINGS),
+    )  # fmt: skip
+    yield "\n## Environment variables\n"
+    yield from table(
+        ("variable", "values", "default", "meaning"),
+        ((names(row), values(row), default(row), meaning(row)) for row in ENVIRONMENT_SETTINGS),
+    )
+    yield "\n## Older variable names\n"
+    yield "Copied to the name on the right when that is unset or empty.\n"
+    yield from table(
+        ("variable", "stands for", "remark"),
+        ((f"`{row.source}`", f"`{row.target}`", row.note) for row in ALIAS_VARIABLES),
+    )
+
+
+def vllm_section(release: VllmRelease) -> Iterator[str]:
+    """Every argument of vLLM that passes through under its own name."""
+    known = {name for row in OPTIONS for name in (row.name, *row.aliases)}
+    yield f"\n## Arguments of vLLM {release.release}\n"
+    yield (
+        "Every argument of `vllm serve` can be set the same way, for example\n"
+        "`option.max_logprobs=5` or `OPTION_MAX_LOGPROBS=5`, and means what it means on vLLM's\n"
+        "command line. These are the ones that are not in the tables above:\n"
+    )
+    rows = [argument for name, argument in release.engine.items() if name not in known]
+    yield from table(
+        ("argument", "values", "vLLM's default", "vLLM's words"),
+        ((f"`{row.name}`", vllm_values(row), vllm_default(row), row.help) for row in rows),
+    )
+    front_end = ", ".join(f"`{name}`" for name in release.front_end if name not in known)
+    yield "\nFlags of vLLM's own HTTP server are known and have no effect here, with one warning:\n"
+    yield f"{front_end}."
+
+
+def vllm_values(row: VllmArgument) -> str:
+    """What a pass-through argument takes."""
+    words = {"human_int": "number, `16k`, `16K`", "human_int_or_auto": "number, `16k`, auto",
+             "json_config": "JSON", "json_or_text": "JSON or text", "folded_text": "text",
+             "flag": "bool", "device_ids": "list", "bool_or_text": "text"}  # fmt: skip
+    if row.choices and len(row.choices) <= 8:  # noqa: PLR2004 - as many as fit a cell
+        return ", ".join(map(str, row.choices))
+    word = words.get(row.kind, row.kind)
+    return f"list of {word}" if row.is_list else word
+
+
+def vllm_default(row: VllmArgument) -> str:
+    """The default vLLM has, as JSON; nothing for none."""
+    if row.default in (None, "", {}, []):
+        return ""
+    return f"`{json.dumps(row.default)}`"
+
+
+def reference() -> str:
+    """The whole page."""
+    introduction = INTRODUCTION.format(
+        sagemaker=", ".join(f"`{name}`" for name, _ in SAGEMAKER_VARIABLES),
+        hub=", ".join(f"`{name}`" for name, _ in HUB_VARIABLES),
+        late=", ".join(f"`{name}`" for name, _ in LATE_VARIABLES),
+    )
+    parts = [introduction, *option_sections(), *server_section(), *vllm_section(load_release())]
+    return "\n".join(parts) + "\n"
+
+
+def schema_of(row: Option) -> Mapping[str, object]:
+    """One key of the schema; every value is text in a properties file."""
+    entry: dict[str, object] = {"description": meaning(row) or becomes(row)}
+    if row.parse is text_parsers.boolean:
+        entry["pattern"] = "^(true|True|TRUE|false|False|FALSE|1|0|yes|no|on|off|t|f|y|n)$"
+    if row.default is not None:
+        entry["default"] = default(row).strip("`")
+    if row.effect.word in (EffectWord.WARNS, EffectWord.REFUSES):
+        entry["deprecated"] = True
+    return {"type": "string", **entry}
+
+
+def schema() -> str:
+    """The JSON schema of serving.properties read as an object of texts."""
+    properties: dict[str, object] = {}
+    for row in OPTIONS:
+        for name in (row.name, *row.aliases):
+            properties[f"option.{name}"] = schema_of(row)
+    for row in SERVER_SETTINGS:
+        if FILE in row.written:
+            for name in (row.name, *row.aliases):
+                properties[name] = schema_of(row)
+    for name, argument in load_release().engine.items():
+        properties.setdefault(
+            f"option.{name}", {"type": "string", "description": f"vLLM: {argument.help}"}
+        )
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "serving.properties of lmi_vllm",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    """Write the pages, or with --check say which are stale."""
+    pages = {
+        CONFIG_FOLDER / "option-reference.md": reference(),
+        CONFIG_FOLDER / "serving.properties.schema.json": schema(),
+    }
+    stale = [
+        path
+        for path, text in pages.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    if "--check" in sys.argv:
+        for path in stale:
+            sys.stderr.write(f"{path.relative_to(CONFIG_FOLDER.parent)} is stale: make docs\n")
+        return 1 if stale else 0
+    for path in stale:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(pages[path], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
