@@ -11,5 +11,6 @@ if TYPE_CHECKING:
 
 SERVICE: Final = web.AppKey("service", InferenceService)
 OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
-REQUEST_ID: Final = "request_id"
-BEGUN: Final = "begun"  # the response whose status line is on its way
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+# The response whose status line is on its way.
+BEGUN: Final = web.RequestKey("begun", web.StreamResponse)
