@@ -74,8 +74,11 @@ def naming_full_disk(
 
 
 @contextmanager
-def exclusive(lock: Path, what: str) -> Iterator[None]:
-    """Run the block while no other process holds `lock`; the system frees it if we are killed."""
+def exclusive(lock: Path, what: str) -> Iterator[int]:
+    """Run the block while no other process holds `lock`; the system frees it if we are killed.
+
+    The block gets the lock's descriptor, so that a child process can be made to hold it too.
+    """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as handle:
         try:
@@ -83,7 +86,7 @@ def exclusive(lock: Path, what: str) -> Iterator[None]:
         except BlockingIOError:
             logger.info("Another process is fetching %s: waiting for it", what)
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle.fileno()
 
 
 def with_retries(source: str, transfer: Callable[[], _Result]) -> _Result:

@@ -11,6 +11,8 @@ from lmi_vllm.errors import DownloadError
 from lmi_vllm.startup.download_progress import DownloadProgress, ProgressSink, ignore_progress
 from lmi_vllm.startup.hub_download import fetch_from_hub
 from lmi_vllm.startup.hub_source import hub_source
+from lmi_vllm.startup.s3_download import fetch_from_s3, fetch_text_from_s3
+from lmi_vllm.startup.s3_store import SCHEME
 
 __all__ = ["DownloadProgress", "ProgressSink", "fetch_model", "fetch_text"]
 
@@ -36,6 +38,8 @@ def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
     reference = reference.strip()
     if Path(reference).exists():
         return Path(reference)
+    if reference.startswith(SCHEME):
+        return fetch_from_s3(reference, environ, load_format, on_progress)
     if reference.startswith(("/", ".", "~")):
         raise DownloadError(f"{reference} does not exist: check the path of the model")
     source = hub_source(reference, revision, environ, download_dir)
@@ -43,5 +47,12 @@ def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
 
 
 def fetch_text(reference: str, environ: Mapping[str, str]) -> str | None:
-    """The text of one small object or file, None when there is none."""
-    raise NotImplementedError
+    """The text of one small object or local file, None when there is none.
+
+    Raises:
+        DownloadError: the store refused, or is unreachable and has no cached copy.
+    """
+    if reference.startswith(SCHEME):
+        return fetch_text_from_s3(reference, environ)
+    path = Path(reference)
+    return path.read_text() if path.is_file() else None

@@ -70,7 +70,12 @@ def fetch_from_hub(
             logger.warning("%s is unreachable: using the cached copy of %s", source.endpoint,
                            source.label)  # fmt: skip
             return snapshot
-        return _download(source, listing, on_progress)
+        try:
+            return _download(source, listing, on_progress)
+        except OSError as error:
+            raise DownloadError(
+                f"{source.label} cannot be stored in {source.cache}: {error}"
+            ) from error
 
 
 def _list_files(source: HubSource, select: _Select, load_format: str | None) -> _Listing:
