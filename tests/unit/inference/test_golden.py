@@ -1,0 +1,58 @@
+import pytest
+
+from lmi_vllm.engine.scripted_engine import Fail, Step
+from lmi_vllm.errors import LmiError, RouteFamily, status_of
+from lmi_vllm.inference.formatters import (
+    LMI_SCHEMA,
+    TGI_SCHEMA,
+    StreamFormatter,
+    choose_framing,
+    encode_results,
+    format_result,
+    rank_candidates,
+)
+from lmi_vllm.inference.payload import LmiRequest, dispatch, parse_lmi_request
+from lmi_vllm.messages import GenerationChunk
+from tests.golden.cases import Golden, load_golden
+
+GENERATIONS = [
+    case
+    for case in load_golden()
+    if case.script and case.status == 200 and case.headers["Content-Type"] == "application/json"
+]
+
+
+def stream_bytes(case: Golden, request: LmiRequest) -> bytes:
+    """Return all rows of the case's script."""
+    schema = TGI_SCHEMA if case.profile.tgi_compat else LMI_SCHEMA
+    family = RouteFamily.TGI if case.profile.tgi_compat else RouteFamily.LMI
+    accept, default = case.headers.get("Accept", ""), case.profile.output_formatter
+    framing = choose_framing(accept, default, tgi_compat=case.profile.tgi_compat)
+    formatter = StreamFormatter(request, request.prompts[0], schema, framing)
+
+    def row(step: Step) -> bytes:
+        if isinstance(step, Fail):
+            error: LmiError = step.error
+            return formatter.error(error.text, status_of(error, family))
+        assert isinstance(step, GenerationChunk)
+        return formatter.rows(step)
+
+    return b"".join(map(row, case.script))
+
+
+def whole_bytes(case: Golden, request: LmiRequest) -> bytes:
+    """Return the body that the case's candidates make."""
+    schema = TGI_SCHEMA if case.profile.tgi_compat else LMI_SCHEMA
+    chunks = [step for step in case.script if isinstance(step, GenerationChunk)]
+    ranked = rank_candidates(chunks, request.returned)
+    results = [format_result(request, prompt, ranked, schema) for prompt in request.prompts]
+    return encode_results(results, is_list=request.is_list, schema=schema)
+
+
+@pytest.mark.parametrize("case", GENERATIONS, ids=lambda case: case.name)
+def test_golden_rows_are_exact(case: Golden) -> None:
+    """Payload rules and formatters alone give the bytes that the server sends."""
+    assert dispatch(case.payload) == "generation"
+    request = parse_lmi_request(case.payload, case.profile)
+    made = stream_bytes if request.is_streaming else whole_bytes
+    assert made(case, request) == case.body
