@@ -1,0 +1,345 @@
+import logging
+from typing import Any
+
+import pytest
+
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.inference.payload import (
+    LmiRequest,
+    decode_body,
+    dispatch,
+    form_field,
+    parse_lmi_request,
+)
+from lmi_vllm.messages import ServingProfile
+
+OBJECT = b'{"inputs": "x"}'
+X = {"inputs": "x"}
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data; boundary=B"
+
+
+def multipart(*parts: tuple[str, str, bytes]) -> bytes:
+    """Return a form body of (name, content type, content)."""
+    out = b""
+    for name, kind, content in parts:
+        head = f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n'
+        out += (head + (f"Content-Type: {kind}\r\n" if kind else "") + "\r\n").encode()
+        out += content + b"\r\n"
+    return out + b"--B--\r\n"
+
+
+# Body and content type -> payload (http-api.md 3).
+BODIES: dict[str, tuple[bytes, str, dict[str, Any]]] = {
+    "absent and empty": (b"", "", {"inputs": ""}),
+    "absent": (OBJECT, "", X),
+    "json": (OBJECT, "application/json", X),
+    "json, charset, capitals": (OBJECT, "Application/JSON; charset=utf-8", X),
+    "json, vendor": (OBJECT, "application/vnd.x+json", X),
+    "json, twice the same key": (b'{"inputs": "y", "inputs": "x"}', "application/json", X),
+    "text": ("ü\n".encode(), "text/plain", {"inputs": "ü\n"}),
+    "text that looks like JSON": (OBJECT, "text/plain", {"inputs": '{"inputs": "x"}'}),
+    "csv inputs": (b"inputs\na\nb\n", "text/csv", {"inputs": ["a", "b"]}),
+    "csv quoted, windows lines": (
+        b'id,inputs\r\n1,"a, ""b""\nc"\r\n',
+        "text/csv",
+        {"inputs": ['a, "b"\nc']},
+    ),
+    "csv old mac lines": (b"inputs\ra\rb", "text/csv", {"inputs": ["a", "b"]}),
+    "csv byte order mark": ("\ufeffinputs\na\n".encode(), "text/csv", {"inputs": ["a"]}),
+    "csv question": (
+        b"question,context\nq,c\n",
+        "text/csv",
+        {"inputs": [{"question": "q", "context": "c"}]},
+    ),
+    "form": (b"data=a+b%C3%BC&x=1", FORM, {"inputs": "a bü"}),
+    "form, JSON text in data": (b"data=%7B%7D", FORM, {"inputs": "{}"}),
+    "form type by curl -d": (OBJECT, FORM, X),
+    "multipart, typed": (multipart(("data", "application/json", OBJECT)), MULTIPART, X),
+    "multipart, untyped object": (multipart(("data", "", OBJECT)), MULTIPART, X),
+    "multipart, text": (
+        multipart(("a", "", b"1"), ("data", "", "ü".encode())),
+        MULTIPART,
+        {"inputs": "ü"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "kind", "payload"), BODIES.values(), ids=BODIES)
+def test_payload_content_types(body: bytes, kind: str, payload: dict[str, Any]) -> None:
+    """A body becomes the payload that its content type says."""
+    assert decode_body(body, kind) == payload
+
+
+REFUSED_BODIES: dict[str, tuple[bytes, str, str]] = {
+    "cut off": (b'{"inputs": "x"', "application/json", "not valid JSON"),
+    "empty": (b"", "application/json", "not valid JSON"),
+    "array": (b"[1]", "application/json", "must be a JSON object"),
+    "text": (b'"x"', "application/json", "must be a JSON object"),
+    "null": (b"null", "application/json", "must be a JSON object"),
+    "NaN": (b'{"inputs": NaN}', "application/json", "not valid JSON"),
+    "infinite": (b'{"inputs": 1e999}', "application/json", "not valid JSON"),
+    "lone surrogate": (b'{"inputs": "\\ud800"}', "application/json", "not valid JSON"),
+    "not UTF-8": (b'{"inputs": "\xff"}', "application/json", "not valid JSON"),
+    "too deep": (b'{"inputs":' + b"[" * 5000, "application/json", "not valid JSON"),
+    "byte order mark": (b"\xef\xbb\xbf{}", "application/json", "not valid JSON"),
+    "text, not UTF-8": (b"\xff", "text/plain", "not UTF-8"),
+    "csv without a known column": (b"a,b\n1,2\n", "text/csv", "inputs, question, context"),
+    "csv without rows": (b"inputs\n", "text/csv", "header row"),
+    "csv empty": (b"", "text/csv", "header row"),
+    "csv cell too long": (b"inputs\n" + b"x" * 200_000, "text/csv", "not valid CSV"),
+    "form without data": (b"x=1", FORM, "no field data"),
+    "multipart without data": (multipart(("x", "", b"1")), MULTIPART, "no field data"),
+    "multipart cut off": (b"--B\r\nContent-Dis", MULTIPART, "no field data"),
+    "multipart, no boundary": (multipart(("data", "", b"x")), "multipart/form-data", "no field"),
+    "multipart, broken JSON": (
+        multipart(("data", "application/json", b"{")),
+        MULTIPART,
+        "not valid JSON",
+    ),
+    "image": (b"\x89PNG", "image/png", "image/png cannot be used"),
+    "audio": (b"x", "audio/wav", "audio/wav cannot be used"),
+    "npy": (b"x", "application/x-npy", "cannot be used"),
+    "ndlist": (b"x", "tensor/ndlist", "cannot be used"),
+    "bytes": (b"x", "application/octet-stream", "cannot be used"),
+}
+
+
+@pytest.mark.parametrize(("body", "kind", "text"), REFUSED_BODIES.values(), ids=REFUSED_BODIES)
+def test_payload_unreadable_body_is_refused(body: bytes, kind: str, text: str) -> None:
+    """A body that is not what its type says is the client's fault, with the reason."""
+    with pytest.raises(PayloadError, match=text):
+        decode_body(body, kind)
+
+
+def test_payload_form_field_is_found_in_forms_only() -> None:
+    """A model name may come as a field of either kind of form."""
+    assert form_field(b"a=1&model_name=m&model_name=n", FORM, "model_name") == "m"
+    assert form_field(multipart(("model_name", "", b"m")), MULTIPART, "model_name") == "m"
+    assert form_field(b"a=1", FORM, "model_name") is None
+    assert form_field(b"model_name=m", "application/json", "model_name") is None
+
+
+FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "prompt": (("prompt",), "completions"),
+    "inputs": (("inputs",), "generation"),
+    "messages": (("messages",), "chat/completions"),
+    "all three": (("messages", "inputs", "prompt"), "completions"),
+    "inputs and messages": (("messages", "inputs"), "generation"),
+}
+
+
+@pytest.mark.parametrize(("keys", "family"), FAMILIES.values(), ids=FAMILIES)
+def test_payload_dispatch_takes_first_match(keys: tuple[str, ...], family: str) -> None:
+    """prompt, then inputs, then messages, whatever their values."""
+    assert dispatch(dict.fromkeys(keys)) == family
+
+
+def test_payload_dispatch_without_key_is_refused() -> None:
+    """A payload of no family is told which keys there are."""
+    with pytest.raises(PayloadError, match="must contain prompt, inputs, or messages"):
+        dispatch({"text": "x"})
+
+
+def request(
+    inputs: object = "x", profile: dict[str, Any] | None = None, **payload: Any
+) -> LmiRequest:
+    """Return the request of a payload."""
+    return parse_lmi_request({"inputs": inputs, **payload}, ServingProfile(**profile or {}))
+
+
+INPUTS: dict[str, tuple[object, tuple[str, ...], bool]] = {
+    "text": ("a", ("a",), False),
+    "list": (["a", "b"], ("a", "b"), True),
+    "list of one": (["a"], ("a",), True),
+    "blank": (" ", (" ",), False),
+}
+
+
+@pytest.mark.parametrize(("inputs", "prompts", "is_list"), INPUTS.values(), ids=INPUTS)
+def test_payload_inputs_are_prompts_in_order(
+    inputs: object, prompts: tuple[str, ...], is_list: bool
+) -> None:
+    """A list stays a list, also of one."""
+    parsed = request(inputs)
+    assert (parsed.prompts, parsed.is_list) == (prompts, is_list)
+
+
+@pytest.mark.parametrize(
+    "inputs", ["", [], [""], ["a", ""], None, 5, {}, ["a", 5], [["a"]], [None], True], ids=repr
+)
+def test_payload_wrong_inputs_are_refused(inputs: object) -> None:
+    """Only texts that are not empty can be continued."""
+    with pytest.raises(PayloadError, match=r"^inputs: "):
+        request(inputs)
+
+
+@pytest.mark.parametrize("parameters", [[], "x", 5, True], ids=repr)
+def test_payload_parameters_must_be_object(parameters: object) -> None:
+    """`parameters` is an object, or null for none."""
+    with pytest.raises(PayloadError, match=r"^parameters: expected an object"):
+        request(parameters=parameters)
+    assert request(parameters=None) == request(parameters={}) == request()
+
+
+# Payload and profile -> whether it streams (http-api.md 5 and 6.3).
+STREAMING: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "default": ({}, {}, False),
+    "stream": ({"stream": True}, {}, True),
+    "stream null": ({"stream": None}, {}, False),
+    "in parameters": ({"parameters": {"stream": True}}, {}, True),
+    "null above, true in parameters": ({"stream": None, "parameters": {"stream": True}}, {}, True),
+    "false above wins": ({"stream": False, "parameters": {"stream": True}}, {}, False),
+    "formatter jsonlines": ({}, {"output_formatter": "jsonlines"}, True),
+    "formatter sse": ({"stream": False}, {"output_formatter": "sse"}, True),
+    "formatter json": ({"stream": True}, {"output_formatter": "json"}, True),
+    "formatter unknown": ({}, {"output_formatter": "3p_stream"}, False),
+}
+
+
+@pytest.mark.parametrize(("payload", "profile", "streams"), STREAMING.values(), ids=STREAMING)
+def test_payload_stream_choice(
+    payload: dict[str, Any], profile: dict[str, Any], streams: bool
+) -> None:
+    """The request, or a formatter that only streams, decides; Accept does not."""
+    assert request(profile=profile, **payload).is_streaming is streams
+
+
+@pytest.mark.parametrize("stream", ["true", 1, [], {}], ids=repr)
+def test_payload_stream_must_be_boolean(stream: object) -> None:
+    """A stream flag of another type is refused."""
+    with pytest.raises(PayloadError, match=r"^stream: expected true or false"):
+        request(stream=stream)
+
+
+UNSTREAMABLE: dict[str, tuple[object, dict[str, Any], str]] = {
+    "list": (["a", "b"], {}, "^inputs: streaming"),
+    "list of one": (["a"], {}, "^inputs: streaming"),
+    "n": ("a", {"n": 2, "do_sample": True}, "n and best_of"),
+    "best_of": ("a", {"best_of": 2, "do_sample": True}, "n and best_of"),
+    "num_beams": ("a", {"num_beams": 2}, "num_beams"),
+    "decoder_input_details": ("a", {"decoder_input_details": True}, "decoder_input_details"),
+}
+
+
+@pytest.mark.parametrize(("inputs", "parameters", "text"), UNSTREAMABLE.values(), ids=UNSTREAMABLE)
+def test_payload_what_cannot_stream_is_refused(
+    inputs: object, parameters: dict[str, Any], text: str
+) -> None:
+    """More than one sequence, and prompt details, need a whole answer."""
+    with pytest.raises(PayloadError, match=text):
+        request(inputs, stream=True, parameters=parameters)
+
+
+CANDIDATES: dict[str, tuple[dict[str, Any], tuple[int, int], int | None]] = {
+    "one": ({}, (1, 1), None),
+    "n": ({"n": 3}, (3, 3), 3),
+    "best_of": ({"best_of": 3}, (3, 3), 3),
+    "best_of and n": ({"best_of": 3, "n": 2}, (3, 2), 3),
+    "n above best_of": ({"best_of": 2, "n": 3}, (3, 3), 3),
+    "ones": ({"best_of": 1, "n": 1, "num_beams": 1}, (1, 1), None),
+}
+
+
+@pytest.mark.parametrize(("given", "counts", "n"), CANDIDATES.values(), ids=CANDIDATES)
+def test_payload_candidates_and_returned(
+    given: dict[str, Any], counts: tuple[int, int], n: int | None
+) -> None:
+    """The engine makes max(best_of, n) candidates; n of them, or all, are answered."""
+    parsed = request(parameters={"do_sample": True, **given})
+    assert (parsed.candidates, parsed.returned) == counts
+    assert parsed.sampling.get("n") == n
+
+
+@pytest.mark.parametrize("given", [{"n": 2}, {"best_of": 2}, {"n": 2, "temperature": 0}], ids=str)
+def test_payload_greedy_candidates_are_refused(given: dict[str, Any]) -> None:
+    """Greedy candidates would all be the same: the text names do_sample."""
+    with pytest.raises(PayloadError, match="do_sample"):
+        request(parameters=given)
+
+
+# Payload and profile -> the number of alternatives asked of the engine; None: no logprobs at all.
+LOGPROBS: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
+    "plain": ({}, {}, None),
+    "details": ({"parameters": {"details": True}}, {}, 0),
+    "candidates": ({"parameters": {"n": 2, "do_sample": True}}, {}, 0),
+    "top_n_tokens": ({"parameters": {"top_n_tokens": 3}}, {}, 3),
+    "top_n_tokens over logprobs": ({"parameters": {"top_n_tokens": 3, "logprobs": 5}}, {}, 3),
+    "logprobs": ({"parameters": {"logprobs": 5}}, {}, 5),
+    "stream": ({"stream": True}, {}, 0),
+    "stream without": ({"stream": True, "parameters": {"logprobs": False}}, {}, None),
+    "stream, option off": ({"stream": True}, {"stream_logprobs": False}, None),
+    "stream, tgi needs them": (
+        {"stream": True, "parameters": {"logprobs": False}},
+        {"tgi_compat": True, "stream_logprobs": False},
+        0,
+    ),
+    "tgi": ({}, {"tgi_compat": True}, 0),
+}
+
+
+@pytest.mark.parametrize(("payload", "profile", "count"), LOGPROBS.values(), ids=LOGPROBS)
+def test_payload_logprobs_only_where_shown(
+    payload: dict[str, Any], profile: dict[str, Any], count: int | None
+) -> None:
+    """Log probabilities cost much: the engine is asked only where an answer shows them."""
+    assert request(profile=profile, **payload).sampling.get("logprobs") == count
+
+
+@pytest.mark.parametrize("given", [-1, 21, 1e30], ids=repr)
+def test_payload_logprobs_out_of_range_is_named(given: float) -> None:
+    """The number of logprobs is bounded as the engine bounds it."""
+    with pytest.raises(PayloadError, match=r"^parameters\.logprobs: "):
+        request(parameters={"logprobs": given})
+
+
+def test_payload_fields_beside_sampling() -> None:
+    """What the formatter and the engine seam need is kept as typed fields."""
+    parsed = request(
+        parameters={
+            "details": True,
+            "decoder_input_details": True,
+            "return_full_text": True,
+            "truncate": 5,
+            "priority": -3,
+            "seed": "7",
+        }
+    )
+    assert (parsed.details, parsed.decoder_input_details, parsed.return_full_text) == (True,) * 3
+    assert (parsed.truncate, parsed.priority, parsed.seed) == (5, -3, 7)
+    assert parsed.sampling["prompt_logprobs"] == 1
+    assert request(parameters={"priority": None}).priority == 0
+
+
+def test_payload_prompt_details_need_details() -> None:
+    """decoder_input_details alone asks the engine for nothing."""
+    assert "prompt_logprobs" not in request(parameters={"decoder_input_details": True}).sampling
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_payload_model_defaults_only_when_sampling(samples: bool) -> None:
+    """The model's generation config fills in what sampling leaves open; greedy needs none."""
+    assert request(parameters={"do_sample": samples}).apply_model_defaults is samples
+
+
+def test_payload_tgi_keeps_stop_text_and_details() -> None:
+    """TGI mode: a stop sequence stays in the text and details are on, unless told otherwise."""
+    tgi = {"tgi_compat": True}
+    parsed = request(profile=tgi)
+    assert parsed.details
+    assert parsed.sampling["include_stop_str_in_output"] is True
+    told = {"include_stop_str_in_output": False, "details": False}
+    parsed = request(profile=tgi, parameters=told)
+    assert not parsed.details
+    assert parsed.sampling["include_stop_str_in_output"] is False
+
+
+def test_payload_unknown_names_are_warned(caplog: pytest.LogCaptureFixture) -> None:
+    """Each unknown name is one log line, whatever characters a client put in it."""
+    with caplog.at_level(logging.WARNING):
+        request(parameters={"nonsense": 1, "a\nb" + "x" * 500: 2, "typical_p": 0.5})
+    assert [record.getMessage() for record in caplog.records] == [
+        "request parameter 'nonsense' has no effect",
+        f"request parameter 'a\\nb{'x' * 75} has no effect",
+        "request parameter 'typical_p' has no effect",
+    ]
