@@ -4,6 +4,7 @@ Only plain files and directories are taken: links and devices are refused, as ar
 the directory. Owners and modes in the archive are not followed.
 """
 
+import gzip
 import shutil
 import stat
 import tarfile
@@ -21,6 +22,14 @@ TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
 ZIP_SUFFIXES: Final = (".zip", ".mar")
 SPACE_ADVICE: Final = "choose a larger disk (SERVING_DOWNLOAD_DIR)"
 _COPY_BYTES: Final = 1 << 20
+_DAMAGE: Final = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,  # a compression that Python does not read
+)
 
 
 def is_archive(name: str) -> bool:
@@ -47,7 +56,7 @@ def extract_archive(archive: Path, destination: Path, source: str) -> dict[str, 
 def _naming_damage(source: str) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as e:
+    except _DAMAGE as e:
         raise DownloadError(f"{source} is damaged or not an archive of its kind: {e}") from e
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from lmi_vllm.startup.download_storage import human_size
+
 POLL_SECONDS = 0.4
 RATE_WINDOW_SECONDS = 10.0
 
@@ -26,6 +28,16 @@ class DownloadProgress:
     bytes_total: int
     bytes_per_second: float = 0.0
     seconds_left: float | None = None
+
+    @property
+    def text(self) -> str:
+        """One line for people: files, bytes, rate and time left."""
+        percent = 100 * self.bytes // self.bytes_total if self.bytes_total else 100
+        left = "" if self.seconds_left is None else f", {self.seconds_left:.0f} s left"
+        return (
+            f"{percent}% of {human_size(self.bytes_total)}, {self.files} of {self.files_total} "
+            f"files, {human_size(self.bytes_per_second)}/s{left}"
+        )
 
 
 class ProgressSink(Protocol):

@@ -111,6 +111,16 @@ def with_retries(source: str, transfer: Callable[[], _Result]) -> _Result:
         ) from error
 
 
+def put_in_place(ready: Path, target: Path) -> None:
+    """Rename the directory `ready` to `target`; an earlier version makes room only now."""
+    old = target.with_name(f"{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    ready.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def without_secrets(text: str) -> str:
     """The first line of `text` without the query and the user part of URLs, which may be signed."""
     line = text.strip().split("\n", 1)[0]

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.startup.download_progress import DownloadProgress, ProgressSink, ignore_progress
+from lmi_vllm.startup.download_to import fetch_model_to
 from lmi_vllm.startup.hub_download import fetch_from_hub
 from lmi_vllm.startup.hub_source import hub_source
 from lmi_vllm.startup.s3_download import fetch_from_s3, fetch_text_from_s3
 from lmi_vllm.startup.s3_store import SCHEME
 
-__all__ = ["DownloadProgress", "ProgressSink", "fetch_model", "fetch_text"]
+__all__ = ["DownloadProgress", "ProgressSink", "fetch_model", "fetch_model_to", "fetch_text"]
 
 
 def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows

@@ -78,6 +78,25 @@ def fetch_from_hub(
             ) from error
 
 
+def commit_of(source: HubSource) -> str:
+    """The commit that the revision of `source` stands for now.
+
+    Raises:
+        DownloadError: the hub refused.
+        HubUnreachableError: nobody answers.
+    """
+    from huggingface_hub import HfApi  # noqa: PLC0415
+
+    def ask() -> str:
+        with translating(source):
+            api = HfApi(endpoint=source.endpoint, token=source.token or False)
+            timeout = source.metadata_timeout_seconds
+            found = api.model_info(source.repository, revision=source.revision, timeout=timeout)
+        return found.sha or ""
+
+    return with_retries(source.label, ask)
+
+
 def _list_files(source: HubSource, select: _Select, load_format: str | None) -> _Listing:
     from huggingface_hub import HfApi  # noqa: PLC0415
 

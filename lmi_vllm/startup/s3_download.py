@@ -17,7 +17,7 @@ from typing import Any, Final
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.startup.archives import extract_archive, is_archive
 from lmi_vllm.startup.download_progress import ProgressSink
-from lmi_vllm.startup.download_storage import InterruptedTransferError, exclusive
+from lmi_vllm.startup.download_storage import InterruptedTransferError, exclusive, put_in_place
 from lmi_vllm.startup.fetch_manifest import (
     MANIFEST_NAME,
     FetchManifest,
@@ -158,7 +158,7 @@ def _fetch(partial: PartialDirectory, on_progress: ProgressSink) -> None:
     partial.fill(on_progress)
     archive = _only_archive(partial.objects)
     if archive is None:
-        _put_in_place(partial.directory, partial.target)
+        put_in_place(partial.directory, partial.target)
         return
     extracted = partial.target.with_name(f"{partial.target.name}.extracted")
     shutil.rmtree(extracted, ignore_errors=True)
@@ -169,7 +169,7 @@ def _fetch(partial: PartialDirectory, on_progress: ProgressSink) -> None:
             )
         objects = {archive.name: (archive.size, archive.etag)}
         FetchManifest(partial.location.url, objects, sizes).write(extracted)
-        _put_in_place(extracted, partial.target)
+        put_in_place(extracted, partial.target)
     finally:
         shutil.rmtree(extracted, ignore_errors=True)
     shutil.rmtree(partial.directory, ignore_errors=True)
@@ -179,13 +179,3 @@ def _only_archive(objects: Sequence[StoredObject]) -> StoredObject | None:
     """The archive that is all there is, and is therefore replaced by its content."""
     only = objects[0] if len(objects) == 1 else None
     return only if only is not None and is_archive(only.name) else None
-
-
-def _put_in_place(ready: Path, target: Path) -> None:
-    """Rename `ready` to `target`; an earlier version makes room only now."""
-    old = target.with_name(f"{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    ready.rename(target)
-    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,94 @@
+"""`lmi-vllm fetch MODEL`: the server's own download as a command, for images and init containers.
+
+The directory is the only thing on stdout; progress and errors go to stderr.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, TextIO
+
+from lmi_vllm.errors import DownloadError
+from lmi_vllm.startup.downloads import DownloadProgress, fetch_model, fetch_model_to
+
+SECONDS_BETWEEN_LINES: Final = 5.0
+_BAR_CELLS: Final = 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `fetch` on `parser`."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="hub id, s3://bucket/prefix/ or s3://bucket/model.tar.gz"
+    )
+    parser.add_argument(
+        "--to", metavar="DIR", type=Path, help="place the model there instead of in the cache"
+    )
+    parser.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub model")
+    parser.add_argument(
+        "--load-format", metavar="F", help="vLLM's load_format, which decides the weights to fetch"
+    )
+
+
+def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Exit code 0 once the model is there and its directory printed, 1 with the reason."""
+    display = ProgressDisplay(sys.stderr)
+    try:
+        directory = _fetch(arguments, environ, display)
+    except DownloadError as error:
+        display.close()
+        sys.stderr.write(f"{error}\n")
+        return 1
+    display.close()
+    sys.stdout.write(f"{directory}\n")
+    return 0
+
+
+def _fetch(
+    arguments: argparse.Namespace, environ: Mapping[str, str], display: "ProgressDisplay"
+) -> Path:
+    if arguments.to is None:
+        return fetch_model(
+            arguments.model,
+            revision=arguments.revision,
+            environ=environ,
+            load_format=arguments.load_format,
+            on_progress=display.show,
+        )
+    return fetch_model_to(
+        arguments.model,
+        arguments.to,
+        revision=arguments.revision,
+        environ=environ,
+        load_format=arguments.load_format,
+        on_progress=display.show,
+    )
+
+
+class ProgressDisplay:
+    """A bar on a terminal, elsewhere one line every few seconds."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._next_line = 0.0
+        self._has_bar = False
+
+    def show(self, progress: DownloadProgress) -> None:
+        """Show `progress`, at once on a terminal."""
+        is_done = progress.files == progress.files_total
+        if self._is_terminal:
+            filled = _BAR_CELLS * progress.bytes // max(1, progress.bytes_total)
+            bar = "#" * filled + "." * (_BAR_CELLS - filled)
+            self._stream.write(f"\r\x1b[K[{bar}] {progress.text}")
+            self._has_bar = True
+        elif is_done or time.monotonic() >= self._next_line:
+            self._stream.write(f"Fetching: {progress.text}\n")
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leave the line of the bar."""
+        if self._has_bar:
+            self._stream.write("\n")
