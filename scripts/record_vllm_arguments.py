@@ -92,6 +92,10 @@ def describe(action: argparse.Action) -> dict[str, object]:
     choices = [plain(choice) for choice in action.choices or () if choice is not None]
     if choices:
         row["choices"] = choices
+    flag = action.dest.replace("_", "-")
+    also = [text for text in action.option_strings if text not in (f"--{flag}", f"--no-{flag}")]
+    if also:
+        row["also"] = also
     row["default"] = plain(action.default)
     row["help"] = first_sentence(action.help)
     return row

@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from typing import Final
 
 MASK: Final = "***"
-_SECRET_WORDS: Final = frozenset({"token", "secret", "key", "pass", "password", "credentials"})
+_SECRET_WORDS: Final = frozenset(
+    {"token", "secret", "key", "pass", "password", "credentials"}  # startup.md section 10
+    | {"credential", "passwd", "apikey", "authtoken"}  # as other tools spell them
+)
 _URL_LOGIN: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
 _URL_SIGNATURE: Final = re.compile(
     r"([?&](?:x-amz-signature|x-amz-credential|x-amz-security-token|signature|sig|token|"

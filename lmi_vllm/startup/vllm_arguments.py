@@ -26,6 +26,7 @@ class VllmArgument:
     choices: tuple[object, ...]
     default: object
     help: str
+    also: tuple[str, ...] = ()  # further flags, such as -tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def _arguments(rows: Mapping[str, Mapping[str, object]]) -> Mapping[str, VllmArg
                 choices=tuple(row.get("choices", ())),  # type: ignore[arg-type]
                 default=row["default"],
                 help=str(row["help"]),
+                also=tuple(row.get("also", ())),  # type: ignore[arg-type]
             )
             for name, row in rows.items()
         }
@@ -141,6 +143,8 @@ def coerce(argument: VllmArgument, text: str) -> object:
     """The value vLLM's command line makes of `text`; ValueError says what is allowed."""
     if text == "None":
         return None
+    if argument.kind == "json" and isinstance(argument.default, list):
+        return text_parsers.json_value(text)
     if not argument.is_list:
         return _checked(argument, _KINDS[argument.kind](text))
     if text.lstrip().startswith("["):
