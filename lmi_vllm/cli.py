@@ -61,5 +61,5 @@ def main(arguments: list[str] | None = None) -> None:
 def fail(text: str) -> NoReturn:
     """Print the reason, last and on one line, and exit 1."""
     sys.stdout.flush()
-    print(f"lmi-vllm: error: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+    print(f"lmi-vllm: error: {' '.join(text.split())}", file=sys.stderr)
     sys.exit(EXIT_FAILURE)

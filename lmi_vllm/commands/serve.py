@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
         code, reason = runner.run(server.run())
         if reason:
             logging.shutdown()
-            print(f"lmi-vllm: error: {' '.join(reason.split())}", file=sys.stderr)  # noqa: T201
+            print(f"lmi-vllm: error: {' '.join(reason.split())}", file=sys.stderr)
         _leave(code)
 
 

@@ -97,7 +97,7 @@ class Server:
         bound_port = runner.addresses[0][1]  # port 0 means any free one
         shown = f"[{host}]" if ":" in host else host
         self._url = f"http://{shown}:{bound_port}"
-        print(f"Listening on {self._url}", flush=True)  # noqa: T201 (scripts wait for this line)
+        print(f"Listening on {self._url}", flush=True)
         return runner
 
     def _address(self) -> tuple[str, int]:
@@ -145,8 +145,8 @@ class Server:
         self._engine = await start.run()
         admission.become(State.HEALTHY)
         seconds = admission.elapsed_seconds
-        print(f"Ready on {self._url} after {seconds:.1f} s", flush=True)  # noqa: T201
-        print(_curl_line(self._url), flush=True)  # noqa: T201
+        print(f"Ready on {self._url} after {seconds:.1f} s", flush=True)
+        print(_curl_line(self._url), flush=True)
 
     async def _drain(self, admission: Admission, stop: asyncio.Event) -> None:
         """Refuse new work, let running work end within the deadline; a second signal hurries."""
