@@ -137,13 +137,15 @@ class GenerationChunk:
 class OpenAICall:
     """A request for one of vLLM's own OpenAI handlers; `body` is the decoded JSON object.
 
-    `kind` is the handler's route below /v1: `chat/completions`, `completions`, `models`.
+    `kind` is the handler's route below /v1: `chat/completions`, `completions`, `models`. With
+    `adapter` that load of it answers, whatever its name stands for meanwhile.
     """
 
     kind: str
     body: Mapping[str, object]
     headers: Mapping[str, str]
     request_id: str
+    adapter: AdapterRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

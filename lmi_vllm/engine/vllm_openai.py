@@ -4,6 +4,7 @@ The one file we expect to touch at a vLLM upgrade (engine-notes.md 7 lists where
 """
 
 import logging
+import secrets
 from argparse import Namespace
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class VllmOpenAI:
     def __init__(self, app: _App, default_model: str) -> None:
         self._app = app
         self._default_model = default_model
+        self._secret = secrets.token_hex(16)
 
     @classmethod
     async def create(
@@ -81,19 +83,24 @@ class VllmOpenAI:
         return cls(_App(state), profile.served_names[0])
 
     def add_adapter(self, adapter: AdapterRef) -> None:
-        """Let requests whose `model` is the adapter's name find it, and /v1/models list it.
+        """Let calls that carry this load of the adapter reach it.
 
         The path is the one users know; the engine's guard puts its private copy in its place.
         """
         known = self._app.state.openai_serving_models.lora_requests
-        known[adapter.name] = LoRARequest(adapter.name, adapter.engine_id, adapter.path)
+        known[self._key(adapter)] = LoRARequest(adapter.name, adapter.engine_id, adapter.path)
 
     def remove_adapter(self, adapter: AdapterRef) -> None:
-        """Stop requests from finding the adapter; a newer one of that name stays."""
-        known = self._app.state.openai_serving_models.lora_requests
-        current = known.get(adapter.name)
-        if current is not None and current.lora_int_id == adapter.engine_id:
-            del known[adapter.name]
+        """Stop calls from finding this load of the adapter; others of its name stay."""
+        self._app.state.openai_serving_models.lora_requests.pop(self._key(adapter), None)
+
+    def _key(self, adapter: AdapterRef) -> str:
+        """Return what stands for one load in `model`: never a name that a client could send.
+
+        vLLM looks adapters up by the name in the request, which by then may mean another load, or
+        one that is being removed. The answer carries the adapter's own name all the same.
+        """
+        return f"{self._secret}-{adapter.engine_id}"
 
     async def answer(self, call: OpenAICall) -> OpenAIReply:
         """Answer `call` with vLLM's bytes; faults of the request are replies.
@@ -103,13 +110,15 @@ class VllmOpenAI:
         """
         raw_request = self._raw_request(call)
         if call.kind == "models":
-            models = await self._app.state.openai_serving_models.show_available_models()
+            served = self._app.state.openai_serving_models.registry
+            models = await served.show_available_models()
             return _json_reply(JSONResponse(models.model_dump()))
         route = ROUTES[call.kind]
+        body = {"model": self._default_model, **call.body}
+        if call.adapter is not None:
+            body["model"] = self._key(call.adapter)
         try:
-            request = route.request_model.model_validate(
-                {"model": self._default_model, **call.body}
-            )
+            request = route.request_model.model_validate(body)
         except ValidationError as error:
             return await _validation_reply(raw_request, error, call.body)
         result = await self._handle(route, request, raw_request)

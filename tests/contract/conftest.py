@@ -1,6 +1,7 @@
 """One engine of each kind for the session, both driven from one event loop in a thread."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ DEMO_ARGUMENTS = {
     "kv_cache_memory_bytes": 1 << 27,
 }
 Run = Callable[..., Any]
+
+# Two threads bound to the cores of a busy machine wait for each other up to 100 times longer.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 class LoopThread:

@@ -1,0 +1,325 @@
+"""Adapters never answer for each other, and none can end the engine (vllm_isolation.py).
+
+Each test is one way in which vLLM 0.32 breaks that without our guards; each was seen red with its
+guard taken out.
+"""
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, PayloadError
+from lmi_vllm.messages import AdapterRef, GenerationJob, OpenAICall
+from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, answer, collect
+from tests.support.adapter_files import (
+    CAPITALS,
+    WEIGHTS,
+    copy_adapter,
+    make_adapter,
+    read_header,
+    write_safetensors,
+)
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = "The capital of France is"
+IDS = itertools.count(20_000)
+# More than one block of 128 tokens: shorter prompts never hit the prefix cache on CPU.
+LONG_PROMPT = "The sea is wide and the wind is cold. Water is a clear liquid. " * 12 + PROMPT
+
+
+class Loader:
+    """Loads adapters into the session's engine and unloads what a test leaves."""
+
+    def __init__(self, run: LoopThread, engine: Any) -> None:
+        self.run, self.engine = run, engine
+        self.loaded: list[AdapterRef] = []
+
+    def load(self, path: Path, name: str = "", *, pinned: bool = False) -> AdapterRef:
+        """Load one adapter under an id of its own."""
+        ref = AdapterRef(name or path.name, str(path), next(IDS), pinned)
+        self.run(self.engine.load_adapter(ref))
+        self.loaded.append(ref)
+        return ref
+
+    def unload(self, ref: AdapterRef) -> None:
+        """Unload one adapter."""
+        self.run(self.engine.unload_adapter(ref))
+
+    def ask(self, adapter: AdapterRef | None = None, prompt: str = PROMPT, **fields: Any) -> str:
+        """Return the greedy answer of one adapter, alone in the engine."""
+        text: str = self.run(answer(self.engine, prompt, adapter=adapter, **fields))
+        return text
+
+    def ask_together(self, *adapters: AdapterRef | None) -> list[str]:
+        """Return the greedy answers of requests that run at the same time, one per adapter."""
+
+        async def scenario() -> list[str]:
+            jobs = [job(adapter) for adapter in adapters]
+            chunks = await asyncio.gather(*(collect(self.engine, item) for item in jobs))
+            return [item[-1].text for item in chunks]
+
+        texts: list[str] = self.run(scenario())
+        return texts
+
+
+def job(adapter: AdapterRef | None, max_tokens: int = 24, **sampling: Any) -> GenerationJob:
+    """Return a greedy job over the common prompt, with a request id of its own."""
+    sampling = {"max_tokens": max_tokens, "temperature": 0.0, **sampling}
+    return GenerationJob(f"isolation-{next(IDS)}", PROMPT, sampling, adapter)
+
+
+@pytest.fixture
+def adapters(run: LoopThread, vllm_engine: Any) -> Iterator[Loader]:
+    """Load adapters; the engine (max_loras=2, max_cpu_loras=2) is empty and alive afterwards."""
+    loader = Loader(run, vllm_engine)
+    yield loader
+    for ref in loader.loaded:
+        loader.unload(ref)
+    run(vllm_engine.check_health())
+    assert loader.ask() == loader.ask()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Six adapters with weights of their own."""
+    root = tmp_path_factory.mktemp("adapters")
+    return [make_adapter(root / f"a{seed}", seed) for seed in range(6)]
+
+
+def test_base_and_adapters_differ_alone_and_in_one_batch(
+    adapters: Loader, folders: list[Path]
+) -> None:
+    """Base and each of three adapters give their own answer, whoever else is in the batch."""
+    refs = [
+        None,
+        adapters.load(DEMO_ADAPTERS / "capitals"),
+        adapters.load(DEMO_ADAPTERS / "json"),
+        adapters.load(folders[0]),
+    ]
+    alone = [adapters.ask(ref) for ref in refs]
+    assert len(set(alone)) == 4
+    for order in itertools.combinations(range(4), 3):
+        mixed = adapters.ask_together(*(refs[position] for position in order))
+        assert mixed == [alone[position] for position in order]
+
+
+def test_base_rows_stay_base_with_every_slot_taken(adapters: Loader, folders: list[Path]) -> None:
+    """On CPU vLLM computes base rows with the last slot's adapter: they carry an all-zero one."""
+    base = adapters.ask()
+    refs = [adapters.load(folder) for folder in folders[:3]]
+    for pair in itertools.combinations(refs, 2):
+        first, second = (adapters.ask(ref) for ref in pair)
+        mixed = adapters.ask_together(None, pair[0], None, pair[1], None)
+        assert mixed == [base, first, base, second, base]
+
+
+def test_more_adapters_than_slots_in_one_batch_queue(adapters: Loader, folders: list[Path]) -> None:
+    """The scheduler does not count pinned slots: one adapter more than fits must wait here."""
+    refs = [adapters.load(folder) for folder in folders]
+    alone = [adapters.ask(ref) for ref in refs]
+    assert len(set(alone)) == len(alone)
+    for _ in range(3):
+        assert adapters.ask_together(*refs) == alone
+    pinned = adapters.load(folders[0], "pinned", pinned=True)
+    assert adapters.ask_together(*refs, pinned) == [*alone, alone[0]]
+
+
+def test_id_used_again_has_new_weights(adapters: Loader, folders: list[Path]) -> None:
+    """The engine keeps the old weights of an id: they are removed, and cached prompts with them."""
+    first, second = (adapters.load(folder) for folder in folders[:2])
+    old, new = (adapters.ask(ref, LONG_PROMPT) for ref in (first, second))
+    assert old != new
+    adapters.unload(first)
+    again = AdapterRef(first.name, second.path, first.engine_id)
+    adapters.run(adapters.engine.load_adapter(again))
+    assert adapters.ask(again, LONG_PROMPT) == new
+    adapters.unload(again)
+
+
+def test_loaded_id_keeps_to_its_adapter(adapters: Loader, folders: list[Path]) -> None:
+    """Another adapter under an id that is in use is refused, not served with the old weights."""
+    first = adapters.load(folders[0])
+    with pytest.raises(AdapterRefusedError):
+        adapters.run(
+            adapters.engine.load_adapter(AdapterRef("other", str(folders[1]), first.engine_id))
+        )
+
+
+def test_evicted_adapter_answers_after_its_folder_is_gone(
+    adapters: Loader, folders: list[Path], tmp_path: Path
+) -> None:
+    """The engine reads an evicted adapter again inside a step; it reads our copy."""
+    gone = copy_adapter(tmp_path / "gone", folders[0])
+    first = adapters.load(gone)
+    expected = adapters.ask(first)
+    shutil.rmtree(gone)
+    for folder in folders[1:5]:
+        adapters.ask(adapters.load(folder))
+    assert adapters.ask(first) == expected
+
+
+def test_half_loaded_adapter_is_not_usable(adapters: Loader, tmp_path: Path) -> None:
+    """After a shape error vLLM keeps the id, half loaded: it is removed and never served."""
+    broken = copy_adapter(tmp_path / "broken")
+    shapes = {
+        name: tuple(entry["shape"]) for name, entry in read_header(CAPITALS / WEIGHTS).items()
+    }
+    wrong = {
+        name: (rows + 32, columns) if "layers.3" in name and "lora_B" in name else (rows, columns)
+        for name, (rows, columns) in shapes.items()
+    }
+    write_safetensors(broken / WEIGHTS, wrong)
+    ref = AdapterRef("broken", str(broken), next(IDS))
+    base = adapters.ask()
+    with pytest.raises(AdapterRefusedError, match="broken"):
+        adapters.run(adapters.engine.load_adapter(ref))
+    assert ref.engine_id not in adapters.run(adapters.engine._llm.list_loras())
+    with pytest.raises(PayloadError, match="not loaded"):
+        adapters.ask(ref)
+    assert adapters.ask() == base
+
+
+def test_new_weights_under_old_name_and_path_miss_old_cached_prompts(
+    adapters: Loader, folders: list[Path], tmp_path: Path
+) -> None:
+    """The prefix cache's key is name and path: each load has a path of its own."""
+    expected = adapters.ask(adapters.load(folders[1], "other"), LONG_PROMPT)
+    place = copy_adapter(tmp_path / "place", folders[0])
+    old = adapters.load(place, "same")
+    assert adapters.ask(old, LONG_PROMPT) != expected
+    adapters.unload(old)
+    copy_adapter(place, folders[1])
+    assert adapters.ask(adapters.load(place, "same"), LONG_PROMPT) == expected
+
+
+def test_all_slots_pinned_refuses_the_next_adapter(adapters: Loader, folders: list[Path]) -> None:
+    """With every slot pinned vLLM dies of the next adapter: it is refused, in load and in use."""
+    spare = adapters.load(folders[2])
+    pinned = [adapters.load(folder, pinned=True) for folder in folders[:2]]
+    with pytest.raises(AdapterCapacityError):
+        adapters.load(folders[3])
+    with pytest.raises(AdapterCapacityError):
+        adapters.load(folders[3], pinned=True)
+    with pytest.raises(PayloadError, match="pinned"):
+        adapters.ask(spare)
+    alone = [adapters.ask(ref) for ref in (*pinned, None)]
+    assert adapters.ask_together(*pinned, None) == alone
+
+
+def test_pin_in_place_keeps_weights_and_waits_for_running_requests(
+    adapters: Loader, folders: list[Path]
+) -> None:
+    """Pinning the last slot under a running request would end the engine: the pin waits."""
+    running, first, second = (adapters.load(folder) for folder in folders[:3])
+    expected = [adapters.ask(ref) for ref in (running, first, second)]
+
+    async def pin(ref: AdapterRef) -> None:
+        pinned = AdapterRef(ref.name, ref.path, ref.engine_id, pinned=True)
+        await adapters.engine.load_adapter(pinned)
+
+    async def scenario() -> Any:
+        chunks = adapters.engine.generate(job(running))
+        reading = asyncio.create_task(anext(chunks))
+        while not adapters.engine.running_requests:  # noqa: ASYNC110 (vLLM has no event)
+            await asyncio.sleep(0.01)
+        await asyncio.gather(pin(first), pin(second))
+        return (await reading).text
+
+    assert adapters.run(scenario()) == expected[0]
+    assert adapters.ask_together(first, second) == expected[1:]
+
+
+def test_adapter_never_loaded_is_refused_by_generate(adapters: Loader) -> None:
+    """An adapter straight into generate() kills vLLM's engine: only loaded ids get through."""
+    for path in ("/no/such/folder", str(CAPITALS)):
+        with pytest.raises(PayloadError, match="not loaded"):
+            adapters.ask(AdapterRef("stranger", path, next(IDS)))
+
+
+def test_prompt_logprobs_at_once_do_not_end_the_engine(
+    adapters: Loader, folders: list[Path]
+) -> None:
+    """On CPU with LoRA two requests with prompt log probabilities in one batch end the engine."""
+    ref = adapters.load(folders[0])
+
+    async def scenario() -> list[Any]:
+        jobs = [job(item, 8, prompt_logprobs=0) for item in (None, None, ref, ref)]
+        jobs += [job(item, 8) for item in (None, ref)]
+        return await asyncio.gather(*(collect(adapters.engine, item) for item in jobs))
+
+    chunks = [chunks[-1] for chunks in adapters.run(scenario())]
+    assert [bool(chunk.prompt_logprobs) for chunk in chunks] == [True] * 4 + [False] * 2
+    assert chunks[0].text == chunks[1].text == chunks[4].text
+    assert chunks[2].text == chunks[3].text == chunks[5].text
+    assert chunks[0].prompt_logprobs == chunks[1].prompt_logprobs != chunks[2].prompt_logprobs
+
+
+def test_prompt_logprobs_of_several_candidates_are_refused(adapters: Loader) -> None:
+    """Each candidate is a request inside vLLM: n > 1 would end the engine in the same way."""
+    asked = job(None, 8, prompt_logprobs=0, n=2, temperature=0.7)
+    with pytest.raises(PayloadError, match="n > 1"):
+        adapters.run(collect(adapters.engine, asked))
+
+
+def test_unload_lets_running_request_finish(adapters: Loader, folders: list[Path]) -> None:
+    """A request that runs while its adapter is unloaded, and evicted, ends with its own answer."""
+    ref = adapters.load(folders[0])
+    (expected,) = adapters.run(collect(adapters.engine, job(ref, 200, ignore_eos=True)))
+
+    async def scenario() -> str:
+        chunks = adapters.engine.generate(job(ref, 200, ignore_eos=True))
+        reading = asyncio.create_task(anext(chunks))
+        while not adapters.engine.running_requests:  # noqa: ASYNC110 (vLLM has no event)
+            await asyncio.sleep(0.01)
+        await adapters.engine.unload_adapter(ref)
+        for folder in folders[1:5]:
+            other = AdapterRef(folder.name, str(folder), next(IDS))
+            adapters.loaded.append(other)
+            await adapters.engine.load_adapter(other)
+        chunk = await reading
+        await chunks.aclose()
+        return str(chunk.text)
+
+    assert adapters.run(scenario()) == expected.text
+    assert ref.engine_id not in adapters.run(adapters.engine._llm.list_loras())
+    with pytest.raises(PayloadError, match="not loaded"):
+        adapters.ask(ref)
+
+
+def test_unload_removes_private_copy(adapters: Loader, folders: list[Path]) -> None:
+    """Nothing of an adapter stays on disk once it is unloaded."""
+    ref = adapters.load(folders[0])
+    count = _private_copies(adapters)
+    adapters.unload(ref)
+    assert _private_copies(adapters) == count - 1
+
+
+def test_openai_call_is_answered_by_the_load_it_carries(
+    adapters: Loader, folders: list[Path]
+) -> None:
+    """Two loads of one name are told apart, and a bare name reaches neither."""
+    first, second = (adapters.load(folder, "same") for folder in folders[:2])
+
+    def complete(adapter: AdapterRef | None, model: str) -> dict[str, Any]:
+        body = {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+        call = OpenAICall("completions", body, {}, f"isolation-{next(IDS)}", adapter)
+        reply = adapters.run(adapters.engine.answer_openai(call))
+        document: dict[str, Any] = orjson.loads(reply.body)
+        return document
+
+    for ref in (first, second):
+        document = complete(ref, "same")
+        assert document["model"] == "same"
+        assert document["choices"][0]["text"] == adapters.ask(ref)
+    assert complete(None, "same")["error"]["code"] == 404
+
+
+def _private_copies(adapters: Loader) -> int:
+    return sum(1 for _ in adapters.engine._llm._folder.iterdir())
