@@ -1,0 +1,46 @@
+"""What the web tests share: waiting for a condition, and an engine that stops between tokens."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from aiohttp.test_utils import TestClient
+
+from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.inference.admission import Admission
+from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob
+from lmi_vllm.web.keys import SERVICE
+
+A = GenerationChunk(0, (GeneratedToken(5, " a", -0.5),), " a")
+B = GenerationChunk(0, (GeneratedToken(9, " b", -0.5),), " b", "length")
+ROW_A = b'{"index":0,"token":{"id":5,"text":" a","log_prob":-0.5,"logprob":-0.5}}\n'
+STREAM = {"inputs": "x", "stream": True}
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
+    """Return as soon as the condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        await asyncio.sleep(0.005)
+
+
+def admission_of(client: TestClient) -> Admission:
+    """Return the admission behind a client."""
+    return client.app[SERVICE].admission
+
+
+@dataclass
+class GatedEngine(ScriptedEngine):
+    """Yields its first chunk, then waits for the gate before every other step."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the script's chunks; after the first, once the gate is open."""
+        async with contextlib.aclosing(super().generate(job)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                await self.gate.wait()

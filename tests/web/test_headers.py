@@ -1,0 +1,156 @@
+import uuid
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from lmi_vllm.messages import ServingProfile
+from lmi_vllm.web.app import OPEN_PATHS, WebOptions
+from tests.conftest import ServeScripted
+from tests.web.conftest import STREAM, admission_of
+
+NO_CACHE = {
+    "Pragma": "no-cache",
+    "Cache-Control": "no-cache; no-store, must-revalidate, private",
+    "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
+}
+CALLS = {
+    "ping": ("GET", "/ping", None),
+    "inference": ("POST", "/invocations", {"inputs": "x"}),
+    "stream": ("POST", "/invocations", STREAM),
+    "openai": ("POST", "/v1/completions", {"prompt": "x"}),
+    "management": ("GET", "/models", None),
+    "client fault": ("POST", "/invocations", {}),
+    "not found": ("GET", "/nothing", None),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CALLS.values(), ids=CALLS)
+async def test_headers_of_every_answer(
+    serve: ServeScripted, method: str, path: str, body: object
+) -> None:
+    """No answer is cached, and every one has an id, errors and streams included."""
+    response = await (await serve()).request(method, path, json=body)
+    assert {name: response.headers.getall(name) for name in NO_CACHE} == {
+        name: [value] for name, value in NO_CACHE.items()
+    }
+    assert uuid.UUID(response.headers["x-request-id"])
+    assert "request_tracking_id" not in response.headers
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CALLS.values(), ids=CALLS)
+async def test_headers_connection_and_length(
+    serve: ServeScripted, method: str, path: str, body: object
+) -> None:
+    """Errors close the connection; whole answers have a length and streams are chunked."""
+    response = await (await serve()).request(method, path, json=body)
+    is_error = response.status >= 400
+    assert (response.headers.get("Connection") == "close") is is_error
+    is_stream = body is STREAM
+    assert ("Content-Length" in response.headers) is not is_stream
+    assert (response.headers.get("Transfer-Encoding") == "chunked") is is_stream
+
+
+IDS = {
+    "default header": (WebOptions(), "X-Request-Id", "abc-1", "abc-1"),
+    "sagemaker": (
+        WebOptions(request_id_header="X-Amzn-SageMaker-Inference-Id"),
+        "x-amzn-sagemaker-inference-id",
+        "abc-1",
+        "abc-1",
+    ),
+    "another header": (WebOptions(request_id_header="my-id"), "x-request-id", "abc-1", None),
+    "empty": (WebOptions(), "x-request-id", "", None),
+    "not ASCII": (WebOptions(), "x-request-id", "é", None),
+    "tab": (WebOptions(), "x-request-id", "a\tb", None),
+}
+
+
+@pytest.mark.parametrize(("options", "header", "given", "back"), IDS.values(), ids=IDS)
+async def test_headers_request_id(
+    serve: ServeScripted, options: WebOptions, header: str, given: str, back: str | None
+) -> None:
+    """The client's id comes back under x-request-id; without a usable one it is a new UUID."""
+    client = await serve(options=options)
+    response = await client.get("/ping", headers={header: given})
+    found = response.headers["x-request-id"]
+    assert found == back if back else uuid.UUID(found)
+
+
+async def test_headers_cross_origin(serve: ServeScripted) -> None:
+    """Cross-origin headers are on every answer when configured, and absent otherwise."""
+    cors = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "POST"}
+    client = await serve(options=WebOptions(cors_headers=cors))
+    for method in ("GET", "OPTIONS"):
+        headers = (await client.request(method, "/")).headers
+        assert {name: headers[name] for name in cors} == cors
+
+
+async def test_headers_no_cross_origin_unasked(serve: ServeScripted) -> None:
+    """Without configuration no origin is allowed."""
+    headers = (await (await serve()).get("/ping")).headers
+    assert not [name for name in headers if name.startswith("Access-Control")]
+
+
+KEYS = WebOptions(api_keys=("first", "sécond"))
+GIVEN = {
+    "none": ({}, 401),
+    "bearer": ({"Authorization": "Bearer first"}, 200),
+    "bearer, lower case": ({"Authorization": "bearer first"}, 200),
+    "second key": ({"Authorization": "Bearer sécond"}, 200),
+    "x-api-key": ({"x-api-key": "first"}, 200),
+    "x-api-key beside another scheme": ({"Authorization": "Basic eA==", "x-api-key": "first"}, 200),
+    "wrong": ({"Authorization": "Bearer firs"}, 401),
+    "longer": ({"Authorization": "Bearer first1"}, 401),
+    "other scheme": ({"Authorization": "Basic first"}, 401),
+    "no scheme": ({"Authorization": "first"}, 401),
+    "empty": ({"Authorization": "Bearer ", "x-api-key": ""}, 401),
+    "not text": ({"x-api-key": "\udcff"}, 401),
+}
+
+
+@pytest.mark.parametrize(("headers", "status"), GIVEN.values(), ids=GIVEN)
+async def test_headers_api_key(serve: ServeScripted, headers: dict[str, str], status: int) -> None:
+    """Any of the keys opens, in either header; nothing else does."""
+    client = await serve(options=KEYS)
+    response = await client.post("/invocations", json={"inputs": "x"}, headers=headers)
+    assert response.status == status
+    assert (response.headers.get("WWW-Authenticate") == "Bearer") is (status == 401)
+
+
+def concrete_routes(client: TestClient) -> set[tuple[str, str]]:
+    """Return every route of the application as a method and a path that exists."""
+    return {
+        (
+            "POST" if route.method == "*" else route.method,
+            route.resource.canonical.format(model="demo", version="1", name="a", action="update"),
+        )
+        for route in client.app.router.routes()
+    }
+
+
+async def test_headers_api_key_is_demanded_on_every_route(serve: ServeScripted) -> None:
+    """Every route there is wants the key, and so does one that is not; health is open."""
+    client = await serve(options=KEYS)
+    for method, path in {*concrete_routes(client), ("GET", "/nothing")}:
+        status = (await client.request(method, path)).status
+        assert (status != 401) is (path in OPEN_PATHS), (method, path)
+
+
+BODIES = {
+    "server": ("/models", False, b'{\n  "code": 401,\n  "type": "UnauthorizedException",\n'),
+    "lmi": ("/invocations", False, b'{\n  "code": 401,\n  "type": "UnauthorizedException",\n'),
+    "tgi": ("/invocations", True, b'{\n  "code": 401,\n  "type": "UnauthorizedException",\n'),
+    "openai": ("/v1/completions", False, b'{"error":{"message":"A valid API key is required: '),
+}
+
+
+@pytest.mark.parametrize(("path", "is_tgi", "start"), BODIES.values(), ids=BODIES)
+async def test_headers_api_key_error_body(
+    serve: ServeScripted, path: str, is_tgi: bool, start: bytes
+) -> None:
+    """The refusal is in the server's shape, on /v1 in OpenAI's."""
+    profile = ServingProfile(model_name="demo", tgi_compat=is_tgi)
+    client = await serve(profile, options=KEYS)
+    body = await (await client.post(path)).read()
+    assert body.startswith(start)
+    assert admission_of(client).in_flight == 0
