@@ -14,6 +14,7 @@ from typing import Any, Final
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.errors import (
+    ConfigurationError,
     EngineFailureError,
     EngineStartError,
     LmiError,
@@ -30,6 +31,7 @@ from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
 from lmi_vllm.startup.model_source import locate_model
 from lmi_vllm.startup.serving_profile import build_serving_profile
 from lmi_vllm.startup.settings import Settings
+from lmi_vllm.startup.unavailable import notices
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,11 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     model = locate_model(settings, environ)
     if model is None:
         return None
+    said = notices(settings, model.directory, environ)
+    if said.errors:
+        raise ConfigurationError(said.errors)
+    for warning in said.warnings:
+        logger.warning("%s", warning)
     arguments = build_engine_arguments(settings, model, detect_devices(environ))
     return StartPlan(model, arguments, build_serving_profile(settings, model))
 

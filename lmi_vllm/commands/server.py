@@ -17,10 +17,12 @@ from aiohttp import web
 from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm_processes import new_engine_thread
-from lmi_vllm.errors import LmiError, StartupError
+from lmi_vllm.errors import Fault, LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.startup.settings import CommandLine, Settings
+from lmi_vllm.startup.downloads import fetch_text
+from lmi_vllm.startup.properties import parse_properties
+from lmi_vllm.startup.settings import CommandLine, Settings, load_settings
 from lmi_vllm.web.app import WebOptions, create_app
 
 logger = logging.getLogger(__name__)
@@ -128,6 +130,7 @@ class Server:
         return Outcome(1, "the engine process died")
 
     async def _start(self, service: InferenceService) -> None:
+        await self._read_remote_properties()
         for warning in self._settings.warnings:
             logger.warning("%s", warning)
         plan = plan_start(self._settings, self._environ)
@@ -147,6 +150,22 @@ class Server:
         seconds = admission.elapsed_seconds
         print(f"Ready on {self._url} after {seconds:.1f} s", flush=True)
         print(_curl_line(self._url), flush=True)
+
+    async def _read_remote_properties(self) -> None:
+        """Read the serving.properties of an S3 prefix that HF_MODEL_ID names, before the model.
+
+        It is small, and decides whether the rest is worth fetching (startup.md 2).
+        """
+        prefix = self._typed.model or self._environ.get("HF_MODEL_ID", "").strip()
+        if not prefix.startswith("s3://") or self._settings.properties is not None:
+            return
+        url = f"{prefix.rstrip('/*')}/serving.properties"
+        text = await asyncio.to_thread(fetch_text, url, self._environ)
+        if text is None:
+            return
+        found = parse_properties(text, url)
+        self._settings = load_settings(self._environ, self._typed, found)
+        self._settings.require_valid()
 
     async def _drain(self, admission: Admission, stop: asyncio.Event) -> None:
         """Refuse new work, let running work end within the deadline; a second signal hurries."""
@@ -194,7 +213,21 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
         max_request_size=int(str(settings.server_value("max_request_size"))),
         request_id_header=str(settings.server_value("request_id_header_key") or "x-request-id"),
         api_keys=_api_keys(environ),
+        statuses=_statuses(settings),
         cors_headers=MappingProxyType(cors),
+    )
+
+
+def _statuses(settings: Settings) -> Mapping[Fault, int]:
+    """Return the configured error codes by fault (http-api.md 12)."""
+    keys = {
+        Fault.BAD_PARAMETER: "bad_request_http_code",
+        Fault.OVERLOAD: "throttle_error_http_code",
+        Fault.ENGINE: "server_error_http_code",
+        Fault.DEADLINE: "server_error_http_code",
+    }
+    return MappingProxyType(
+        {fault: int(str(settings.server_value(key))) for fault, key in keys.items()}
     )
 
 

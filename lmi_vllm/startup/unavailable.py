@@ -1,0 +1,112 @@
+"""Settings of the specification without effect in this release: refused or named, never ignored.
+
+A row leaves this table when its feature arrives. What protects somebody (TLS, secure mode) or
+changes answers (custom code, another task) refuses the start; the rest is one warning.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.startup.resolved import Setting, Settings
+
+_INACTIVE: Final = (None, "", False, 0, "off", "auto", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """What to say about settings without effect: errors end the start."""
+
+    warnings: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+REFUSED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "certificate_file": "TLS is not available yet; put a proxy in front that ends it",
+        "private_key_file": "TLS is not available yet; put a proxy in front that ends it",
+        "management_address": "a second address for management is not available yet",
+        "SAGEMAKER_SECURE_MODE": "secure mode is not available yet, so nothing would be checked",
+        "LMI_FRONTEND_PROCESSES": "several front-end processes are not available yet",
+        "lmcache_config_file": "LMCache set-up is not available yet; pass kv_transfer_config",
+        "lmcache_auto_config": "LMCache set-up is not available yet; pass kv_transfer_config",
+        "adapters_state": "keeping adapters over a restart is not available yet",
+    }
+)
+NAMED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "retry_threshold": "the engine is not restarted yet: its death ends the process",
+        "fail_fast": "the engine's death ends the process with code 1 in any case",
+        "health_check_override": "health always tells the truth in this release",
+        "error_rate_wlm": "error rates do not change health yet",
+        "error_rate_server": "error rates do not change health yet",
+        "error_rate_any": "error rates do not change health yet",
+        "required_memory_mb": "memory is not checked before loading yet",
+        "reserved_memory_mb": "memory is not checked before loading yet",
+        "gpu.required_memory_mb": "memory is not checked before loading yet",
+        "gpu.reserved_memory_mb": "memory is not checked before loading yet",
+        "log_request_metric": "request metrics are at /metrics only",
+        "metrics_aggregation": "request metrics are at /metrics only",
+        "memory_cache_capacity": "deferred results are not available yet",
+        "cache_batch": "deferred results are not available yet",
+        "enable_stateful_sessions": "sticky sessions are not available yet",
+        "sessions_path": "sticky sessions are not available yet",
+        "sessions_expiration": "sticky sessions are not available yet",
+        "sessions_s3url": "sticky sessions are not available yet",
+        "LMI_CACHE_URI": "compile caches are not kept between containers yet",
+        "LMI_STALL_TIMEOUT": "a stalled engine is not noticed yet",
+        "LMI_METRICS_EMF": "CloudWatch EMF lines are not available yet",
+        "LMI_CONSOLE": "the console is not available yet",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "traces are not available yet",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "traces are not available yet",
+    }
+)
+CUSTOM_CODE: Final = (
+    "hooks in model.py are not available yet, and answers without them would differ; remove the "
+    "file, or set LMI_CUSTOM_CODE=none to serve without it"
+)
+
+
+def notices(settings: Settings, directory: Path | None, environ: Mapping[str, str]) -> Notices:
+    """Return what to say about each setting, and the model directory, that has no effect yet."""
+    errors = [_line(setting, REFUSED[name]) for name, setting in _active(settings, REFUSED)]
+    warnings = [_line(setting, NAMED[name]) for name, setting in _active(settings, NAMED)]
+    is_off = environ.get("LMI_CUSTOM_CODE", "").lower() == "none"
+    task = settings.options.get("task")
+    if task is not None and task.is_set and _is_pooling(settings):
+        errors.append(_line(task, "embeddings and classification are not available yet"))
+    entry = settings.options.get("entryPoint")
+    if entry is not None and entry.is_set and not str(entry.value).startswith("djl_python."):
+        errors.append(_line(entry, CUSTOM_CODE))
+    if directory is not None and (directory / "model.py").is_file() and not is_off:
+        errors.append(f"{directory / 'model.py'}: {CUSTOM_CODE}")
+    if directory is not None and (directory / "requirements.txt").is_file():
+        path = directory / "requirements.txt"
+        warnings.append(f"{path}: requirements are not installed yet; install them beforehand")
+    return Notices(tuple(warnings), tuple(errors))
+
+
+def _active(settings: Settings, table: Mapping[str, str]) -> list[tuple[str, Setting]]:
+    found = []
+    for name in table:
+        setting = settings.server.get(name) or settings.options.get(name)
+        if setting is not None and setting.is_set and _is_active(name, setting.value):
+            found.append((name, setting))
+    return found
+
+
+def _is_active(name: str, value: object) -> bool:
+    if name == "LMI_FRONTEND_PROCESSES":
+        return value not in (None, 1)
+    return value not in _INACTIVE
+
+
+def _is_pooling(settings: Settings) -> bool:
+    pooling = ("embed", "feature-extraction", "classify")
+    return any(word in str(settings.option_value("task")).lower() for word in pooling)
+
+
+def _line(setting: Setting, reason: str) -> str:
+    return f"{setting.name} ({setting.origin}): {reason}"
