@@ -3,75 +3,80 @@
 import asyncio
 import contextlib
 import itertools
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from dataclasses import replace
+from typing import Any, Final
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
+    AdapterCapacityError,
     AdapterConflictError,
     AdapterRefusedError,
     BadParameterError,
+    RequestError,
     ResourceNotFoundError,
     UnknownAdapterError,
 )
+from lmi_vllm.inference.adapter_entry import Adapter, check_flags
+from lmi_vllm.inference.turns import Turns, Use
 from lmi_vllm.messages import AdapterRef
+
+__all__ = ["Adapter", "AdapterRegistry"]
+logger = logging.getLogger(__name__)
 
 FIRST_ENGINE_ID: Final = 1000  # below are ids the engine keeps for itself
 Resolve = Callable[[str], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A registered adapter: `src` as given, `ref` once loaded; preload and pin as requested."""
-
-    name: str
-    src: str
-    preload: bool = True
-    pin: bool = False
-    ref: AdapterRef | None = None
-
-
-class _Use:
-    """How many requests hold one load of an adapter."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep the load from being dropped while the body runs."""
-        self._count += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self.idle.set()
+def ignore_change(_: Collection[Adapter]) -> None:
+    """Keep nothing: the state of the registry ends with the process."""
 
 
 class AdapterRegistry:
     """Names -> adapters; calls for one name queue, engine calls run one at a time.
 
-    `resolve` turns a source into a local directory, or raises AdapterRefusedError.
+    `resolve` turns a source into a local directory, or raises AdapterRefusedError. `on_change` gets
+    all adapters after each change. A call that was begun is carried out, whether or not its client
+    stays: half a change would leave weights behind that nobody can remove.
     """
 
-    def __init__(self, engine: Engine, resolve: Resolve, *, is_enabled: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        resolve: Resolve,
+        *,
+        is_enabled: bool,
+        reserved_names: Collection[str] = (),
+        on_change: Callable[[Collection[Adapter]], None] = ignore_change,
+    ) -> None:
         self._engine = engine
         self._resolve = resolve
         self.is_enabled = is_enabled
+        self._reserved_names = frozenset(reserved_names)
+        self._on_change = on_change
         self._adapters: dict[str, Adapter] = {}
-        self._uses: dict[int, _Use] = {}
+        self._uses: dict[int, Use] = {}
         self._engine_turn = asyncio.Lock()
-        self._name_turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._state_turn = asyncio.Lock()
+        self._name_turns = Turns()
         self._ids = itertools.count(FIRST_ENGINE_ID)
+        self._calls: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[Adapter]:
         return iter(tuple(self._adapters.values()))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._adapters
+
+    def check_enabled(self) -> None:
+        """Return when adapters may be managed.
+
+        Raises:
+            BadParameterError: the engine runs without LoRA.
+        """
+        if not self.is_enabled:
+            raise BadParameterError("LoRA is not enabled.")
 
     def describe(self, name: str, alias: str | None = None) -> Adapter:
         """Return the adapter of that name.
@@ -90,42 +95,34 @@ class AdapterRegistry:
         """Load (if preloaded) and list a new adapter; on any failure nothing of it stays.
 
         Raises:
-            AdapterConflictError: the name is taken.
+            AdapterConflictError: the name is taken, or the source of a kind never loaded.
             AdapterRefusedError: its source or weights are not usable.
         """
-        self._check_enabled()
-        _check_flags(adapter)
-        async with self._name_turns[adapter.name]:
-            if adapter.name in self._adapters:
-                raise AdapterConflictError(
-                    f"The adapter {alias or adapter.name} already exists. "
-                    "Unregister it first to register another one under this name."
-                )
-            self._adapters[adapter.name] = await self._loaded(adapter)
+        self.check_enabled()
+        await self._to_its_end(self._register(adapter, alias or adapter.name))
 
     async def update(
         self, name: str, wanted: Adapter, timeout_seconds: float, alias: str | None = None
     ) -> None:
-        """Change preload and pin of a registered adapter; on failure the old entry stays.
+        """Change preload, pin and options of an adapter; on failure the old entry stays.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
-            AdapterRefusedError: the change is not supported.
+            AdapterRefusedError: the change is not supported, or cannot be carried out.
         """
-        self._check_enabled()
-        async with self._name_turns[name]:
-            current = self.describe(name, alias)
-            _check_flags(wanted)
-            if wanted.src != current.src:
-                raise AdapterRefusedError("Updating adapter path is not supported.")
-            if current.pin and not wanted.pin:
-                raise AdapterRefusedError(
-                    "Unpinning adapter is not supported. Unregister the adapter and register it "
-                    "again without pin."
-                )
-            if wanted == replace(current, ref=None):
-                return
-            self._adapters[name] = await self._changed(current, wanted, timeout_seconds)
+        self.check_enabled()
+        self.describe(name, alias)
+        await self._to_its_end(self._update(name, wanted, timeout_seconds, alias))
+
+    async def replace(self, adapter: Adapter, timeout_seconds: float) -> None:
+        """Put new weights under a registered name; running requests end on the old ones.
+
+        Raises:
+            ResourceNotFoundError: no adapter of that name.
+            AdapterRefusedError: the new weights cannot be loaded; the old ones stay.
+        """
+        self.check_enabled()
+        await self._to_its_end(self._replace(adapter, timeout_seconds))
 
     async def unregister(self, name: str, timeout_seconds: float, alias: str | None = None) -> None:
         """Stop routing to the adapter, let its requests end (bounded), then drop its weights.
@@ -133,11 +130,21 @@ class AdapterRegistry:
         Raises:
             ResourceNotFoundError: no adapter of that name.
         """
-        self._check_enabled()
-        async with self._name_turns[name]:
-            adapter = self.describe(name, alias)
-            del self._adapters[name]
-            await self._drop(adapter.ref, timeout_seconds)
+        self.check_enabled()
+        self.describe(name, alias)
+        await self._to_its_end(self._unregister(name, timeout_seconds, alias))
+
+    async def move_to(self, engine: Engine) -> None:
+        """Load every loaded adapter into a new engine, before it serves; ids are new as well.
+
+        Raises:
+            AdapterRefusedError: one cannot be loaded any more; the text names it.
+        """
+        self._engine = engine
+        for adapter in self:
+            if adapter.ref is not None:
+                self._uses.pop(adapter.ref.engine_id, None)
+                self._adapters[adapter.name] = await self._loaded(replace(adapter, ref=None))
 
     @contextlib.asynccontextmanager
     async def lease(
@@ -147,6 +154,7 @@ class AdapterRegistry:
 
         Raises:
             UnknownAdapterError: no adapter of that name; never the base model instead.
+            RequestError: it is registered, but cannot be loaded now.
         """
         if not name:
             yield None
@@ -154,59 +162,126 @@ class AdapterRegistry:
         adapter = self._adapters.get(name)
         if adapter is None:
             raise UnknownAdapterError(alias or name)
-        if adapter.ref is None:
-            adapter = await self._load_on_first_use(name, alias)
-        if adapter.ref is None:
-            raise UnknownAdapterError(alias or name)
-        with self._uses.setdefault(adapter.ref.engine_id, _Use()).hold():
-            yield adapter.ref
+        ref = adapter.ref or await self._load_on_first_use(name, alias)
+        with self._uses.setdefault(ref.engine_id, Use()).hold():
+            yield ref
 
-    async def _load_on_first_use(self, name: str, alias: str | None) -> Adapter:
-        async with self._name_turns[name]:
+    async def _register(self, adapter: Adapter, shown: str) -> None:
+        async with self._name_turns.turn(adapter.name):
+            if adapter.name in self._adapters:
+                raise AdapterConflictError(
+                    f"The adapter {shown} already exists. "
+                    "Unregister it first to register another one under this name."
+                )
+            if adapter.name in self._reserved_names:
+                raise AdapterConflictError(
+                    f"The adapter {shown} conflicts with a served base model of that name"
+                )
+            check_flags(adapter)
+            path = await self._resolved(adapter)
+            adapter = replace(adapter, path=path)
+            self._adapters[adapter.name] = (
+                await self._loaded(adapter) if adapter.preload else adapter
+            )
+        await self._changed()
+
+    async def _replace(self, adapter: Adapter, timeout_seconds: float) -> None:
+        async with self._name_turns.turn(adapter.name):
+            current = self.describe(adapter.name)
+            adapter = replace(adapter, path=await self._resolved(adapter))
+            self._adapters[adapter.name] = await self._loaded(adapter)
+        await self._drop(current.ref, timeout_seconds)
+        await self._changed()
+
+    async def _update(
+        self, name: str, wanted: Adapter, timeout_seconds: float, alias: str | None
+    ) -> None:
+        dropped: AdapterRef | None = None
+        async with self._name_turns.turn(name):
+            current = self.describe(name, alias)
+            check_flags(wanted)
+            if wanted.src != current.src:
+                raise AdapterRefusedError("Updating adapter path is not supported.")
+            if current.pin and not wanted.pin:
+                raise AdapterRefusedError(
+                    "Unpinning adapter is not supported. Unregister the adapter and register it "
+                    "again without pin."
+                )
+            wanted = replace(wanted, path=current.path, ref=current.ref, is_local=current.is_local)
+            if wanted.preload and (wanted.ref is None or wanted.pin):
+                wanted = await self._loaded(wanted)
+            elif not wanted.preload and current.preload:
+                wanted, dropped = replace(wanted, ref=None), current.ref
+            self._adapters[name] = wanted
+        # Requests that come now load it anew: they need not wait for those that run.
+        await self._drop(dropped, timeout_seconds)
+        await self._changed()
+
+    async def _unregister(self, name: str, timeout_seconds: float, alias: str | None) -> None:
+        async with self._name_turns.turn(name):
+            adapter = self.describe(name, alias)
+            del self._adapters[name]
+            try:
+                await self._drop(adapter.ref, timeout_seconds)
+            except BaseException:
+                self._adapters[name] = adapter
+                raise
+        await self._changed()
+
+    async def _load_on_first_use(self, name: str, alias: str | None) -> AdapterRef:
+        await self._to_its_end(self._load_now(name))
+        adapter = self._adapters.get(name)
+        if adapter is None or adapter.ref is None:
+            raise UnknownAdapterError(alias or name)
+        return adapter.ref
+
+    async def _load_now(self, name: str) -> None:
+        async with self._name_turns.turn(name):
             adapter = self._adapters.get(name)
-            if adapter is None:
-                raise UnknownAdapterError(alias or name)
-            if adapter.ref is None:
-                adapter = await self._loaded(replace(adapter, preload=True))
-                self._adapters[name] = replace(adapter, preload=False)
-            return adapter
+            if adapter is None or adapter.ref is not None:
+                return
+            try:
+                self._adapters[name] = await self._loaded(adapter)
+            except AdapterCapacityError as error:  # 507 is for those who register
+                raise RequestError(error.text) from error
+
+    async def _resolved(self, adapter: Adapter) -> str:
+        try:
+            return await asyncio.to_thread(self._resolve, adapter.src)
+        except AdapterRefusedError as error:
+            raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
 
     async def _loaded(self, adapter: Adapter) -> Adapter:
-        path = await asyncio.to_thread(self._resolve, adapter.src)
-        if not adapter.preload:
-            return adapter
-        ref = AdapterRef(adapter.name, path, next(self._ids), adapter.pin)
+        """Return the adapter loaded, under a new id unless it already is; pinned if it is to be."""
+        if adapter.ref is None:
+            ref = AdapterRef(adapter.name, adapter.path, next(self._ids), adapter.pin)
+        else:
+            ref = replace(adapter.ref, pinned=adapter.pin)
         async with self._engine_turn:
             await self._engine.load_adapter(ref)
         return replace(adapter, ref=ref)
 
-    async def _changed(self, current: Adapter, wanted: Adapter, timeout_seconds: float) -> Adapter:
-        if not wanted.preload:
-            await self._drop(current.ref, timeout_seconds)
-            return replace(wanted, ref=None)
-        # A fresh load carries the new flags; running requests end on the old one.
-        changed = await self._loaded(wanted)
-        self._adapters[wanted.name] = changed
-        await self._drop(current.ref, timeout_seconds)
-        return changed
-
     async def _drop(self, ref: AdapterRef | None, timeout_seconds: float) -> None:
         if ref is None:
             return
-        if (use := self._uses.pop(ref.engine_id, None)) is not None:
+        if (use := self._uses.get(ref.engine_id)) is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(use.idle.wait(), timeout_seconds)
         async with self._engine_turn:
             await self._engine.unload_adapter(ref)
+        self._uses.pop(ref.engine_id, None)
 
-    def _check_enabled(self) -> None:
-        if not self.is_enabled:
-            raise BadParameterError("LoRA is not enabled.")
+    async def _changed(self) -> None:
+        async with self._state_turn:
+            await asyncio.to_thread(self._on_change, tuple(self._adapters.values()))
 
+    async def _to_its_end(self, call: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.shield(task)
 
-def _check_flags(adapter: Adapter) -> None:
-    if adapter.pin and not adapter.preload:
-        raise AdapterRefusedError(
-            f"Adapter {adapter.name}: pin=true needs preload=true; it is impossible to pin an "
-            "adapter that is not loaded"
-        )
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.info("adapter call refused: %s", error)

@@ -36,6 +36,7 @@ from lmi_vllm.inference.formatters import (
     format_result,
     rank_candidates,
 )
+from lmi_vllm.inference.model_list import with_adapters
 from lmi_vllm.inference.payload import (
     Family,
     LmiRequest,
@@ -155,7 +156,8 @@ class InferenceService:
                 answer = await runtime.engine.answer_openai(
                     OpenAICall("models", {}, call.properties, call.request_id)
                 )
-                return Reply(answer.status, answer.content_type, answer.body)
+                listed = with_adapters(answer.body, runtime.adapters)
+                return Reply(answer.status, answer.content_type, listed)
             resources.enter_context(self.admission.admit())
             payload = decode_body(call.body, "application/json")
             answer = await self._openai(runtime, call, kind, payload, resources)

@@ -14,10 +14,12 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lmi_vllm.errors import Fault, LmiError, RouteFamily, UnauthorizedError
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.adapter_routes import add_adapter_routes
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
 from lmi_vllm.web.management_routes import add_management_routes
+from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     app.on_response_prepare.append(_add_headers)
     add_inference_routes(app)
     add_management_routes(app)
+    add_adapter_routes(app)
+    add_vllm_adapter_routes(app)
     return app
 
 

@@ -1,4 +1,4 @@
-"""Adapters of the embedded model for tests: working ones with their own weights, and broken ones."""
+"""Adapters of the embedded model for tests: good ones with own weights, and broken ones."""
 
 import json
 import shutil

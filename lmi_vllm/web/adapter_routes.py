@@ -1,0 +1,173 @@
+"""Adapters: LMI's management API and vLLM's two routes, over one registry (adapters-api.md 4)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from lmi_vllm.errors import BadParameterError, MethodNotAllowedError, ResourceNotFoundError
+from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
+from lmi_vllm.inference.service import ADAPTER_ALIAS_HEADER, InferenceService
+from lmi_vllm.web.keys import SERVICE
+
+PAGE_SIZE: Final = 100
+ADAPTER_FIELDS: Final = ("name", "src", "preload", "pin")
+
+
+def add_adapter_routes(app: web.Application) -> None:
+    """Register the routes under both prefixes; methods are checked by the handlers."""
+    for prefix in ("/adapters", "/models/{model}/adapters"):
+        app.router.add_route("*", prefix, adapters)
+        app.router.add_route("*", prefix + "/{name}", one_adapter)
+        app.router.add_route("*", prefix + "/{name}/{action}", adapter_action)
+
+
+async def adapters(request: web.Request) -> web.Response:
+    """List adapters, or register one."""
+    _check_model(request)
+    if request.method not in ("GET", "POST"):
+        raise MethodNotAllowedError
+    registry = adapter_registry(request)
+    if request.method == "GET":
+        return _page(registry, request.query)
+    given = await _arguments(request)
+    for name in ("name", "src"):
+        if not given.get(name):
+            raise BadParameterError(f"The parameter {name} is required")
+        if not isinstance(given[name], str):
+            raise BadParameterError(f"The parameter {name} must be text")
+    adapter = Adapter(
+        name=given["name"],
+        src=given["src"],
+        preload=_flag(given.get("preload", True)),
+        pin=_flag(given.get("pin", False)),
+        options=_options(given),
+    )
+    alias = _alias(request)
+    await registry.register(adapter, alias)
+    return _json({"status": f"Adapter {alias or adapter.name} registered"})
+
+
+async def one_adapter(request: web.Request) -> web.Response:
+    """Describe or unregister an adapter."""
+    _check_model(request)
+    if request.method not in ("GET", "DELETE"):
+        raise MethodNotAllowedError
+    registry = adapter_registry(request)
+    name, alias = request.match_info["name"], _alias(request)
+    if request.method == "GET":
+        return _json(_shown(registry.describe(name, alias)))
+    await registry.unregister(name, request.app[SERVICE].profile.predict_timeout, alias)
+    return _json({"status": f"Adapter {alias or name} unregistered"})
+
+
+async def adapter_action(request: web.Request) -> web.Response:
+    """Update an adapter: the one action there is."""
+    _check_model(request)
+    if request.match_info["action"].lower() != "update":
+        raise ResourceNotFoundError
+    if request.method != "POST":
+        raise MethodNotAllowedError
+    registry = adapter_registry(request)
+    name, alias = request.match_info["name"], _alias(request)
+    current = registry.describe(name, alias)
+    given = await _arguments(request)
+    wanted = replace(
+        current,
+        src=str(given.get("src") or current.src),
+        preload=_flag(given.get("preload", current.preload)),
+        pin=_flag(given.get("pin", current.pin)),
+        options=MappingProxyType({**current.options, **_options(given)}),
+    )
+    await registry.update(name, wanted, request.app[SERVICE].profile.predict_timeout, alias)
+    return _json({"status": f"Adapter {alias or name} updated"})
+
+
+def adapter_registry(request: web.Request) -> AdapterRegistry:
+    """Return the registry.
+
+    Raises:
+        NotReadyError: the model is not loaded yet.
+        BadParameterError: the engine runs without LoRA.
+    """
+    registry = request.app[SERVICE].runtime.adapters
+    registry.check_enabled()
+    return registry
+
+
+def _check_model(request: web.Request) -> InferenceService:
+    """Return the service once the model in the path is known to be ours; checked first."""
+    service = request.app[SERVICE]
+    model = request.match_info.get("model")
+    if model is None and not service.admission.has_model:
+        raise BadParameterError(
+            "The adapter must be prefixed with a model unless there is only a single startup "
+            "model used."
+        )
+    is_ours = service.admission.has_model and model in (None, service.admission.model_name)
+    if not is_ours:
+        raise ResourceNotFoundError(f"The model {model} was not found", "BadRequestException")
+    return service
+
+
+async def _arguments(request: web.Request) -> Mapping[str, Any]:
+    """Return query parameters over the fields of a JSON body.
+
+    Of a parameter given more than once the first counts, and as an option none.
+    """
+    body = await request.read()
+    fields: dict[str, Any] = {}
+    if body:
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise BadParameterError(f"The body is not valid JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise BadParameterError("The body must be a JSON object")
+    query = {
+        name: request.query[name]
+        for name in request.query
+        if name in ADAPTER_FIELDS or len(request.query.getall(name)) == 1
+    }
+    return {**fields, **query}
+
+
+def _options(given: Mapping[str, Any]) -> Mapping[str, str]:
+    return MappingProxyType(
+        {name: str(value) for name, value in given.items() if name not in ADAPTER_FIELDS}
+    )
+
+
+def _flag(value: object) -> bool:
+    """Read upstream's booleans: true in any case is true, everything else false."""
+    return str(value).lower() == "true"
+
+
+def _alias(request: web.Request) -> str | None:
+    return request.headers.get(ADAPTER_ALIAS_HEADER) or None
+
+
+def _shown(adapter: Adapter) -> dict[str, Any]:
+    return {name: getattr(adapter, name) for name in ADAPTER_FIELDS}
+
+
+def _page(registry: AdapterRegistry, query: Mapping[str, str]) -> web.Response:
+    try:
+        limit = int(query.get("limit", PAGE_SIZE))
+        offset = max(0, int(query.get("next_page_token", 0)))
+    except ValueError:
+        raise BadParameterError("limit and next_page_token must be whole numbers") from None
+    if not 0 <= limit <= PAGE_SIZE:
+        limit = PAGE_SIZE
+    found = list(registry)
+    page: dict[str, Any] = {"adapters": [_shown(item) for item in found[offset : offset + limit]]}
+    if offset + limit < len(found):
+        page["nextPageToken"] = str(offset + limit)
+    return _json(page)
+
+
+def _json(document: object) -> web.Response:
+    return web.Response(body=orjson.dumps(document) + b"\n", content_type="application/json")

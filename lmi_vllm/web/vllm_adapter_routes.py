@@ -1,0 +1,112 @@
+"""vLLM's own two adapter routes, in its shapes and words, over the same registry as LMI's API.
+
+Where vLLM answers 500 because an adapter cannot be loaded, the answer here is 400: the fault is the
+adapter's (vllm/entrypoints/openai/models/serving.py, 0.32).
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, ManagementError
+from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.adapter_routes import adapter_registry
+from lmi_vllm.web.keys import SERVICE
+
+Fields = dict[str, Any]
+
+
+class _RefusalError(Exception):
+    """What vLLM answers with: a text, a status and its own name for the kind of error."""
+
+    def __init__(self, text: str, status: int = 400, kind: str = "InvalidUserInput") -> None:
+        super().__init__(text)
+        self.status, self.kind = status, kind
+
+
+def add_vllm_adapter_routes(app: web.Application) -> None:
+    """Register the routes."""
+    app.router.add_post("/v1/load_lora_adapter", _answering(_load))
+    app.router.add_post("/v1/unload_lora_adapter", _answering(_unload))
+
+
+def _answering(
+    act: Callable[[AdapterRegistry, InferenceService, Fields], Awaitable[str]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handler(request: web.Request) -> web.Response:
+        registry = adapter_registry(request)
+        try:
+            text = await act(registry, request.app[SERVICE], await _fields(request))
+        except _RefusalError as error:
+            detail = {
+                "message": str(error),
+                "type": error.kind,
+                "param": None,
+                "code": error.status,
+            }
+            return web.json_response({"error": detail}, status=error.status)
+        return web.Response(text=text)
+
+    return handler
+
+
+async def _load(registry: AdapterRegistry, service: InferenceService, given: Fields) -> str:
+    """Register an adapter; with `load_inplace` also over one of the same name."""
+    name, path = given.get("lora_name"), given.get("lora_path")
+    if not name or not path:
+        raise _RefusalError("Both 'lora_name' and 'lora_path' must be provided.")
+    if name in service.profile.served_names:
+        raise _RefusalError(f"The lora adapter '{name}' conflicts with a served base model.")
+    is_replacing = name in registry
+    if is_replacing and given.get("load_inplace") is not True:
+        raise _RefusalError(
+            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
+            "in place, set 'load_inplace' to True."
+        )
+    try:
+        if is_replacing:
+            await registry.replace(Adapter(name, path), service.profile.predict_timeout)
+        else:
+            await registry.register(Adapter(name, path))
+    except ManagementError as error:
+        raise _load_refusal(error, name, path) from error
+    return f"Success: LoRA adapter '{name}' added successfully."
+
+
+def _load_refusal(error: ManagementError, name: str, path: str) -> _RefusalError:
+    if isinstance(error, AdapterCapacityError):
+        return _RefusalError(error.text, 507, "InternalServerError")
+    if isinstance(error, AdapterRefusedError) and "is not a valid path" in error.text:
+        text = f"Loading lora {name} failed: No adapter found for {path}"
+        return _RefusalError(text, 404, "NotFoundError")
+    return _RefusalError(error.text, 400, "BadRequestError")
+
+
+async def _unload(registry: AdapterRegistry, service: InferenceService, given: Fields) -> str:
+    """Unregister an adapter."""
+    name = given.get("lora_name")
+    if not name:
+        raise _RefusalError("'lora_name' needs to be provided to unload a LoRA adapter.")
+    if name not in registry:
+        text = f"The lora adapter '{name}' cannot be found."
+        raise _RefusalError(text, 404, "NotFoundError")
+    await registry.unregister(name, service.profile.predict_timeout)
+    return f"Success: LoRA adapter '{name}' removed successfully."
+
+
+async def _fields(request: web.Request) -> Fields:
+    try:
+        given = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        text = f"The body is not valid JSON: {error}"
+        raise _RefusalError(text, kind="BadRequestError") from None
+    if not isinstance(given, dict):
+        raise _RefusalError("The body must be a JSON object", kind="BadRequestError")
+    for name in ("lora_name", "lora_path"):
+        if not isinstance(given.get(name, ""), str):
+            text = f"{name}: Input should be a valid string"
+            raise _RefusalError(text, kind="BadRequestError")
+    return given
