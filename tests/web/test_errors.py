@@ -1,0 +1,181 @@
+import gzip
+
+import pytest
+
+from lmi_vllm.engine.scripted_engine import Fail, Pause, ScriptedEngine
+from lmi_vllm.errors import Fault, LmiError
+from lmi_vllm.messages import ServingProfile
+from lmi_vllm.web.app import WebOptions
+from tests.conftest import ServeScripted
+from tests.web.conftest import admission_of
+
+SMALL = WebOptions(max_request_size=100)
+
+
+def sized(size: int) -> bytes:
+    """Return a request body of exactly that many bytes."""
+    return b'{"inputs":"' + b"x" * (size - 13) + b'"}'
+
+
+@pytest.mark.parametrize(("size", "status"), [(100, 200), (101, 413), (100_000, 413)])
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+async def test_errors_body_too_large(
+    serve: ServeScripted, path: str, size: int, status: int
+) -> None:
+    """A body above max_request_size is 413, naming the limit; one of just that size is read."""
+    body = sized(size) if path == "/invocations" else sized(size).replace(b"inputs", b"prompt")
+    client = await serve(options=SMALL)
+    headers = {"Content-Type": "application/json"}
+    response = await client.post(path, data=body, headers=headers)
+    assert response.status == status
+    assert status == 200 or "max_request_size (100 bytes)" in await response.text()
+    assert admission_of(client).in_flight == 0
+
+
+async def test_errors_unpacked_body_counts(serve: ServeScripted) -> None:
+    """A compressed body is measured as what it unpacks to."""
+    packed = gzip.compress(sized(50_000))
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    client = await serve(options=WebOptions(max_request_size=10_000))
+    assert (await client.post("/invocations", data=packed, headers=headers)).status == 413
+    client = await serve()
+    assert (await client.post("/invocations", data=packed, headers=headers)).status == 200
+
+
+MALFORMED = {
+    "cut off": b'{"inputs": "x"',
+    "empty": b"",
+    "array": b"[]",
+    "lone surrogate": b'{"inputs": "\\ud800"}',
+    "not UTF-8": b'{"inputs": "\xff"}',
+    "deep": b'{"inputs": ' + b"[" * 100_000,
+    "deep parameter": b'{"inputs":"x","parameters":{"seed":' + b"[" * 900 + b"]" * 900 + b"}}",
+    "infinite": b'{"inputs":"x","parameters":{"temperature":1e999}}',
+    "huge integer": b'{"inputs":"x","parameters":{"seed":' + b"9" * 4000 + b"}}",
+    "huge max_new_tokens": b'{"inputs":"x","parameters":{"max_new_tokens":1e300}}',
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+async def test_errors_malformed_body_is_clients_fault(serve: ServeScripted, body: bytes) -> None:
+    """Whatever comes as JSON, the answer is a 424 that says why, and the server goes on."""
+    client = await serve()
+    headers = {"Content-Type": "application/json"}
+    response = await client.post("/invocations", data=body, headers=headers)
+    answer = await response.json()
+    assert (response.status, set(answer), answer["code"]) == (424, {"error", "code"}, 424)
+    assert (await client.post("/invocations", json={"inputs": "x"})).status == 200
+
+
+@pytest.mark.parametrize("body", list(MALFORMED.values())[:6], ids=list(MALFORMED)[:6])
+async def test_errors_malformed_body_on_openai_is_400(serve: ServeScripted, body: bytes) -> None:
+    """On /v1 the same fault has OpenAI's shape and code."""
+    response = await (await serve()).post("/v1/chat/completions", data=body)
+    detail = (await response.json())["error"]
+    assert response.status == detail["code"] == 400
+    assert (detail["type"], detail["param"]) == ("BadRequestError", None)
+
+
+ODD_HEADERS = {
+    "adapter": {"X-Amzn-SageMaker-Adapter-Identifier": "\udcff\udcfe"},
+    "content type": {"Content-Type": "image/\udcff"},
+    "model name": {"model_name": "\udcff"},
+    "boundary": {"Content-Type": "multipart/form-data; boundary=\udcff"},
+}
+
+
+@pytest.mark.parametrize("headers", ODD_HEADERS.values(), ids=ODD_HEADERS)
+async def test_errors_headers_that_are_no_text(
+    serve: ServeScripted, headers: dict[str, str]
+) -> None:
+    """Bytes that are no UTF-8 in a header make a client's fault, never one of ours."""
+    response = await (await serve()).post("/invocations", data=b'x{"inputs":"x"}', headers=headers)
+    assert response.status in (404, 424)
+    assert await response.json()
+
+
+async def test_errors_too_many_new_tokens_names_limit(serve: ServeScripted) -> None:
+    """More tokens than the context can ever hold are refused at once."""
+    body = {"inputs": "x", "parameters": {"max_new_tokens": 2049}}
+    response = await (await serve()).post("/invocations", json=body)
+    assert response.status == 424
+    assert "max_model_len (2048)" in (await response.json())["error"]
+
+
+async def test_errors_too_long_prompt_leaves_server_usable(serve: ServeScripted) -> None:
+    """A prompt past the context is 424, quickly, and the next request is served."""
+    client = await serve()
+    response = await client.post("/invocations", json={"inputs": "word " * 3000})
+    assert (response.status, admission_of(client).in_flight) == (424, 0)
+    assert (await client.post("/invocations", json={"inputs": "x"})).status == 200
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+async def test_errors_dead_engine_is_500(
+    serve: ServeScripted, engine: ScriptedEngine, path: str
+) -> None:
+    """What finds the engine dead before the first byte is 500 with the fixed text."""
+    client = await serve()
+    engine.die()
+    response = await client.post(path, json={"inputs" if "inv" in path else "prompt": "x"})
+    assert response.status == 500
+    assert "Inference Engine Failure" in await response.text()
+
+
+async def test_errors_death_while_waiting_is_500(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """Every element of a list fails with the engine, and the request once."""
+    engine.script = (Pause(0.01), Pause(60))
+    client = await serve()
+    engine.die()
+    response = await client.post("/invocations", json={"inputs": ["x", "y"]})
+    assert (response.status, admission_of(client).in_flight) == (500, 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_errors_unknown_fault_shows_nothing(
+    serve: ServeScripted, engine: ScriptedEngine, stream: bool
+) -> None:
+    """An exception nobody foresaw is a 500 whose text says nothing of it."""
+    engine.script = (Fail(RuntimeError("secret")),)  # type: ignore[arg-type]
+    client = await serve()
+    response = await client.post("/invocations", json={"inputs": "x", "stream": stream})
+    assert response.status == 500
+    assert "secret" not in await response.text()
+
+
+CONFIGURED = {
+    Fault.BAD_PARAMETER: ({"handler": "x"}, {"inputs": "x"}, 422),
+    Fault.ENGINE: ({}, {"inputs": "x"}, 599),
+    Fault.CLIENT: ({}, {}, 424),
+}
+
+
+@pytest.mark.parametrize(("fault", "row"), CONFIGURED.items(), ids=str)
+async def test_errors_configured_codes(
+    serve: ServeScripted,
+    engine: ScriptedEngine,
+    fault: Fault,
+    row: tuple[dict[str, str], object, int],
+) -> None:
+    """The codes that LMI lets a user choose are used, in status and body; 424 stays."""
+    headers, body, status = row
+    engine.script = (Fail(LmiError("x")),)
+    statuses = {Fault.BAD_PARAMETER: 422, Fault.ENGINE: 599}
+    client = await serve(options=WebOptions(statuses=statuses))
+    response = await client.post("/invocations", json=body, headers=headers)
+    assert (response.status, (await response.json())["code"]) == (status, status)
+
+
+async def test_errors_configured_codes_are_lmis_only(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """OpenAI's and TGI's dialects keep their own codes."""
+    client = await serve(
+        ServingProfile(model_name="demo", tgi_compat=True),
+        options=WebOptions(statuses={Fault.ENGINE: 599}),
+    )
+    engine.die()
+    for path in ("/invocations", "/v1/completions"):
+        assert (await client.post(path, json={"inputs": "x"})).status == 500
