@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPES: Final = MappingProxyType({"t": "\t", "n": "\n", "r": "\r", "f": "\f"})
 _BLANK: Final = " \t\f"
 
 

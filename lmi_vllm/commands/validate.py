@@ -1,0 +1,99 @@
+"""`lmi-vllm validate`: explain, and the settings checked against the model's own config.json."""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.commands.explain import add_source_arguments, command_line_of, devices_of
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.startup.explain import FORMATS, Explanation, explain
+from lmi_vllm.startup.memory_estimate import GIB, estimate_memory
+from lmi_vllm.startup.model_checks import check_model
+from lmi_vllm.startup.model_config import ModelFiles, read_directory, read_model_files
+from lmi_vllm.startup.model_shape import read_shape
+from lmi_vllm.startup.settings import load_settings
+
+_MIB: Final = 1 << 20
+_NVIDIA_SMI_SECONDS: Final = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
+    parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
+    parser.add_argument("--config", metavar="DIR", help="directory of the model's config.json")
+    parser.add_argument("--offline", action="store_true", help="fetch nothing")
+    parser.add_argument("--device-memory", type=float, metavar="GIB", help="memory of one GPU")
+    add_source_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the explanation with the checks' results; 0, or 2 when there is an error."""
+    settings = load_settings(environ, command_line_of(arguments))
+    explanation, model = explain(settings, environ, devices_of(arguments, environ))
+    files = _files(arguments, model, environ)
+    memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
+    result = validate(explanation, files, None if memory is None else int(memory))
+    sys.stdout.write(FORMATS[arguments.format](result) + "\n")
+    return result.exit_code
+
+
+def validate(explanation: Explanation, files: ModelFiles, device_bytes: int | None) -> Explanation:
+    """The explanation with what the model's config.json adds to it."""
+    if files.config is None:
+        sentence = f"the settings were not checked against the model: {files.problem}"
+        return replace(explanation, warnings=(*explanation.warnings, sentence))
+    shape = read_shape(files.config)
+    arguments = explanation.engine_args
+    found = check_model(shape, arguments)
+    estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
+    warnings, errors = [*found.warnings], [*found.errors]
+    if estimate is None:
+        warnings.append("no memory estimate: config.json does not give the numbers for one")
+    else:
+        asked = arguments.get("max_model_len")
+        length = asked if isinstance(asked, int) else None
+        sentence = estimate.sentence(length, shape.longest)
+        # Only what could not fit into an otherwise empty device is an error: the rest is a guess.
+        is_hopeless = estimate.certain_limit is not None and estimate.certain_limit < max(
+            1, length or 1
+        )
+        (errors if is_hopeless else warnings).append(sentence)
+    return replace(
+        explanation,
+        warnings=(*explanation.warnings, *warnings),
+        errors=(*explanation.errors, *errors),
+    )
+
+
+def _files(
+    arguments: argparse.Namespace, model: ModelArtifacts | None, environ: Mapping[str, str]
+) -> ModelFiles:
+    """The model's files: those of --config, else the model's own."""
+    if arguments.config:
+        return read_directory(Path(arguments.config))
+    if model is None:
+        return ModelFiles(problem="there is no model; set HF_MODEL_ID or use --model or --config")
+    return read_model_files(model, environ, is_offline=arguments.offline)
+
+
+def _device_bytes() -> int | None:
+    """Memory of the smallest GPU here, as nvidia-smi says it; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    sizes = [int(line) for line in listing.stdout.split() if line.isdigit()]
+    return min(sizes) * _MIB if sizes else None
