@@ -117,6 +117,8 @@ class VllmEngine:
                         prompt_logprobs = self._prompt_logprobs(output)
                     prompt_tokens = len(output.prompt_token_ids or ())
                     for completion in output.outputs:
+                        if completion.finish_reason == "error":
+                            raise EngineFailureError("Internal server error")
                         yield self._chunk(job, completion, prompt_tokens, prompt_logprobs)
         finally:
             await outputs.aclose()

@@ -1,0 +1,193 @@
+"""What only the real engine can show: both lanes agree, its death is noticed, traps are refused."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import ConfigurationError, EngineDeadError, EngineStartError, PayloadError
+from lmi_vllm.inference.parameters import parse_parameters, sampling_fields
+from lmi_vllm.inference.payload import parse_lmi_request
+from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
+from tests.contract.conftest import LoopThread, collect, start_demo_engine
+
+pytestmark = pytest.mark.vllm
+PROMPT = "Once upon a time"
+
+# LMI parameters -> the same wish in OpenAI's words.
+SAME_WISHES = {
+    "greedy": ({}, {"temperature": 0}),
+    "seeded": (
+        {"do_sample": True, "temperature": 0.9, "seed": 7},
+        {"temperature": 0.9, "seed": 7},
+    ),
+    "top-p": (
+        {"temperature": 1.2, "top_p": 0.7, "seed": "11"},
+        {"temperature": 1.2, "top_p": 0.7, "seed": 11},
+    ),
+    "top-k-off": (
+        {"temperature": 1.0, "top_k": -1, "seed": 3},
+        {"temperature": 1.0, "top_k": 0, "seed": 3},
+    ),
+    "min-p": (
+        {"do_sample": True, "min_p": 0.2, "seed": 5},
+        {"temperature": 1.0, "min_p": 0.2, "seed": 5},
+    ),
+    "stop": ({"stop_sequences": ["boat"]}, {"temperature": 0, "stop": ["boat"]}),
+    "stop-kept": (
+        {"stop": "boat", "include_stop_str_in_output": True},
+        {"temperature": 0, "stop": "boat", "include_stop_str_in_output": True},
+    ),
+    "repetition": ({"repetition_penalty": 1.5}, {"temperature": 0, "repetition_penalty": 1.5}),
+    "presence": ({"presence_penalty": 1.5}, {"temperature": 0, "presence_penalty": 1.5}),
+    "min-tokens": (
+        {"min_new_tokens": 25, "max_new_tokens": 28, "ignore_eos_token": True},
+        {"temperature": 0, "min_tokens": 25, "max_tokens": 28, "ignore_eos": True},
+    ),
+    "logit-bias": (
+        {"logit_bias": {"300": 60}},
+        {"temperature": 0, "logit_bias": {"300": 60}},
+    ),
+    "truncate": (
+        {"truncate": 3},
+        {"temperature": 0, "truncate_prompt_tokens": 3, "truncation_side": "left"},
+    ),
+    "regex": (
+        {"guided_regex": "[0-9]{3}"},
+        {"temperature": 0, "structured_outputs": {"regex": "[0-9]{3}"}},
+    ),
+}
+
+
+async def _lmi_text(engine: Engine, parameters: dict[str, object]) -> str:
+    payload = {"inputs": PROMPT, "parameters": parameters}
+    request = parse_lmi_request(payload, ServingProfile())
+    job = GenerationJob(
+        "lane",
+        PROMPT,
+        request.sampling,
+        apply_model_defaults=request.apply_model_defaults,
+        truncate_prompt_tokens=request.truncate,
+    )
+    (chunk,) = await collect(engine, job)
+    return chunk.text
+
+
+async def _openai_text(engine: Engine, fields: dict[str, object]) -> str:
+    body = {"prompt": PROMPT, "max_tokens": 30, **fields}
+    reply = await engine.answer_openai(OpenAICall("completions", body, {}, "lane"))
+    assert reply.status == 200, reply.body
+    text: str = orjson.loads(reply.body)["choices"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize("wish", SAME_WISHES)
+def test_lanes_give_the_same_text(run: LoopThread, vllm_engine: Engine, wish: str) -> None:
+    """The LMI lane and vLLM's completion handler answer the same wish with the same text."""
+    parameters, fields = SAME_WISHES[wish]
+    ours = run(_lmi_text(vllm_engine, parameters))
+    assert ours == run(_openai_text(vllm_engine, fields))
+    assert ours
+
+
+def test_sampling_fields_are_vllm_s(vllm_engine: Engine) -> None:
+    """Every field the parameters can become is one of vLLM's SamplingParams."""
+    from vllm.sampling_params import SamplingParams  # noqa: PLC0415 (needs vLLM)
+
+    everything = {
+        "max_new_tokens": 1, "min_new_tokens": 1, "temperature": 1.0, "top_k": 1, "top_p": 0.5,
+        "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.1,
+        "frequency_penalty": 0.1, "seed": 1, "stop": "x", "stop_token_ids": [1],
+        "include_stop_str_in_output": True, "skip_special_tokens": True,
+        "spaces_between_special_tokens": True, "ignore_eos_token": True, "bad_words": ["x"],
+        "allowed_token_ids": [1], "prompt_logprobs": 1, "logit_bias": {"1": 1.0},
+        "guided_regex": "x",
+    }  # fmt: skip
+    fields = sampling_fields(parse_parameters(everything))
+    assert set(fields) <= set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"max_tokens": 4, "logprobs": 500},
+        {"max_tokens": 4, "temperature": -1.0},
+        {"max_tokens": 4, "structured_outputs": {"grammar": "this is no grammar ::= ("}},
+        {"max_tokens": 4, "allowed_token_ids": [10**6]},
+    ],
+    ids=["logprobs", "temperature", "grammar", "token-id"],
+)
+def test_generate_refused_value_is_client_fault(
+    run: LoopThread, vllm_engine: Engine, sampling: dict[str, object]
+) -> None:
+    """What vLLM refuses about a request is the client's fault, and the engine lives on."""
+    with pytest.raises(PayloadError):
+        run(collect(vllm_engine, GenerationJob("bad", PROMPT, sampling)))
+    run(vllm_engine.check_health())
+
+
+def test_openai_faults_are_replies_in_vllm_s_shape(run: LoopThread, vllm_engine: Engine) -> None:
+    """A malformed body, a refused value and an unknown model come back as vLLM's error objects."""
+    for body, status in (
+        ({"prompt": 3.5}, 400),
+        ({"prompt": "x", "temperature": -3}, 400),
+        ({"prompt": "x", "model": "nobody"}, 404),
+        ({"prompt": "moon " * 5000}, 400),
+    ):
+        reply = run(vllm_engine.answer_openai(OpenAICall("completions", body, {}, "bad")))
+        assert reply.status == status
+        assert orjson.loads(reply.body)["error"]["code"] == status
+
+
+def test_engine_death_is_told_to_all(run: LoopThread) -> None:
+    """Killing the engine process ends what runs, what comes, and the wait for its death."""
+    before = set(psutil.Process().children())
+    engine = start_demo_engine(run)
+    (child,) = set(psutil.Process().children()) - before
+
+    async def scenario() -> None:
+        job = GenerationJob(
+            "dies", PROMPT, {"max_tokens": 1500, "ignore_eos": True}, is_streaming=True
+        )
+        chunks = engine.generate(job)
+        await anext(chunks)
+        child.kill()
+        with pytest.raises(EngineDeadError):
+            async for _ in chunks:
+                pass
+        await asyncio.wait_for(engine.wait_until_dead(), 2)
+        with pytest.raises(EngineDeadError):
+            await engine.check_health()
+        with pytest.raises(EngineDeadError):
+            await collect(engine, job)
+        with pytest.raises(EngineDeadError):
+            await engine.answer_openai(OpenAICall("completions", {"prompt": "x"}, {}, "r"))
+        await engine.close()
+
+    run(scenario())
+
+
+def test_start_refuses_head_size_the_cpu_kernel_lacks(run: LoopThread, tmp_path: Path) -> None:
+    """Head size 16 would kill the engine at its first request; the start says so instead."""
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineStartError, match="head size is 16"):
+        start_demo_engine(run, model=str(folder))
+
+
+def test_start_lists_every_refused_argument(run: LoopThread) -> None:
+    """All arguments the installed vLLM refuses are named at once, in its words."""
+    with pytest.raises(ConfigurationError) as refusal:
+        start_demo_engine(run, dtype="bf17", max_num_seqs="many", no_such_argument=1)
+    text = str(refusal.value)
+    for words in ("bf17", "max_num_seqs", "no_such_argument"):
+        assert words in text
