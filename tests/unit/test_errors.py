@@ -1,0 +1,103 @@
+import inspect
+import re
+
+import pytest
+
+from lmi_vllm import errors
+from lmi_vllm.errors import (
+    STATUS,
+    EngineDeadError,
+    EngineFailureError,
+    Fault,
+    LmiError,
+    OverloadError,
+    PayloadError,
+    RouteFamily,
+    UnknownAdapterError,
+    UnknownModelNameError,
+    openai_error,
+    status_of,
+    tgi_error,
+)
+
+CLASSES = [
+    kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, LmiError)
+]
+
+
+def test_errors_docstring_draws_the_whole_tree() -> None:
+    """The tree in the module's docstring names every class that has one level of its own."""
+    drawn = set(re.findall(r"\w+Error", str(errors.__doc__)))
+    assert drawn == {kind.__name__ for kind in CLASSES} - {"AdapterCapacityError"}
+
+
+@pytest.mark.parametrize("fault", Fault, ids=str)
+def test_errors_every_fault_has_a_status(fault: Fault) -> None:
+    """A new fault needs its row in the table."""
+    assert 400 <= STATUS[fault] < 600
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_errors_every_class_says_whose_fault_it_is(kind: type[LmiError]) -> None:
+    """The name that clients see is upstream's or vLLM's, never our class's."""
+    assert kind.fault in Fault
+    assert kind.kind.endswith(("Exception", "NotFoundError"))
+    assert kind.__doc__
+
+
+STATUSES: dict[str, tuple[LmiError, RouteFamily, int]] = {
+    "payload": (PayloadError("x"), RouteFamily.LMI, 424),
+    "payload, openai": (PayloadError("x"), RouteFamily.OPENAI, 400),
+    "payload, tgi": (PayloadError("x"), RouteFamily.TGI, 422),
+    "adapter": (UnknownAdapterError("a"), RouteFamily.LMI, 424),
+    "adapter, openai": (UnknownAdapterError("a"), RouteFamily.OPENAI, 404),
+    "adapter, tgi": (UnknownAdapterError("a"), RouteFamily.TGI, 422),
+    "model, openai": (UnknownModelNameError("m"), RouteFamily.OPENAI, 404),
+    "overload": (OverloadError("m"), RouteFamily.LMI, 503),
+    "overload, openai": (OverloadError("m"), RouteFamily.OPENAI, 503),
+    "overload, tgi": (OverloadError("m"), RouteFamily.TGI, 429),
+    "engine": (EngineFailureError("x"), RouteFamily.LMI, 500),
+    "engine, openai": (EngineFailureError("x"), RouteFamily.OPENAI, 500),
+    "engine, tgi": (EngineFailureError("x"), RouteFamily.TGI, 424),
+    "death": (EngineDeadError(), RouteFamily.LMI, 500),
+    "death, tgi": (EngineDeadError(), RouteFamily.TGI, 500),
+    "anything": (LmiError("x"), RouteFamily.SERVER, 500),
+}
+
+
+@pytest.mark.parametrize(("error", "family", "status"), STATUSES.values(), ids=STATUSES)
+def test_errors_status_by_family(error: LmiError, family: RouteFamily, status: int) -> None:
+    """One fault, and the status that each dialect gives it."""
+    assert status_of(error, family) == status
+
+
+TGI = {
+    422: "validation",
+    404: "validation",
+    424: "generation",
+    429: "overloaded",
+    500: "incomplete_generation",
+    503: "unhealthy",
+}
+
+
+@pytest.mark.parametrize(("status", "kind"), TGI.items(), ids=str)
+def test_errors_tgi_kind(status: int, kind: str) -> None:
+    """TGI's clients raise their exceptions by this word."""
+    assert tgi_error("x", status) == {"error": "x", "error_type": kind}
+
+
+OPENAI: dict[str, tuple[LmiError, int, str]] = {
+    "payload": (PayloadError("x"), 400, "BadRequestError"),
+    "adapter": (UnknownAdapterError("x"), 404, "NotFoundError"),
+    "overload": (OverloadError("m"), 503, "ServiceUnavailableError"),
+    "engine": (EngineDeadError(), 500, "InternalServerError"),
+}
+
+
+@pytest.mark.parametrize(("error", "status", "kind"), OPENAI.values(), ids=OPENAI)
+def test_errors_openai_type(error: LmiError, status: int, kind: str) -> None:
+    """On /v1 an error of ours looks like one of vLLM's."""
+    assert openai_error(error, "t", status) == {
+        "error": {"message": "t", "type": kind, "param": None, "code": status}
+    }
