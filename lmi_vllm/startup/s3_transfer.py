@@ -3,6 +3,7 @@
 Neither is trusted to say that all went well: the caller compares what has arrived with the listing.
 """
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -160,13 +161,13 @@ def transfer_with_boto3(job: TransferJob) -> None:
     """
     from boto3.s3.transfer import TransferConfig, create_transfer_manager  # noqa: PLC0415
 
-    has_crt = importlib.util.find_spec("awscrt") is not None and not is_unsigned(job.environ)
     config = TransferConfig(
         max_concurrency=CONNECTIONS // 2,
         multipart_chunksize=BOTO3_PART_BYTES,
         multipart_threshold=BOTO3_PART_BYTES,
-        preferred_transfer_client="crt" if has_crt else "classic",
+        preferred_transfer_client="crt" if _can_use_crt(job.environ) else "classic",
     )
+    broken: tuple[type[Exception], ...] = (StoreUnreachableError, *_crt_errors())
     try:
         with (
             translating(job.location, job.environ),
@@ -183,5 +184,18 @@ def transfer_with_boto3(job: TransferJob) -> None:
             ]
             for future in futures:
                 future.result()
-    except StoreUnreachableError as error:
-        raise InterruptedTransferError(str(error)) from error
+    except broken as error:
+        raise InterruptedTransferError(without_secrets(str(error))) from error
+
+
+def _can_use_crt(environ: Mapping[str, str]) -> bool:
+    """Whether boto3's CRT client is there and fits: it knows no endpoint with a port of its own."""
+    is_installed = importlib.util.find_spec("awscrt") is not None
+    return is_installed and endpoint_url(environ) is None and not is_unsigned(environ)
+
+
+def _crt_errors() -> tuple[type[Exception], ...]:
+    """The base class of awscrt's errors, which boto3 lets through."""
+    if importlib.util.find_spec("awscrt") is None:
+        return ()
+    return (importlib.import_module("awscrt.exceptions").AwsCrtError,)

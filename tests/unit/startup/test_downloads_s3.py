@@ -148,6 +148,7 @@ def test_altered_bytes_are_noticed(store: S3Server, plain: dict[str, str]) -> No
     assert all((directory / name).read_bytes() == MODEL[f"tiny/{name}"] for name in NAMES)
 
 
+@pytest.mark.parametrize("client", ["s5cmd"], indirect=True)
 def test_auto_goes_on_with_boto3(store: S3Server, environ: dict[str, str]) -> None:
     """In `auto`, what s5cmd could not fetch is tried by boto3, whose error is shown."""
     store.refuse_objects = Refusal(403, "AccessDenied")
@@ -155,10 +156,9 @@ def test_auto_goes_on_with_boto3(store: S3Server, environ: dict[str, str]) -> No
         fetch_model(URL, environ={**environ, "LMI_S3_CLIENT": "auto"})
 
 
-def test_s5cmd_error_is_shown(store: S3Server, environ: dict[str, str], client: str) -> None:
+@pytest.mark.parametrize("client", ["s5cmd"], indirect=True)
+def test_s5cmd_error_is_shown(store: S3Server, environ: dict[str, str]) -> None:
     """s5cmd's own words reach the user, and nothing is left but the partial directory."""
-    if client != "s5cmd":
-        return
     store.refuse_objects = Refusal(403, "AccessDenied")
     with pytest.raises(DownloadError, match=r"interrupted 3 times, last: s5cmd: .*AccessDenied"):
         fetch_model(URL, environ=environ)
