@@ -1,10 +1,10 @@
 """`lmi-vllm explain`: where every value comes from and what it becomes, without vLLM."""
 
 import argparse
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lmi_vllm.commands.output import write_answer
 from lmi_vllm.startup.devices import Devices, detect_devices
 from lmi_vllm.startup.explain import FORMATS, explain
 from lmi_vllm.startup.settings import CommandLine, load_settings
@@ -64,5 +64,5 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation; 0, or 2 when there is an error."""
     settings = load_settings(environ, command_line_of(arguments))
     explanation, _ = explain(settings, environ, devices_of(arguments, environ))
-    sys.stdout.write(FORMATS[arguments.format](explanation) + "\n")
+    write_answer(FORMATS[arguments.format](explanation))
     return explanation.exit_code

@@ -3,10 +3,10 @@
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from lmi_vllm.commands.output import write_answer
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.startup.migration import (
     Migration,
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     migration = _migrate(origin, variables, file, flags)
     if arguments.output:
         Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
-    sys.stdout.write(_as_json(migration) if arguments.format == "json" else _as_text(migration))
+    write_answer(_as_json(migration) if arguments.format == "json" else _as_text(migration))
     return 0 if migration.is_complete else 2
 
 
@@ -105,7 +105,7 @@ def _as_json(migration: Migration) -> str:
             for outcome in ("mapped", "approximated", "refused")
         },
     }
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def _as_text(migration: Migration) -> str:
@@ -123,4 +123,4 @@ def _as_text(migration: Migration) -> str:
             becomes = f" -> {step.becomes}" if step.becomes else ""
             why = f" ({' '.join(step.why.split())})" if step.why else ""
             lines.append(f"#   {step.source}{becomes}{why}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

@@ -3,13 +3,13 @@
 import argparse
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.commands.explain import add_source_arguments, command_line_of, devices_of
+from lmi_vllm.commands.output import write_answer
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.startup.explain import FORMATS, Explanation, explain
 from lmi_vllm.startup.memory_estimate import GIB, estimate_memory
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     files = _files(arguments, model, environ)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
     result = validate(explanation, files, None if memory is None else int(memory))
-    sys.stdout.write(FORMATS[arguments.format](result) + "\n")
+    write_answer(FORMATS[arguments.format](result))
     return result.exit_code
 
 

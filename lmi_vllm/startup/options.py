@@ -167,7 +167,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("data_parallel_size", parse.as_vllm, computes("data_parallel_size"), section=PARALLEL,
            values="number", note="Copies of the model; unset: as many as the GPUs allow, one "
            "with LoRA."),
-    Option("device_ids", parse.as_vllm, maps_to("device_ids"), section=PARALLEL,
+    Option("device_ids", parse.as_vllm, maps_to("device_ids"), section=PARALLEL, values="list",
            note="The physical GPUs to use."),
     Option("enable_expert_parallel", parse.as_vllm, maps_to("enable_expert_parallel"),
            section=PARALLEL, values="bool", note="Spread experts instead of slicing each."),

@@ -172,10 +172,15 @@ def positive_human_int(text: str) -> int:
     return number
 
 
+def _refuse_constant(name: str) -> object:
+    """Python reads NaN and Infinity as JSON; nobody we would hand them to does."""
+    raise ValueError(f"{name} is no JSON")
+
+
 def json_value(text: str) -> object:
     """Whatever the JSON text says."""
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"JSON is needed ({error})") from None
     return value

@@ -116,6 +116,17 @@ def test_table_and_markdown_hold_every_option_and_argument(explained: ExplainRun
         assert all(name in text for name in explanation.engine_args)
 
 
+def test_text_that_is_no_utf8_is_shown_as_escapes() -> None:
+    """Any bytes may stand in the environment; the answer stays readable and valid JSON."""
+    environ = {"OPTION_REVISION": "caf\udce9", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "lmi_vllm", "explain", "--format"]
+    for form in FORMATS:
+        done = subprocess.run([*command, form], env=environ, capture_output=True, check=True)
+        assert b"caf" in done.stdout
+        if form == "json":
+            assert json.loads(done.stdout)["engine_args"]["revision"] == "caf\udce9"
+
+
 def test_devices_follow_cuda_visible_devices() -> None:
     """An empty or negative list hides every GPU."""
     for visible in ("", "-1", " "):

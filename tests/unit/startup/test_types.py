@@ -60,7 +60,8 @@ REFUSED = (
     ("max_loras", "-1"), ("tensor_parallel_degree", "4.5"), ("tensor_parallel_degree", "most"),
     ("max_model_len", "1.5K"), ("max_model_len", "many"), ("gpu_memory_utilization", "nan"),
     ("gpu_memory_utilization", "inf"), ("kv_cache_dtype", "fp7"), ("compilation_config", "[1]"),
-    ("compilation_config", "{"), ("hf_overrides", "{broken}"), ("tokenizer_mode", "true"),
+    ("compilation_config", "{"), ("hf_overrides", "{broken}"),
+    ("hf_overrides", '{"a": NaN}'), ("tokenizer_mode", "true"),
     ("served_model_name", "[1]"), ("seed", "one"), ("cudagraph_capture_sizes", "1,x"),
     ("async_scheduling", "maybe"), ("generation_config", "False"), ("seed", "9" * 60),
 )  # fmt: skip
