@@ -24,6 +24,7 @@ from lmi_vllm.startup.download_storage import (
     with_retries,
     without_secrets,
 )
+from lmi_vllm.startup.fetch_manifest import has_size
 from lmi_vllm.startup.hub_errors import HubUnreachableError, hiding_signed_urls, translating
 from lmi_vllm.startup.hub_files import FileSelection, needs_weights, select_files
 from lmi_vllm.startup.hub_source import HubSource
@@ -131,6 +132,8 @@ def _no_weights(source: HubSource, names: Iterable[str], load_format: str | None
 
 def _download(source: HubSource, listing: _Listing, on_progress: ProgressSink) -> Path:
     snapshot = source.folder / "snapshots" / listing.commit
+    if _is_complete(source, listing, snapshot):
+        return snapshot  # without a lock: the cache may be a read-only mount
     with exclusive(source.folder / ".lmi-fetch.lock", source.label):
         _remove_stale_partials(source.folder / "blobs")
         missing = sum(
@@ -204,6 +207,15 @@ def _remove_stale_partials(blobs: Path) -> None:
                 partial.unlink()
         except OSError:
             logger.debug("Could not remove %s", partial)
+
+
+def _is_complete(source: HubSource, listing: _Listing, snapshot: Path) -> bool:
+    """Whether nothing is missing, and the cache knows which commit the revision stands for."""
+    reference = source.folder / "refs" / (source.revision or "main")
+    is_known = source.revision == listing.commit or (
+        reference.is_file() and reference.read_text().strip() == listing.commit
+    )
+    return is_known and all(has_size(snapshot / name, size) for name, size in listing.sizes.items())
 
 
 def _verified(source: HubSource, listing: _Listing, snapshot: Path) -> Path:

@@ -27,6 +27,7 @@ from lmi_vllm.startup.fetch_manifest import (
 from lmi_vllm.startup.hub_files import is_weight_file
 from lmi_vllm.startup.s3_partial import PartialDirectory
 from lmi_vllm.startup.s3_store import (
+    SCHEME,
     S3Location,
     StoredObject,
     StoreUnreachableError,
@@ -92,7 +93,8 @@ def fetch_text_from_s3(url: str, environ: Mapping[str, str]) -> str | None:
     Where the store is unreachable, the copy in the cached prefix answers.
     """
     folder, _, name = url.strip().rpartition("/")
-    location = S3Location(url.strip(), *url.strip().removeprefix("s3://").split("/", 1))
+    bucket, _, key = url.strip().removeprefix(SCHEME).partition("/")
+    location = S3Location(url.strip(), bucket, key)
     try:
         return read_text(location, location.prefix, environ)
     except (StoreUnreachableError, InterruptedTransferError) as error:

@@ -65,7 +65,16 @@ def test_second_fetch_moves_no_file(hub: HubServer, environ: dict[str, str]) -> 
     hub.requests.clear()
 
     assert fetch_model("acme/tiny", environ=environ) == first
-    assert [path for path in hub.paths("GET") if "/lfs/" in path or "/resolve/" in path] == []
+    assert hub.paths("GET") == ["/api/models/acme/tiny"]
+
+
+def test_complete_cache_may_be_read_only(hub: HubServer, environ: dict[str, str]) -> None:
+    """A cache that is complete is not written to: it may be a read-only mount."""
+    snapshot = fetch_model("acme/tiny", environ=environ)
+    lock = snapshot.parent.parent / ".lmi-fetch.lock"
+    lock.unlink()
+    fetch_model("acme/tiny", environ=environ)
+    assert not lock.exists()
 
 
 def test_revision_is_followed(hub: HubServer, environ: dict[str, str]) -> None:
