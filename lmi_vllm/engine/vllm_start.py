@@ -85,11 +85,19 @@ def _start_configured(
             # create_engine_config() has just set "spawn"; everything is imported here already.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
             adopt_forked_engines()
+    own_length = config.model_config.max_model_len
     llm = IsolatingAsyncLLM.from_vllm_config(
         config,
         enable_log_requests=namespace.enable_log_requests,
         disable_log_stats=namespace.disable_log_stats,
     )
+    if (fitted := config.model_config.max_model_len) < own_length:
+        logger.warning(
+            "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
+            "or give the KV cache more memory",
+            own_length,
+            fitted,
+        )
     return StartedEngine(llm, namespace, is_cpu, thread)
 
 

@@ -191,3 +191,17 @@ def test_start_lists_every_refused_argument(run: LoopThread) -> None:
     text = str(refusal.value)
     for words in ("bf17", "max_num_seqs", "no_such_argument"):
         assert words in text
+
+
+def test_start_fits_context_to_kv_cache_and_says_so(
+    run: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """max_model_len=-1 takes the longest context whose KV cache fits, naming both lengths."""
+    engine = start_demo_engine(run, max_model_len=-1, kv_cache_memory_bytes=1 << 20)
+    assert 0 < engine.max_model_len < 2048
+    (warning,) = [record for record in caplog.records if "own length" in record.getMessage()]
+    assert "2048" in warning.getMessage()
+    assert str(engine.max_model_len) in warning.getMessage()
+    with pytest.raises(PayloadError):
+        run(collect(engine, GenerationJob("long", "moon " * 1000, {"max_tokens": 4})))
+    run(engine.close())
