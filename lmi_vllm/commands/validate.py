@@ -65,7 +65,7 @@ def validate(explanation: Explanation, files: ModelFiles, device_bytes: int | No
         (errors if is_hopeless else warnings).append(sentence)
     return replace(
         explanation,
-        warnings=(*explanation.warnings, *warnings),
+        warnings=tuple(dict.fromkeys((*explanation.warnings, *warnings))),
         errors=(*explanation.errors, *errors),
     )
 

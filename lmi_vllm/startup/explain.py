@@ -11,6 +11,7 @@ from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.startup.devices import Devices
 from lmi_vllm.startup.engine_args import Translation, translate
 from lmi_vllm.startup.masking import MASK, is_secret, mask_urls, mask_value
+from lmi_vllm.startup.model_checks import checkpoint_warnings
 from lmi_vllm.startup.model_source import find_in_store, locate_model
 from lmi_vllm.startup.options import EffectWord
 from lmi_vllm.startup.resolved import DEFAULT_ORIGIN, Setting, Settings
@@ -43,12 +44,14 @@ def explain(
     model, problem = _find_model(settings, environ)
     translation = translate(settings, model, devices)
     errors = [*settings.errors, *([problem] if problem else []), *translation.errors]
+    about_model = checkpoint_warnings(model, translation.arguments.values)
+    warnings = (*settings.warnings, *translation.warnings, *about_model)
     hide = _secret_hider(settings)
     explanation = Explanation(
         engine_args=_masked(translation.arguments.values),
         server=_server(settings),
         options=tuple(_rows(settings, translation, model)),
-        warnings=tuple(dict.fromkeys(map(hide, (*settings.warnings, *translation.warnings)))),
+        warnings=tuple(dict.fromkeys(map(hide, warnings))),
         errors=tuple(dict.fromkeys(map(hide, errors))),
     )
     return explanation, model

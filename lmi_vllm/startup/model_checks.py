@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.startup.model_shape import ModelShape
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.startup.model_config import ModelFiles, read_directory
+from lmi_vllm.startup.model_shape import ModelShape, read_shape
+from lmi_vllm.startup.model_store import is_directory
 from lmi_vllm.startup.variable_names import closest
 from lmi_vllm.startup.vllm_arguments import load_release
 
@@ -42,6 +46,16 @@ def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
         *_quantization(shape, arguments),
     ]  # fmt: skip
     return Findings((*_doubtful(shape, arguments),), tuple(errors))
+
+
+def checkpoint_warnings(
+    model: ModelArtifacts | None, arguments: Mapping[str, object]
+) -> tuple[str, ...]:
+    """What a local checkpoint's own config.json makes doubtful; nothing for other models."""
+    if model is None or not isinstance(arguments.get("quantization"), str):
+        return ()
+    files = read_directory(Path(model.model)) if is_directory(model.model) else ModelFiles()
+    return () if files.config is None else tuple(_doubtful(read_shape(files.config), arguments))
 
 
 def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:

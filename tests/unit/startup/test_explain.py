@@ -127,6 +127,17 @@ def test_text_that_is_no_utf8_is_shown_as_escapes() -> None:
             assert json.loads(done.stdout)["engine_args"]["revision"] == "caf\udce9"
 
 
+def test_quantize_beside_a_quantized_checkpoint_is_one_warning(
+    tmp_path: Path, explained: ExplainRun
+) -> None:
+    """configuration.md 11.3: passed on, and said to be better left out."""
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    run = explained("", {"HF_MODEL_ID": str(tmp_path), "OPTION_QUANTIZE": "awq"})
+    assert run.engine_args["quantization"] == "awq"
+    assert ["better left out" in text for text in run.warnings] == [True]
+    assert explained("", {"HF_MODEL_ID": str(tmp_path)}).warnings == []
+
+
 def test_devices_follow_cuda_visible_devices() -> None:
     """An empty or negative list hides every GPU."""
     for visible in ("", "-1", " "):
