@@ -1,0 +1,20 @@
+"""`python -m integration.bench [NAME] [flags]`: run one benchmark, or all of them in turn."""
+
+import runpy
+import sys
+
+BENCHMARKS = ("startup", "fetch")
+
+
+def main() -> None:
+    """Run the benchmark named first, or each in turn."""
+    names = [name for name in sys.argv[1:2] if name in BENCHMARKS] or list(BENCHMARKS)
+    flags = [word for word in sys.argv[1:] if word not in BENCHMARKS]
+    for name in names:
+        print(f"== {name}", flush=True)
+        sys.argv = [name, *flags]
+        runpy.run_module(f"integration.bench.{name}", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
