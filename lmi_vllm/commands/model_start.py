@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_vllm.commands.adapter_start import load_adapters
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.errors import (
@@ -18,16 +19,13 @@ from lmi_vllm.errors import (
     EngineFailureError,
     EngineStartError,
     LmiError,
-    ModelSourceError,
     StartupError,
 )
-from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
 from lmi_vllm.inference.admission import Phase
 from lmi_vllm.inference.service import InferenceService, Runtime
 from lmi_vllm.messages import EngineArguments, GenerationJob, ModelArtifacts, ServingProfile
-from lmi_vllm.startup.adapter_source import local_adapters, resolve_adapter_source
 from lmi_vllm.startup.downloads import DownloadProgress, fetch_model
-from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
+from lmi_vllm.startup.engine_args import detect_devices, translate
 from lmi_vllm.startup.model_source import locate_model
 from lmi_vllm.startup.serving_profile import build_serving_profile
 from lmi_vllm.startup.settings import Settings
@@ -57,12 +55,12 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     if model is None:
         return None
     said = notices(settings, model.directory, environ)
-    if said.errors:
-        raise ConfigurationError(said.errors)
-    for warning in said.warnings:
+    translation = translate(settings, model, detect_devices(environ))
+    if problems := (*translation.errors, *said.errors):
+        raise ConfigurationError(problems)
+    for warning in (*translation.warnings, *said.warnings):
         logger.warning("%s", warning)
-    arguments = build_engine_arguments(settings, model, detect_devices(environ))
-    return StartPlan(model, arguments, build_serving_profile(settings, model))
+    return StartPlan(model, translation.arguments, build_serving_profile(settings, model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class ModelStart:
         engine = await self._start_engine(arguments)
         try:
             self.service.admission.enter_phase(Phase.ADAPTERS)
-            runtime = await self._load_adapters(engine)
+            runtime = await self._load_adapters(engine, local)
             self.service.admission.enter_phase(Phase.WARM_UP)
             await _generate_one_token(engine)
         except BaseException:
@@ -163,21 +161,17 @@ class ModelStart:
         )
         return engine
 
-    async def _load_adapters(self, engine: Engine) -> Runtime:
-        profile = self.plan.profile
-        registry = AdapterRegistry(
+    async def _load_adapters(self, engine: Engine, model: Path) -> Runtime:
+        plan = self.plan
+        registry = await load_adapters(
+            replace(plan.model, model=str(model)),
+            plan.arguments,
+            plan.profile,
+            self.settings,
+            self.environ,
             engine,
-            partial(resolve_adapter_source, environ=self.environ),
-            is_enabled=profile.enable_lora,
         )
-        if profile.enable_lora:
-            folder = str(self.settings.option_value("adapters") or "adapters")
-            for name, path in local_adapters(self.plan.model.directory, folder).items():
-                try:
-                    await registry.register(Adapter(name, str(path)))
-                except LmiError as error:
-                    raise ModelSourceError(f"local adapter {name}: {error.text}") from error
-        return Runtime(engine, profile, registry)
+        return Runtime(engine, plan.profile, registry)
 
 
 async def _generate_one_token(engine: Engine) -> None:

@@ -174,9 +174,13 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         The order matters: the request is out of the engine before its slot is free.
         """
         try:
-            async with self._slots.hold(request.lora_int_id), contextlib.aclosing(outputs):
+            async with contextlib.AsyncExitStack() as held:
+                await held.enter_async_context(self._slots.hold(request.lora_int_id))
+                await held.enter_async_context(contextlib.aclosing(outputs))
                 self._guarded(request)  # it may have been removed while this one waited
                 async for output in outputs:
+                    if output.finished:  # out of the engine: whoever reads slowly holds no slot
+                        await held.aclose()
                     yield output
         except NoSlotError:
             raise VLLMValidationError(self._no_slot(request.lora_name).text) from None

@@ -1,35 +1,149 @@
-"""Where an adapter's files are: `src` as a client or a folder gives it -> a local directory."""
+"""Where an adapter's files are: `src` as a client or a folder gives it -> a checked directory."""
 
+import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError, DownloadError
+from lmi_vllm.errors import (
+    AdapterConflictError,
+    AdapterRefusedError,
+    BadParameterError,
+    DownloadError,
+)
+from lmi_vllm.startup.adapter_check import BaseModel, check_adapter
+from lmi_vllm.startup.archives import extract_archive, is_archive
 from lmi_vllm.startup.downloads import fetch_model
+from lmi_vllm.startup.s3_download import cache_directory
 
-WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+logger = logging.getLogger(__name__)
+
+HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
+ROOTS: Final = "LMI_ADAPTER_ROOTS"
+CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSources:
+    """Resolves adapter sources for one served model (adapters-api.md 6)."""
+
+    environ: Mapping[str, str]
+    base: BaseModel = field(default_factory=BaseModel)
+
+    def resolve(self, src: str) -> str:
+        """Return the local directory of a source, once it is fetched and found sound.
+
+        Raises:
+            AdapterConflictError: a URL scheme that is never fetched.
+            AdapterRefusedError: it is not allowed, missing, cannot be fetched, or no good adapter.
+            BadParameterError: secure mode forbids what it brings.
+        """
+        folder, is_fetched = self._locate(src)
+        folder = _adapter_folder(folder)
+        check_adapter(folder, src, self.base)
+        self._check_security(folder, src)
+        self._check_code(folder, src, is_fetched=is_fetched)
+        return str(folder)
+
+    def _locate(self, src: str) -> tuple[Path, bool]:
+        """Return where the files are, and whether they were fetched."""
+        scheme = urlsplit(src).scheme if "://" in src else ""
+        if scheme == "s3":
+            return self._unpacked(self._fetched(src), src), True
+        if scheme not in ("", "file"):
+            raise AdapterConflictError(
+                f"URL adapters are not currently supported: {scheme}:// sources"
+            )
+        path = Path(unquote(urlsplit(src).path) if scheme else src).absolute()
+        if path.exists() or scheme or not _looks_like_hub_id(src):
+            self._check_root(path, src)
+            return self._unpacked(path, src), False
+        if self.environ.get(HUB_SWITCH, "").lower() != "true":
+            raise AdapterRefusedError(
+                f"Only local LoRA models are supported. {src} is not a valid path; if it is a hub "
+                f"id, set {HUB_SWITCH}=true"
+            )
+        return self._fetched(src), True
+
+    def _fetched(self, src: str) -> Path:
+        try:
+            return fetch_model(src, environ=self.environ)
+        except DownloadError as error:
+            raise AdapterRefusedError(error.text) from error
+
+    def _check_root(self, path: Path, src: str) -> None:
+        """Return when the path, links followed, lies below an allowed folder."""
+        roots = [item for item in self.environ.get(ROOTS, "").split(os.pathsep) if item]
+        real = path.resolve()
+        if roots and not any(real.is_relative_to(Path(root).resolve()) for root in roots):
+            raise AdapterRefusedError(f"{src} is not below one of the folders of {ROOTS}")
+
+    def _unpacked(self, path: Path, src: str) -> Path:
+        """Return the folder of an archive's content; other paths as they are."""
+        if not (path.is_file() and is_archive(path.name)):
+            return path
+        status = path.stat()
+        identity = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+        target = cache_directory(f"adapter:{identity}", self.environ)
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
+        try:
+            extract_archive(path, work / "content", src)
+            if not target.exists():
+                (work / "content").rename(target)
+        except DownloadError as error:
+            raise AdapterRefusedError(error.text) from error
+        except OSError as error:
+            if not target.is_dir():  # else another call has unpacked the same archive
+                raise AdapterRefusedError(f"{src} cannot be unpacked: {error}") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return target
+
+    def _check_security(self, folder: Path, src: str) -> None:
+        """Return when secure mode, where it is on, allows the files (startup.md 11)."""
+        if self.environ.get("SAGEMAKER_SECURE_MODE", "").lower() != "true":
+            return
+        controls = self.environ.get("SAGEMAKER_SECURITY_CONTROLS", "")
+        for control, names in (
+            ("DISALLOW_PICKLE_FILES", [f"*{end}" for end in _PICKLES]),
+            ("DISALLOW_CUSTOM_INFERENCE_SCRIPTS", ["model.py"]),
+            ("DISALLOW_REQUIREMENTS_TXT", ["requirements.txt"]),
+            ("DISALLOW_CHAT_TEMPLATE", ["chat_template.jinja", "chat_template.json"]),
+        ):
+            if control not in [item.strip() for item in controls.split(",")]:
+                continue
+            for file in folder.rglob("*"):
+                if any(Path(file.name.lower()).match(name) for name in names):
+                    raise BadParameterError(f"{src}: {file.name} is forbidden by {control}")
+
+    def _check_code(self, folder: Path, src: str, *, is_fetched: bool) -> None:
+        if not (folder / "model.py").is_file():
+            return
+        allowed = self.environ.get(CUSTOM_CODE, "local").lower()
+        if is_fetched and allowed != "all":
+            raise AdapterRefusedError(
+                f"{src} brings a model.py; code that was fetched is loaded only with "
+                f"{CUSTOM_CODE}=all"
+            )
+        logger.warning(
+            "%s has a model.py: hooks of adapters are not available yet, its code is NOT loaded "
+            "and requests are formatted without it",
+            src,
+        )
 
 
 def resolve_adapter_source(src: str, environ: Mapping[str, str]) -> str:
-    """Return the local directory of an adapter source (adapters-api.md 6).
-
-    Raises:
-        AdapterConflictError: a URL scheme that is never fetched.
-        AdapterRefusedError: the folder is missing or holds no adapter; or it cannot be fetched.
-    """
-    scheme = urlsplit(src).scheme if "://" in src else ""
-    if scheme == "s3":
-        try:
-            path = fetch_model(src, environ=environ)
-        except DownloadError as error:
-            raise AdapterRefusedError(error.text) from error
-    elif scheme == "file":
-        path = Path(unquote(urlsplit(src).path))
-    elif scheme:
-        raise AdapterConflictError(f"URL adapters are not currently supported: {scheme}:// sources")
-    else:
-        path = Path(src)
-    return str(_checked(path.absolute(), src))
+    """Return the local directory of a source, checked without a base model to compare with."""
+    return AdapterSources(environ).resolve(src)
 
 
 def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
@@ -44,13 +158,16 @@ def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
     }
 
 
-def _checked(path: Path, src: str) -> Path:
-    if not path.is_dir():
-        raise AdapterRefusedError(
-            f"Only local LoRA models are supported. {src} is not a valid path"
-        )
-    if not (path / "adapter_config.json").is_file():
-        raise AdapterRefusedError(f"{src} has no adapter_config.json: it is not a LoRA adapter")
-    if not any((path / name).is_file() for name in WEIGHT_FILES):
-        raise AdapterRefusedError(f"{src} has none of {', '.join(WEIGHT_FILES)}")
-    return path
+def _looks_like_hub_id(src: str) -> bool:
+    """Whether a source is `name` or `owner/name`, and no path."""
+    return not src.startswith(("/", ".", "~")) and src.count("/") == 1
+
+
+def _adapter_folder(folder: Path) -> Path:
+    """Return the folder itself, or the one folder in it: archives are often made one level up."""
+    if (folder / "adapter_config.json").exists() or not folder.is_dir():
+        return folder
+    inside = [child for child in folder.iterdir() if not child.name.startswith(".")]
+    if len(inside) == 1 and (inside[0] / "adapter_config.json").is_file():
+        return inside[0]
+    return folder

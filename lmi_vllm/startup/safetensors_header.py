@@ -1,0 +1,75 @@
+"""What a safetensors file holds, from its header alone; a damaged file is named as such."""
+
+import json
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+Shape = tuple[int, ...]
+
+_LENGTH_BYTES: Final = 8
+_LONGEST_HEADER_BYTES: Final = 100_000_000  # safetensors' own limit
+_BITS: Final[Mapping[str, int]] = MappingProxyType(
+    {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16}
+    | {"F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "F64": 64, "I64": 64, "U64": 64}
+)
+
+
+class DamagedFileError(Exception):
+    """The file is not what its header says, or has none."""
+
+
+def read_shapes(path: Path) -> dict[str, Shape]:
+    """Return the shape of each tensor, after checking that header and file agree.
+
+    Raises:
+        DamagedFileError: they do not.
+        OSError: the file cannot be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(_LENGTH_BYTES)
+        if len(start) < _LENGTH_BYTES:
+            raise DamagedFileError("it is too short to be a safetensors file")
+        (length,) = struct.unpack("<Q", start)
+        if length > min(size - _LENGTH_BYTES, _LONGEST_HEADER_BYTES):
+            raise DamagedFileError(f"its header says {length} bytes, the file has {size}")
+        header = _decoded(file.read(length))
+    data_bytes = size - _LENGTH_BYTES - length
+    shapes: dict[str, Shape] = {}
+    end = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            shapes[name], last = _checked(name, entry, data_bytes)
+            end = max(end, last)
+    if end != data_bytes:
+        raise DamagedFileError(f"its tensors end at byte {end} of {data_bytes}")
+    return shapes
+
+
+def _decoded(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"its header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise DamagedFileError("its header is not a JSON object")
+    return header
+
+
+def _checked(name: str, entry: Any, data_bytes: int) -> tuple[Shape, int]:
+    """Return a tensor's shape and where it ends."""
+    try:
+        shape = tuple(int(side) for side in entry["shape"])
+        first, last = (int(offset) for offset in entry["data_offsets"])
+        bits = _BITS[entry["dtype"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"its entry for {name} cannot be read: {error!r}") from error
+    if min(shape, default=0) < 0 or not 0 <= first <= last <= data_bytes:
+        raise DamagedFileError(f"{name} lies outside of the file: {first}..{last} of {data_bytes}")
+    if last - first != prod(shape) * bits // 8:
+        raise DamagedFileError(f"{name} has {last - first} bytes, its shape {list(shape)} more")
+    return shape, last
