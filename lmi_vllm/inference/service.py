@@ -3,24 +3,25 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Final
-
-import orjson
+from typing import Any
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     BadParameterError,
-    EngineDeadError,
     LmiError,
     NotReadyError,
     PayloadError,
-    RequestError,
     ResourceNotFoundError,
     RouteFamily,
     openai_error,
     status_of,
+)
+from lmi_vllm.inference.adapter_selection import (
+    ADAPTER_ALIAS_HEADER,
+    adapter_name,
+    adapter_names,
 )
 from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Admission
@@ -28,7 +29,6 @@ from lmi_vllm.inference.formatters import (
     FRAMINGS,
     LMI_SCHEMA,
     TGI_SCHEMA,
-    Framing,
     Schema,
     StreamFormatter,
     choose_framing,
@@ -37,6 +37,7 @@ from lmi_vllm.inference.formatters import (
     rank_candidates,
 )
 from lmi_vllm.inference.model_list import with_adapters
+from lmi_vllm.inference.openai_replies import SSE_DONE, lmi_reply
 from lmi_vllm.inference.payload import (
     Family,
     LmiRequest,
@@ -57,11 +58,6 @@ from lmi_vllm.messages import (
 )
 
 logger = logging.getLogger(__name__)
-
-ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
-ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
-_SSE_DATA: Final = b"data: "
-_SSE_DONE: Final = b"data: [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,7 @@ class InferenceService:
                     runtime.profile.output_formatter,
                     tgi_compat=runtime.profile.tgi_compat,
                 )
-                reply = _lmi_reply(answer, framing)
+                reply = lmi_reply(answer, framing)
             return _held(reply, resources)
 
     async def _answer_openai(self, call: InferenceCall, kind: str) -> Reply:
@@ -172,10 +168,8 @@ class InferenceService:
         payload: dict[str, Any],
         resources: contextlib.AsyncExitStack,
     ) -> OpenAIReply:
-        name = _adapter_name(call, payload)
+        name = adapter_name(call, payload, runtime.adapters.__contains__)
         body = {key: value for key, value in payload.items() if key != "adapters"}
-        if name is None and _is_adapter(runtime, payload.get("model")):
-            name = str(payload["model"])
         ref = await self._hold_adapter(runtime, call, name, resources)
         if ref is not None:
             body["model"] = ref.name
@@ -208,7 +202,11 @@ class InferenceService:
         if len(request.prompts) > 1:  # each element counts against the queue
             resources.enter_context(self.admission.admit(len(request.prompts) - 1))
         self._check_length(runtime, request)
-        names = _adapter_names(call, payload, request)
+        is_adapter = runtime.adapters.__contains__
+        if request.is_list:
+            names = adapter_names(call, payload, len(request.prompts), is_adapter)
+        else:
+            names = [adapter_name(call, payload, is_adapter)]
         refs = [await self._hold_adapter(runtime, call, name, resources) for name in names]
         jobs = [_job(call, request, position, ref) for position, ref in enumerate(refs)]
         schema = TGI_SCHEMA if runtime.profile.tgi_compat else LMI_SCHEMA
@@ -279,7 +277,7 @@ class InferenceService:
             error = self._last_word(raised)
             status = status_of(error, RouteFamily.OPENAI)
             yield FRAMINGS["sse"].frame(openai_error(error, error.text, status))
-            yield _SSE_DONE + b"\n\n"
+            yield SSE_DONE
         finally:
             await close_iterator(events)
 
@@ -360,68 +358,3 @@ def _chunk_limit(profile: ServingProfile) -> tuple[float, str]:
     if profile.chunked_read_timeout < profile.predict_timeout:
         return profile.chunked_read_timeout, "chunked_read_timeout"
     return profile.predict_timeout, "predict_timeout"
-
-
-def _lmi_reply(answer: OpenAIReply, framing: Framing) -> Reply:
-    """Return vLLM's answer as LMI routes give it: a final newline, errors in LMI's shape."""
-    if answer.stream is not None:
-        if framing is FRAMINGS["sse"]:
-            return Reply(200, framing.content_type, stream=answer.stream)
-        return Reply(200, framing.content_type, stream=_without_sse(answer.stream))
-    if answer.status >= 400:  # noqa: PLR2004 (an error status)
-        raise _openai_error(answer)
-    return Reply(answer.status, answer.content_type, answer.body + b"\n")
-
-
-async def _without_sse(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Slice vLLM's SSE framing off; its JSON is never parsed. The end marker is dropped."""
-    try:
-        async for event in events:
-            if not event.startswith(_SSE_DONE):
-                yield event[len(_SSE_DATA) : -1]
-    finally:
-        await close_iterator(events)
-
-
-def _openai_error(answer: OpenAIReply) -> LmiError:
-    error = orjson.loads(answer.body)["error"]
-    text = str(error["message"])
-    if answer.status == 503:  # noqa: PLR2004 (vLLM's own queue limit)
-        return NotReadyError(text, retry_after_seconds=1)
-    if answer.status >= 500:  # noqa: PLR2004 (the engine's fault, not the client's)
-        return EngineDeadError(text)
-    return RequestError(text)
-
-
-def _is_adapter(runtime: Runtime, name: object) -> bool:
-    return isinstance(name, str) and any(adapter.name == name for adapter in runtime.adapters)
-
-
-def _adapter_name(call: InferenceCall, payload: Mapping[str, Any]) -> str | None:
-    """Return the adapter a request names: header, then query, then `adapters`."""
-    if name := call.properties.get(ADAPTER_HEADER) or call.query.get("adapter"):
-        return name
-    given = payload.get("adapters")
-    if isinstance(given, list):
-        if len(given) > 1:
-            raise PayloadError("Number of adapters is not equal to the number of inputs")
-        given = given[0] if given else None
-    if given is not None and not isinstance(given, str):
-        raise PayloadError("adapters: expected a name or a list of names")
-    return given or None
-
-
-def _adapter_names(
-    call: InferenceCall, payload: Mapping[str, Any], request: LmiRequest
-) -> list[str | None]:
-    """Return one adapter name per prompt; None is the base model."""
-    count = len(request.prompts)
-    given = payload.get("adapters")
-    is_overridden = call.properties.get(ADAPTER_HEADER) or call.query.get("adapter")
-    if isinstance(given, list) and given and request.is_list and not is_overridden:
-        if len(given) != count:
-            raise PayloadError("Number of adapters is not equal to the number of inputs")
-        if not all(isinstance(name, str) or name is None for name in given):
-            raise PayloadError("adapters: expected a list of names")
-        return [name or None for name in given]
-    return [_adapter_name(call, payload)] * count

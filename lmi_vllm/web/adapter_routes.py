@@ -9,8 +9,9 @@ import orjson
 from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError, MethodNotAllowedError, ResourceNotFoundError
+from lmi_vllm.inference.adapter_selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
-from lmi_vllm.inference.service import ADAPTER_ALIAS_HEADER, InferenceService
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.keys import SERVICE
 
 PAGE_SIZE: Final = 100
