@@ -1,4 +1,4 @@
-"""Which adapter a request gets: header, query, `adapters`, `model`, in that order; never another."""
+"""Which adapter a request gets: header, query, `adapters`, `model`, in this order, or an error."""
 
 from typing import Any
 
