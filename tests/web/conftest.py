@@ -27,6 +27,18 @@ async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
         await asyncio.sleep(0.005)
 
 
+async def send_raw(client: TestClient, headers: bytes, body: bytes = b'{"inputs":"x"}') -> bytes:
+    """POST /invocations with headers that no client library would send; returns the answer."""
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    length = b"Content-Length: %d\r\nConnection: close\r\n" % len(body)
+    writer.write(b"POST /invocations HTTP/1.1\r\nHost: x\r\n" + length + headers)
+    writer.write(b"\r\n\r\n" + body)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
 def admission_of(client: TestClient) -> Admission:
     """Return the admission behind a client."""
     return client.app[SERVICE].admission
