@@ -25,7 +25,9 @@ from lmi_vllm.inference.admission import Phase
 from lmi_vllm.inference.service import InferenceService, Runtime
 from lmi_vllm.messages import EngineArguments, GenerationJob, ModelArtifacts, ServingProfile
 from lmi_vllm.startup.downloads import DownloadProgress, fetch_model
-from lmi_vllm.startup.engine_args import detect_devices, translate
+from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
+from lmi_vllm.startup.explain import explain
+from lmi_vllm.startup.model_checks import checkpoint_warnings
 from lmi_vllm.startup.model_source import locate_model
 from lmi_vllm.startup.serving_profile import build_serving_profile
 from lmi_vllm.startup.settings import Settings
@@ -43,6 +45,7 @@ class StartPlan:
     model: ModelArtifacts
     arguments: EngineArguments
     profile: ServingProfile
+    shown_arguments: Mapping[str, object]  # the arguments as they may be printed
 
 
 def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | None:
@@ -51,16 +54,21 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     Raises:
         StartupError: the settings name no model, or one that cannot be served.
     """
+    devices = detect_devices(environ)
+    explanation, _ = explain(settings, environ, devices)  # its texts hold no secret
+    if explanation.errors:
+        raise ConfigurationError(explanation.errors)
     model = locate_model(settings, environ)
     if model is None:
         return None
     said = notices(settings, model.directory, environ)
-    translation = translate(settings, model, detect_devices(environ))
-    if problems := (*translation.errors, *said.errors):
-        raise ConfigurationError(problems)
-    for warning in (*translation.warnings, *said.warnings):
+    if said.errors:
+        raise ConfigurationError(said.errors)
+    for warning in (*explanation.warnings, *said.warnings):
         logger.warning("%s", warning)
-    return StartPlan(model, translation.arguments, build_serving_profile(settings, model))
+    arguments = build_engine_arguments(settings, model, devices)
+    shown = {name: explanation.engine_args.get(name) for name in arguments.values}
+    return StartPlan(model, arguments, build_serving_profile(settings, model), shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +118,26 @@ class ModelStart:
 
     async def _fetch(self) -> Path:
         model = self.plan.model
-        if model.is_local or self.engine_kind == "scripted":
+        if model.is_local or self.engine_kind == "scripted" or self._is_streamed():
             return Path(model.model)
         fetch = partial(
             fetch_model,
             model.model,
             revision=model.revision,
             environ=self.environ,
-            load_format=_text(self.settings.option_value("load_format")),
+            load_format=_text(self.plan.arguments.values.get("load_format")),
             ignore_patterns=_texts(self.settings.option_value("ignore_patterns")),
             download_dir=_path(self.settings.option_value("download_dir")),
             on_progress=self._report,
         )
         return await asyncio.to_thread(fetch)
+
+    def _is_streamed(self) -> bool:
+        """Whether vLLM itself streams the weights from object storage."""
+        load_format = str(self.plan.arguments.values.get("load_format"))
+        return load_format.startswith("runai_streamer") and self.plan.model.model.startswith(
+            "s3://"
+        )
 
     def _report(self, progress: DownloadProgress) -> None:
         self.service.admission.report_progress(asdict(progress))
@@ -146,9 +161,14 @@ class ModelStart:
 
     def _local_arguments(self, local: Path) -> EngineArguments:
         arguments = self.plan.arguments
+        if self._is_streamed():
+            return arguments
         values: dict[str, object] = {**arguments.values, "model": str(local)}
         if not self.plan.model.is_local:
             values.pop("revision", None)  # what was fetched is that revision
+            fetched = replace(self.plan.model, model=str(local))
+            for warning in checkpoint_warnings(fetched, values):
+                logger.warning("%s", warning)
         return replace(arguments, values=values)
 
     async def _start_engine(self, arguments: EngineArguments) -> Engine:

@@ -4,17 +4,33 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Final, NoReturn
 
 import uvloop
 
 from lmi_vllm.commands.server import Server
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.startup.devices import detect_devices
+from lmi_vllm.startup.explain import explain
 from lmi_vllm.startup.resolved import CommandLine
-from lmi_vllm.startup.settings import load_settings
+from lmi_vllm.startup.settings import Settings, load_settings
 
-logger = logging.getLogger(__name__)
+# Upstream's level names (startup.md 10) in ours.
+LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "trace": logging.DEBUG,
+        "debug": logging.DEBUG,
+        "info": logging.INFO,
+        "warn": logging.WARNING,
+        "error": logging.ERROR,
+        "fatal": logging.CRITICAL,
+        "off": logging.CRITICAL + 1,
+    }
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +69,10 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     """Serve until told to stop; never returns: see `_leave`."""
     typed = command_line(arguments)
     settings = load_settings(environ, typed)
-    settings.require_valid()
-    _configure_logging(environ)
+    if settings.errors:  # before the port opens, all problems at once, secrets masked
+        explanation, _ = explain(settings, environ, detect_devices(environ))
+        raise ConfigurationError(explanation.errors)
+    _configure_logging(settings)
     server = Server(settings, typed, environ, engine_kind=arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, reason = runner.run(server.run())
@@ -64,9 +82,13 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
         _leave(code)
 
 
-def _configure_logging(environ: Mapping[str, str]) -> None:
-    """Send our lines to stderr; stdout keeps the two lines that scripts wait for."""
-    level = environ.get("LMI_LOG_LEVEL", "INFO").upper()
+def _configure_logging(settings: Settings) -> None:
+    """Send our lines to stderr; stdout keeps the lines that scripts wait for.
+
+    SERVING_OPTS may carry upstream's way to say the level: -Dai.djl.logging.level=debug.
+    """
+    found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", str(settings.server_value("opts") or ""))
+    level = LOG_LEVELS.get(found.group(1).lower(), logging.INFO) if found else logging.INFO
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )

@@ -21,6 +21,7 @@ from lmi_vllm.errors import Fault, LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.startup.downloads import fetch_text
+from lmi_vllm.startup.masking import mask_urls
 from lmi_vllm.startup.properties import parse_properties
 from lmi_vllm.startup.settings import CommandLine, Settings, load_settings
 from lmi_vllm.web.app import WebOptions, create_app
@@ -131,8 +132,6 @@ class Server:
 
     async def _start(self, service: InferenceService) -> None:
         await self._read_remote_properties()
-        for warning in self._settings.warnings:
-            logger.warning("%s", warning)
         plan = plan_start(self._settings, self._environ)
         admission = service.admission
         if plan is None:
@@ -165,7 +164,6 @@ class Server:
             return
         found = parse_properties(text, url)
         self._settings = load_settings(self._environ, self._typed, found)
-        self._settings.require_valid()
 
     async def _drain(self, admission: Admission, stop: asyncio.Event) -> None:
         """Refuse new work, let running work end within the deadline; a second signal hurries."""
@@ -262,12 +260,12 @@ def _log_plan(plan: StartPlan) -> None:
     origins = plan.arguments.origins
     lines = [
         f"  {name} = {json.dumps(value, default=str)}  ({origins.get(name, 'default')})"
-        for name, value in plan.arguments.values.items()
+        for name, value in plan.shown_arguments.items()
     ]
     logger.info(
         "model %s from %s; engine arguments:\n%s",
         plan.model.name,
-        plan.model.reference,
+        mask_urls(plan.model.reference),
         "\n".join(lines),
     )
 

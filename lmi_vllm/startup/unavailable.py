@@ -32,7 +32,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "LMI_FRONTEND_PROCESSES": "several front-end processes are not available yet",
         "lmcache_config_file": "LMCache set-up is not available yet; pass kv_transfer_config",
         "lmcache_auto_config": "LMCache set-up is not available yet; pass kv_transfer_config",
-        "adapters_state": "keeping adapters over a restart is not available yet",
     }
 )
 NAMED: Final[Mapping[str, str]] = MappingProxyType(
@@ -69,17 +68,33 @@ CUSTOM_CODE: Final = (
 )
 
 
+def reason_without_effect(setting: Setting) -> str | None:
+    """Return why this release does not act on a setting; None where it does, or it is off."""
+    if not setting.is_set:
+        return None
+    if setting.name == "task" and _is_pooling(setting.value):
+        return "embeddings and classification are not available yet; serve refuses to start"
+    if setting.name == "entryPoint" and not str(setting.value).startswith("djl_python."):
+        return f"{CUSTOM_CODE}; serve refuses to start"
+    if not _is_active(setting.name, setting.value):
+        return None
+    if setting.name in REFUSED:
+        return f"{REFUSED[setting.name]}; serve refuses to start"
+    return NAMED.get(setting.name)
+
+
 def notices(settings: Settings, directory: Path | None, environ: Mapping[str, str]) -> Notices:
-    """Return what to say about each setting, and the model directory, that has no effect yet."""
-    errors = [_line(setting, REFUSED[name]) for name, setting in _active(settings, REFUSED)]
-    warnings = [_line(setting, NAMED[name]) for name, setting in _active(settings, NAMED)]
+    """Return what a start says about each setting, and the model directory, without effect yet."""
+    errors: list[str] = []
+    warnings: list[str] = []
+    for setting in (*settings.options.values(), *settings.server.values()):
+        reason = reason_without_effect(setting)
+        if reason is not None:
+            is_named = setting.name in NAMED
+            (warnings if is_named else errors).append(
+                f"{setting.name} ({setting.origin}): {reason}"
+            )
     is_off = environ.get("LMI_CUSTOM_CODE", "").lower() == "none"
-    task = settings.options.get("task")
-    if task is not None and task.is_set and _is_pooling(settings):
-        errors.append(_line(task, "embeddings and classification are not available yet"))
-    entry = settings.options.get("entryPoint")
-    if entry is not None and entry.is_set and not str(entry.value).startswith("djl_python."):
-        errors.append(_line(entry, CUSTOM_CODE))
     if directory is not None and (directory / "model.py").is_file() and not is_off:
         errors.append(f"{directory / 'model.py'}: {CUSTOM_CODE}")
     if directory is not None and (directory / "requirements.txt").is_file():
@@ -88,25 +103,11 @@ def notices(settings: Settings, directory: Path | None, environ: Mapping[str, st
     return Notices(tuple(warnings), tuple(errors))
 
 
-def _active(settings: Settings, table: Mapping[str, str]) -> list[tuple[str, Setting]]:
-    found = []
-    for name in table:
-        setting = settings.server.get(name) or settings.options.get(name)
-        if setting is not None and setting.is_set and _is_active(name, setting.value):
-            found.append((name, setting))
-    return found
-
-
 def _is_active(name: str, value: object) -> bool:
     if name == "LMI_FRONTEND_PROCESSES":
         return value not in (None, 1)
     return value not in _INACTIVE
 
 
-def _is_pooling(settings: Settings) -> bool:
-    pooling = ("embed", "feature-extraction", "classify")
-    return any(word in str(settings.option_value("task")).lower() for word in pooling)
-
-
-def _line(setting: Setting, reason: str) -> str:
-    return f"{setting.name} ({setting.origin}): {reason}"
+def _is_pooling(task: object) -> bool:
+    return any(word in str(task).lower() for word in ("embed", "feature-extraction", "classify"))
