@@ -1,0 +1,6 @@
+"""The embedded demo model: a tiny Llama with two LoRA adapters; `train` makes it."""
+
+from pathlib import Path
+from typing import Final
+
+DEMO_MODEL_DIR: Final[Path] = Path(__file__).parent / "model"
