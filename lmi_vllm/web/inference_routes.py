@@ -6,7 +6,12 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from lmi_vllm.errors import BadParameterError, MethodNotAllowedError, ResourceNotFoundError
+from lmi_vllm.errors import (
+    BadParameterError,
+    MethodNotAllowedError,
+    PayloadError,
+    ResourceNotFoundError,
+)
 from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.payload import form_field
 from lmi_vllm.inference.streams import close_iterator
@@ -131,8 +136,12 @@ def _json(document: object, status: int = 200) -> web.Response:
 
 
 async def _call(request: web.Request, properties: Mapping[str, str]) -> InferenceCall:
+    try:
+        body = await request.read()
+    except web.RequestPayloadError as error:
+        raise PayloadError("the body does not unpack as its Content-Encoding says") from error
     return InferenceCall(
-        body=await request.read(),
+        body=body,
         content_type=request.headers.get("Content-Type", ""),
         accept=request.headers.get("Accept", ""),
         properties=properties,

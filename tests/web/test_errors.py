@@ -43,6 +43,13 @@ async def test_errors_unpacked_body_counts(serve: ServeScripted) -> None:
     assert (await client.post("/invocations", data=packed, headers=headers)).status == 200
 
 
+async def test_errors_body_that_does_not_unpack(serve: ServeScripted) -> None:
+    """A body that is not compressed as it says is the client's fault."""
+    answer = await send_raw(await serve(), b"Content-Encoding: gzip", b"garbage")
+    assert answer.startswith(b"HTTP/1.1 424 ")
+    assert b"Content-Encoding" in answer
+
+
 MALFORMED = {
     "cut off": b'{"inputs": "x"',
     "empty": b"",
