@@ -221,6 +221,7 @@ def _statuses(settings: Settings) -> Mapping[Fault, int]:
     keys = {
         Fault.BAD_PARAMETER: "bad_request_http_code",
         Fault.OVERLOAD: "throttle_error_http_code",
+        Fault.NOT_READY: "wlm_error_http_code",
         Fault.ENGINE: "server_error_http_code",
         Fault.DEADLINE: "server_error_http_code",
     }

@@ -99,11 +99,11 @@ def close_internet_sockets() -> None:
     for name in os.listdir("/proc/self/fd" if _IS_LINUX else "/dev/fd"):  # noqa: PTH208 (names only)
         descriptor = int(name)
         try:
-            inherited = socket.socket(fileno=os.dup(descriptor))
+            inherited = socket.socket(fileno=descriptor)
         except OSError:  # no socket, or the descriptor of the listing itself
             continue
-        with inherited:
-            is_internet = inherited.family in (socket.AF_INET, socket.AF_INET6)
+        is_internet = inherited.family in (socket.AF_INET, socket.AF_INET6)
+        inherited.detach()  # the descriptor stays whose it is
         if is_internet:
             os.close(descriptor)
 
