@@ -274,4 +274,4 @@ def _log_plan(plan: StartPlan) -> None:
 def _curl_line(url: str) -> str:
     body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
     reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
-    return f"Try: curl {reachable}/invocations -H 'Content-Type: application/json' -d '{body}'"
+    return f"Try: curl -s {reachable}/invocations -H 'Content-Type: application/json' -d '{body}'"
