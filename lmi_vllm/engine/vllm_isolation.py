@@ -11,6 +11,7 @@ vLLM 0.32 breaks adapter isolation in known ways; each guard here names the one 
 - an evicted adapter is read again inside the engine step, and a changed or missing folder kills
   the engine; the prefix cache is keyed by name and path: every load reads a private copy, which
   stays until the last request on it has ended;
+- two loads of one name in one step count as one, and the engine ends: names are made unique;
 - a failed load stays half usable under its id: it is removed, and ids are never used again;
 - with every slot pinned, the next adapter kills the engine: it is refused here;
 - on CPU with LoRA, two requests with prompt log probabilities at once kill the engine: they queue.
@@ -53,6 +54,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 
     # AsyncLLM's constructor is called by its own factory: our state is added by `isolate`.
     _adapters: dict[int, LoRARequest]
+    _names: dict[int, str]  # as users know them
     _base_lora: LoRARequest | None
     _slots: AdapterSlots
     _folder: Path | None
@@ -64,7 +66,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         Raises:
             EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
         """
-        self._adapters = {}
+        self._adapters, self._names = {}, {}
         self._base_lora, self._folder, self._prompt_logprobs_turn = None, None, None
         config = self.vllm_config.lora_config
         slots = config.max_loras if config else 0
@@ -86,6 +88,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         **options: Any,
     ) -> AsyncGenerator[Any, None]:
         """As AsyncLLM.generate; adapters that could harm the engine are refused."""
+        shown = lora_request.lora_name if lora_request else ""
         lora_request = self._guarded(lora_request)
         turn = self._prompt_logprobs_turn
         if sampling_params.prompt_logprobs is None:
@@ -102,19 +105,20 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             outputs = _in_turn(outputs, turn)
         if lora_request is None or lora_request is self._base_lora:
             return outputs
-        return self._held(outputs, lora_request)
+        return self._held(outputs, lora_request, shown)
 
     def encode(  # type: ignore[override,unused-ignore]
         self, *args: Any, lora_request: LoRARequest | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
         """As AsyncLLM.encode, with the guard of `generate`."""
+        shown = lora_request.lora_name if lora_request else ""
         lora_request = self._guarded(lora_request)
         outputs: AsyncGenerator[Any, None] = super().encode(
             *args, lora_request=lora_request, **options
         )
         if lora_request is None or lora_request is self._base_lora:
             return outputs
-        return self._held(outputs, lora_request)
+        return self._held(outputs, lora_request, shown)
 
     async def load(self, adapter: AdapterRef) -> None:
         """Load a private copy of `adapter`, once, and let `generate` use it; pin it if so asked.
@@ -126,7 +130,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if self._folder is None:
             raise AdapterRefusedError("LoRA is not enabled.")
         is_new = adapter.engine_id not in self._adapters
-        if not is_new and self._adapters[adapter.engine_id].lora_name != adapter.name:
+        if not is_new and self._names[adapter.engine_id] != adapter.name:
             raise AdapterRefusedError(f"engine id {adapter.engine_id} belongs to another adapter")
         if self._slots.is_all_pinned and (is_new or not self._slots.is_pinned(adapter.engine_id)):
             raise self._no_slot(adapter.name)
@@ -147,6 +151,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         request = self._adapters.pop(adapter.engine_id, None)
         if request is None:
             return
+        self._names.pop(adapter.engine_id, None)
         self._slots.unpin(adapter.engine_id)
         if not self._slots.running(adapter.engine_id):
             await self._forget(request)
@@ -163,11 +168,11 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if known is None:
             raise VLLMValidationError(f"The adapter {lora_request.lora_name} is not loaded")
         if self._slots.is_all_pinned and not self._slots.is_pinned(known.lora_int_id):
-            raise VLLMValidationError(self._no_slot(known.lora_name).text)
+            raise VLLMValidationError(self._no_slot(lora_request.lora_name).text)
         return known
 
     async def _held(
-        self, outputs: AsyncGenerator[Any, None], request: LoRARequest
+        self, outputs: AsyncGenerator[Any, None], request: LoRARequest, shown: str
     ) -> AsyncGenerator[Any, None]:
         """Yield `outputs` while their adapter has a slot; the last one of a removed adapter cleans.
 
@@ -183,7 +188,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
                         await held.aclose()
                     yield output
         except NoSlotError:
-            raise VLLMValidationError(self._no_slot(request.lora_name).text) from None
+            raise VLLMValidationError(self._no_slot(shown).text) from None
         finally:
             is_loaded = request.lora_int_id in self._adapters
             if not is_loaded and not self._slots.running(request.lora_int_id):
@@ -205,11 +210,15 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         except OSError as error:
             shutil.rmtree(private, ignore_errors=True)
             raise AdapterRefusedError(f"Adapter {adapter.name} cannot be read: {error}") from error
-        request = LoRARequest(adapter.name, adapter.engine_id, str(private))
-        await self._add(request, shown_path=adapter.path)
+        # vLLM compares adapters by name alone: of two loads of one name in one step it would
+        # activate one, and end at the rows of the other.
+        name = f"{adapter.name}@{adapter.engine_id}"
+        request = LoRARequest(name, adapter.engine_id, str(private))
+        await self._add(request, adapter)
         self._adapters[adapter.engine_id] = request
+        self._names[adapter.engine_id] = adapter.name
 
-    async def _add(self, request: LoRARequest, shown_path: str) -> None:
+    async def _add(self, request: LoRARequest, shown: AdapterRef) -> None:
         try:
             await self.add_lora(request)
         except Exception as error:  # vLLM raises a bare Exception here
@@ -218,8 +227,9 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             # After a shape error the id stays usable, half loaded.
             await self._forget(request)
             reason = str(error).removeprefix(_FAILURE_PREFIX)
-            reason = reason.replace(request.lora_path, shown_path)
-            text = f"Adapter {request.lora_name} cannot be loaded: {reason}"
+            reason = reason.replace(request.lora_path, shown.path)
+            reason = reason.replace(request.lora_name, shown.name)
+            text = f"Adapter {shown.name} cannot be loaded: {reason}"
             is_full = any(mark in reason for mark in _CAPACITY_MARKS)
             raise (AdapterCapacityError if is_full else AdapterRefusedError)(text) from error
 
@@ -246,6 +256,8 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
                 await self.add_lora(request)
                 await self.pin_lora(adapter.engine_id)
             except Exception as error:  # vLLM raises a bare Exception here
+                if self.errored:
+                    raise
                 if attempt + 1 < _PIN_ATTEMPTS and "is not registered" in str(error):
                     continue
                 raise AdapterCapacityError(
@@ -263,7 +275,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             write_zero_adapter(folder, module, rows, columns)
             request = LoRARequest("lmi-vllm-base", BASE_ADAPTER_ID, str(folder))
             try:
-                await self._add(request, shown_path=str(folder))
+                await self._add(request, AdapterRef("base", str(folder), BASE_ADAPTER_ID))
             except AdapterRefusedError as error:
                 logger.debug("no all-zero adapter on %s: %s", module, error)
                 continue

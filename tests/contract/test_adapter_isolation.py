@@ -143,6 +143,15 @@ def test_id_used_again_has_new_weights(adapters: Loader, folders: list[Path]) ->
     adapters.unload(again)
 
 
+def test_two_loads_of_one_name_in_one_batch(adapters: Loader, folders: list[Path]) -> None:
+    """A step compares adapters by name: old and new load of one name would end the engine."""
+    old, new = (adapters.load(folder, "same") for folder in folders[:2])
+    alone = [adapters.ask(ref) for ref in (old, new)]
+    for folder in folders[2:4]:  # both are evicted from the slots
+        adapters.ask(adapters.load(folder))
+    assert adapters.ask_together(old, new) == alone
+
+
 def test_loaded_id_keeps_to_its_adapter(adapters: Loader, folders: list[Path]) -> None:
     """Another adapter under an id that is in use is refused, not served with the old weights."""
     first = adapters.load(folders[0])
