@@ -38,8 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the new configuration and the report; 2 where something was refused."""
     variables = _read_environment(arguments.environment) if arguments.environment else environ
-    file = _read_properties(arguments.properties) if arguments.properties else None
     flags = [word for word in arguments.flags if word != "--"]
+    path = arguments.properties
+    if path is None and flags and flags[0].endswith(".properties"):
+        path = flags.pop(0)  # what one types first; no model is named like that
+    file = _read_properties(path) if path else None
     origin = arguments.origin
     if origin == "auto":
         origin = recognise(variables, file, bool(flags))

@@ -9,7 +9,7 @@ from typing import Final
 
 from lmi_vllm.startup.devices import Devices
 from lmi_vllm.startup.engine_args import translate
-from lmi_vllm.startup.masking import is_secret, mask_text
+from lmi_vllm.startup.masking import is_secret, mask_text, mask_value
 from lmi_vllm.startup.options import EffectWord
 from lmi_vllm.startup.properties import PropertiesFile, parse_properties
 from lmi_vllm.startup.resolved import Setting
@@ -216,17 +216,41 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
     settings = load_settings({**without_secrets, **_NO_STORE}, extra_properties=file)
     translation = translate(settings, None, Devices(_ENOUGH_GPUS))
     warnings = (*settings.warnings, *translation.warnings)
+    unnamed = [*settings.errors, *translation.errors]
+    texts = _texts_by_origin(environ, file)
     for setting in (*settings.options.values(), *settings.server.values()):
         is_ours = not setting.origin.startswith("SERVING_MODEL_STORE")
-        if setting.is_set and is_ours and not setting.name.isupper():
+        if not setting.is_set or not is_ours or setting.name.isupper():
+            continue
+        source = _as_written(setting, texts)
+        faults = [text for text in (*settings.errors, *translation.errors) if setting.label in text]
+        if faults:  # what serve would stop at is written nowhere
+            migration.steps.append(Step("refused", source, why="; ".join(faults)))
+            unnamed = [text for text in unnamed if text not in faults]
+        else:
             said = [text for text in warnings if setting.label in text or setting.stated in text]
-            migration.carry(setting.stated, _carry_setting(setting, said))
-    for error in (*settings.errors, *translation.errors):
+            migration.carry(source, _carry_setting(setting, said))
+    for error in unnamed:
         migration.steps.append(Step("refused", "(check)", why=error))
     for setting in settings.extra:
         if setting.effect == EffectWord.UNKNOWN:
             migration.steps.append(Step("refused", setting.label, why=setting.note))
     return migration
+
+
+def _texts_by_origin(environ: Mapping[str, str], file: PropertiesFile | None) -> Mapping[str, str]:
+    """What stands at each place a value can come from, before anything is made of it."""
+    entries = file.entries if file is not None else ()
+    return {**environ, **{file.origin(entry): entry.value for entry in entries if file}}
+
+
+def _as_written(setting: Setting, texts: Mapping[str, str]) -> str:
+    """Name, text and place of a setting as somebody wrote them; secrets masked."""
+    text = texts.get(setting.origin)
+    if text is None:
+        return setting.stated
+    name = setting.written or setting.name
+    return f"{name}={mask_value(setting.name, text)} ({setting.origin})"
 
 
 def _carry_setting(setting: Setting, warnings: list[str]) -> Carried:

@@ -225,3 +225,28 @@ def test_text_report_names_all_three_outcomes(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert all(f"# {outcome}" in text for outcome in ("mapped", "approximated", "refused"))
     assert parse_properties(text).by_key()["option.model_id"].value == "a/b"
+
+
+def test_lmi_file_as_first_word_is_read(migrated: Migrate, tmp_path: Path) -> None:
+    """`migrate serving.properties` means that file; sources are quoted as they were written."""
+    file = tmp_path / "serving.properties"
+    file.write_text("engine=MPI\noption.model_id=acme/x\noption.rolling_batch=lmi-dist\n")
+    code, document = migrated({}, str(file))
+    assert code == 0
+    assert document["from"] == "lmi"
+    assert document["properties"] == {"option.model_id": "acme/x"}
+    sources = [step["source"] for step in document["approximated"]]
+    assert any(source.startswith("engine=MPI (") for source in sources)
+    assert any(source.startswith("option.rolling_batch=lmi-dist (") for source in sources)
+
+
+def test_lmi_refused_option_is_written_nowhere(migrated: Migrate, tmp_path: Path) -> None:
+    """What serve would stop at is refused by name and is not in the result."""
+    file = tmp_path / "serving.properties"
+    file.write_text("option.model_id=acme/x\noption.quantize=squeezellm\n")
+    code, document = migrated({}, "--properties", str(file))
+    assert code == 2
+    assert document["properties"] == {"option.model_id": "acme/x"}
+    (refused,) = document["refused"]
+    assert refused["source"].startswith("option.quantize=squeezellm (")
+    assert "re-quantize" in refused["why"]
