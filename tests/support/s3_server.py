@@ -4,8 +4,11 @@ import http.client
 import io
 import re
 import socket
+import subprocess
+import sys
 import tarfile
 import threading
+import time
 import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -17,7 +20,6 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import boto3
-from moto.server import ThreadedMotoServer
 
 BUCKET = "models"
 KEYS = {
@@ -101,9 +103,15 @@ class S3Server:
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """Run a store with one empty bucket."""
-    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    moto.start()
-    store = S3Server("", moto.get_host_and_port())
+    # A process of its own: moto imports flask, whose proxies an engine forked from here trips over.
+    backend = ("127.0.0.1", _free_port())
+    moto = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", backend[0], "-p", str(backend[1])],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _wait_until_open(backend)
+    store = S3Server("", backend)
     handler = type("Handler", (_Proxy,), {"store": store})
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     proxy.daemon_threads = True
@@ -119,7 +127,28 @@ def s3_server() -> Iterator[S3Server]:
         proxy.shutdown()
         proxy.server_close()
         thread.join()
-        moto.stop()
+        moto.kill()
+        moto.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_open(address: tuple[str, int], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(address, 1).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def tar_gz(files: Mapping[str, bytes]) -> bytes:
