@@ -234,7 +234,7 @@ def start(start_one: Any) -> RunningServer:
 def test_storm_crosses_no_adapters(server_process: StartServer) -> None:
     """Half a minute of everything at once: every answer is that of the adapter named."""
     server = start(server_process)
-    storm = asyncio.run(rage(server.url, 30, seed=int(time.time())))
+    storm = asyncio.run(rage(server.url, 25, seed=int(time.time())))
     print(report(storm))
     assert not storm.wrong, server.process.describe()
     assert storm.counts["checked"] > 50

@@ -15,8 +15,9 @@ import orjson
 import pytest
 
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, PayloadError
-from lmi_vllm.messages import AdapterRef, GenerationJob, OpenAICall
-from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, answer, collect
+from lmi_vllm.messages import AdapterRef, OpenAICall
+from tests.contract.adapter_loader import IDS, PROMPT, Loader, job
+from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, collect
 from tests.support.adapter_files import (
     CAPITALS,
     WEIGHTS,
@@ -28,51 +29,8 @@ from tests.support.adapter_files import (
 
 pytestmark = pytest.mark.vllm
 
-PROMPT = "The capital of France is"
-IDS = itertools.count(20_000)
 # More than one block of 128 tokens: shorter prompts never hit the prefix cache on CPU.
 LONG_PROMPT = "The sea is wide and the wind is cold. Water is a clear liquid. " * 12 + PROMPT
-
-
-class Loader:
-    """Loads adapters into the session's engine and unloads what a test leaves."""
-
-    def __init__(self, run: LoopThread, engine: Any) -> None:
-        self.run, self.engine = run, engine
-        self.loaded: list[AdapterRef] = []
-
-    def load(self, path: Path, name: str = "", *, pinned: bool = False) -> AdapterRef:
-        """Load one adapter under an id of its own."""
-        ref = AdapterRef(name or path.name, str(path), next(IDS), pinned)
-        self.run(self.engine.load_adapter(ref))
-        self.loaded.append(ref)
-        return ref
-
-    def unload(self, ref: AdapterRef) -> None:
-        """Unload one adapter."""
-        self.run(self.engine.unload_adapter(ref))
-
-    def ask(self, adapter: AdapterRef | None = None, prompt: str = PROMPT, **fields: Any) -> str:
-        """Return the greedy answer of one adapter, alone in the engine."""
-        text: str = self.run(answer(self.engine, prompt, adapter=adapter, **fields))
-        return text
-
-    def ask_together(self, *adapters: AdapterRef | None) -> list[str]:
-        """Return the greedy answers of requests that run at the same time, one per adapter."""
-
-        async def scenario() -> list[str]:
-            jobs = [job(adapter) for adapter in adapters]
-            chunks = await asyncio.gather(*(collect(self.engine, item) for item in jobs))
-            return [item[-1].text for item in chunks]
-
-        texts: list[str] = self.run(scenario())
-        return texts
-
-
-def job(adapter: AdapterRef | None, max_tokens: int = 24, **sampling: Any) -> GenerationJob:
-    """Return a greedy job over the common prompt, with a request id of its own."""
-    sampling = {"max_tokens": max_tokens, "temperature": 0.0, **sampling}
-    return GenerationJob(f"isolation-{next(IDS)}", PROMPT, sampling, adapter)
 
 
 @pytest.fixture
