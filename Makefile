@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
 
-.PHONY: setup serve test check lint format unit contract integration docs bench clean
+.PHONY: setup serve test check lint format unit contract integration docs bench storm clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
 	@$(PYTHON) scripts/setup.py
@@ -42,6 +42,9 @@ docs: setup       ## generated pages into config/, and the recorded engine argum
 
 bench: setup
 	$(PY) -m integration.bench $(ARGS)
+
+storm: setup      ## the isolation storm over adapters, five minutes unless ARGS says otherwise
+	$(PY) -m integration.storm --seconds 300 $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

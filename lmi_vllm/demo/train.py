@@ -52,6 +52,8 @@ option.max_loras=2
 option.enforce_eager=true
 # 256 MiB hold 64 conversations of 2048 tokens.
 option.kv_cache_memory_bytes=268435456
+# One thread is enough here, and does not stall when the machine has other work.
+option.env=OMP_NUM_THREADS=1,VLLM_CPU_OMP_THREADS_BIND=nobind
 """
 
 

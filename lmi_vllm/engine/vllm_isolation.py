@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -30,7 +31,13 @@ from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from lmi_vllm.engine.adapter_files import copy_adapter, linear_layers, write_zero_adapter
+from lmi_vllm.engine.adapter_files import (
+    PrivateFolder,
+    copy_adapter,
+    linear_layers,
+    new_private_folder,
+    write_zero_adapter,
+)
 from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, EngineStartError
 from lmi_vllm.messages import AdapterRef
@@ -57,8 +64,13 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     _names: dict[int, str]  # as users know them
     _base_lora: LoRARequest | None
     _slots: AdapterSlots
-    _folder: Path | None
+    _folder: PrivateFolder | None
     _prompt_logprobs_turn: asyncio.Lock | None
+
+    def __del__(self) -> None:
+        """End the engine as AsyncLLM does, but not from a half torn down interpreter."""
+        if not sys.is_finalizing():
+            super().__del__()
 
     async def isolate(self, *, is_cpu: bool) -> None:
         """Prepare the guards; on CPU with LoRA, load the all-zero adapter.
@@ -73,10 +85,10 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self._slots = AdapterSlots(slots - 1 if config and is_cpu else slots)
         if config is None:
             return
-        self._folder = Path(tempfile.mkdtemp(prefix="lmi-vllm-adapters-"))
+        self._folder = await asyncio.to_thread(new_private_folder)
         if is_cpu:
             self._prompt_logprobs_turn = asyncio.Lock()
-            self._base_lora = await self._load_zero_adapter(self._folder / "base")
+            self._base_lora = await self._load_zero_adapter(self._folder.path / "base")
 
     def generate(  # type: ignore[override,unused-ignore]
         self,
@@ -136,7 +148,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             raise self._no_slot(adapter.name)
         if is_new:
             # A path never used before: it is half of the prefix cache's key.
-            await self._load_copy(adapter, Path(tempfile.mkdtemp(dir=self._folder)))
+            await self._load_copy(adapter, Path(tempfile.mkdtemp(dir=self._folder.path)))
         if not adapter.pinned:
             return
         try:
@@ -158,8 +170,9 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 
     def clean_up(self) -> None:
         """Remove the private copies of all adapters."""
-        if getattr(self, "_folder", None):
-            shutil.rmtree(self._folder, ignore_errors=True)  # type: ignore[arg-type]
+        folder: PrivateFolder | None = getattr(self, "_folder", None)  # none before `isolate`
+        if folder is not None:
+            folder.remove()
 
     def _guarded(self, lora_request: LoRARequest | None) -> LoRARequest | None:
         if lora_request is None:

@@ -1,0 +1,48 @@
+"""Private copies of adapters: kept while their server lives, gone after it."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.engine.adapter_files import new_private_folder
+
+MAKE_AND_DIE = """
+import os, sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from lmi_vllm.engine.adapter_files import new_private_folder
+folder = new_private_folder()
+(folder.path / "copy").write_text("weights")
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the folders of a test lie in a place of its own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_new_private_folder_removes_what_a_killed_server_left(temporary_root: Path) -> None:
+    """Nobody holds the lock of a dead server's folder: the next start removes it."""
+    subprocess.run([sys.executable, "-c", MAKE_AND_DIE, str(temporary_root)], check=True)
+    (left,) = temporary_root.iterdir()
+    folder = new_private_folder()
+    assert not left.exists()
+    assert [entry.name for entry in temporary_root.iterdir()] == [folder.path.name]
+    folder.remove()
+
+
+def test_new_private_folder_leaves_those_in_use(temporary_root: Path) -> None:
+    """Two servers on one machine do not touch each other's copies."""
+    first = new_private_folder()
+    second = new_private_folder()
+    assert first.path.is_dir()
+    assert first.path != second.path
+    for folder in (first, second):
+        folder.remove()
+    assert list(temporary_root.iterdir()) == []
+    first.remove()
