@@ -150,9 +150,9 @@ class ModelStart:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.update(self.settings.environment_exports)
-        load = partial(importlib.import_module, "lmi_vllm.engine.vllm_engine")
+        check = partial(_import_and_check, self.plan.arguments)
         try:
-            await asyncio.get_running_loop().run_in_executor(self.thread, load)
+            await asyncio.get_running_loop().run_in_executor(self.thread, check)
         except ImportError as error:
             raise EngineStartError(
                 f"vLLM cannot be imported: {error}. Install the extra for this machine: "
@@ -192,6 +192,12 @@ class ModelStart:
             engine,
         )
         return Runtime(engine, plan.profile, registry)
+
+
+def _import_and_check(arguments: EngineArguments) -> None:
+    """Import the engine and let it refuse arguments now, not after the last byte has come."""
+    engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
+    engine_module.check_arguments(arguments)
 
 
 async def _generate_one_token(engine: Engine) -> None:

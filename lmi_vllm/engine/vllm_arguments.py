@@ -23,8 +23,10 @@ class _RaisingParser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore
         raise ValueError(message)
 
 
-def parse_vllm_arguments(values: Mapping[str, object]) -> Namespace:
-    """Return the namespace `vllm serve` would have for `values`.
+def parse_vllm_arguments(
+    values: Mapping[str, object], origins: Mapping[str, str] | None = None
+) -> Namespace:
+    """Return the namespace `vllm serve` would have for `values`; `origins` go into errors.
 
     Raises:
         ConfigurationError: one problem per value that vLLM refuses, in vLLM's words.
@@ -33,14 +35,15 @@ def parse_vllm_arguments(values: Mapping[str, object]) -> Namespace:
     actions = {action.dest: action for action in parser._actions}
     problems, words = [], []
     for name, value in values.items():
+        shown = f"{name} ({(origins or {}).get(name, 'default')})"
         if name not in actions:
-            problems.append(f"{name}: the installed vLLM has no such engine argument")
+            problems.append(f"{shown}: the installed vLLM has no such engine argument")
             continue
         try:
             flag_words = _words(actions[name], value)
             parser.parse_args(flag_words)
         except (ValueError, TypeError) as error:
-            problems.append(f"{name}={value!r}: vLLM refuses it: {error}")
+            problems.append(f"{shown}: vLLM refuses it: {error}")
         else:
             words += flag_words
     if problems:

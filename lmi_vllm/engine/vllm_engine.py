@@ -15,7 +15,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.vllm_openai import VllmOpenAI
-from lmi_vllm.engine.vllm_start import StartedEngine, start_vllm
+from lmi_vllm.engine.vllm_start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -35,6 +35,8 @@ from lmi_vllm.messages import (
     ServingProfile,
     TokenLogprob,
 )
+
+__all__ = ["VllmEngine", "check_arguments", "start_vllm_engine"]
 
 logger = logging.getLogger(__name__)
 

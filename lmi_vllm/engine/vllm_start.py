@@ -47,6 +47,20 @@ class StartedEngine:
     thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
 
 
+def check_arguments(arguments: EngineArguments) -> None:
+    """Return when the installed vLLM accepts every argument; called while bytes still arrive.
+
+    Raises:
+        ConfigurationError: it does not; in its words, naming the argument and its origin.
+    """
+    try:
+        # Any existing folder stands for the model, which may not be here yet.
+        values = {**arguments.values, "model": os.curdir}
+        engine_args_from(parse_vllm_arguments(values, arguments.origins))
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError([_with_argument(f"vLLM: {error}", arguments)]) from error
+
+
 async def start_vllm(arguments: EngineArguments, thread: ThreadPoolExecutor) -> StartedEngine:
     """Start an engine on `thread`; the event loop stays free meanwhile.
 
@@ -76,7 +90,7 @@ def _start_configured(
     values = dict(arguments.values)
     if is_cpu:
         values |= _cpu_adjustments(values)
-    namespace = parse_vllm_arguments(values)
+    namespace = parse_vllm_arguments(values, arguments.origins)
     with _inspect_in_process() if is_cpu else contextlib.nullcontext():
         config = engine_args_from(namespace).create_engine_config()
     if is_cpu:
@@ -185,11 +199,15 @@ def _start_error(
             f"OOM: {text}. Lower gpu_memory_utilization or max_model_len; with LoRA also "
             "max_loras or max_lora_rank"
         )
-    # vLLM names the value it stumbles over, seldom the argument: say which one has it.
+    return EngineStartError(_with_argument(f"the engine did not start: {text}", arguments))
+
+
+def _with_argument(text: str, arguments: EngineArguments) -> str:
+    """Say which argument has the value that vLLM names, as it seldom does itself."""
+    text = " ".join(text.split())
     named = [
         f"{name} from {arguments.origins.get(name, 'default')}"
         for name, value in arguments.values.items()
         if isinstance(value, str) and name != "model" and repr(value) in text
     ]
-    suffix = f" ({', '.join(named)})" if named else ""
-    return EngineStartError(f"the engine did not start: {text}{suffix}")
+    return f"{text} ({', '.join(named)})" if named else text
