@@ -56,9 +56,15 @@ def test_sigterm_ends_in_order(server_process: StartServer) -> None:
     assert is_free(url)
 
 
-def test_sigkill_takes_the_engine_along_and_frees_the_port(server_process: StartServer) -> None:
-    """SIGKILL: the kernel ends the engine too; it held neither our port nor a client's socket."""
-    server, url = start(server_process)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_sigkill_takes_the_engine_along_and_frees_the_port(
+    server_process: StartServer, method: str
+) -> None:
+    """SIGKILL: the kernel ends the engine too; it held neither our port nor a client's socket.
+
+    Forked engines are prepared by our fork hook, spawned ones (all of CUDA's) by our vLLM plugin.
+    """
+    server, url = start(server_process, VLLM_WORKER_MULTIPROC_METHOD=method)
     children = server.children()
     assert children
     client = OpenStream(url, "/invocations", LONG)

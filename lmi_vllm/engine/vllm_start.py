@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 # Without a size of its own vLLM's CPU engine takes 92 % of the machine's memory for the KV cache.
 CPU_KV_CACHE_BYTES: Final = 4 << 30
 CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of what is free
+START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or forkserver
 OUT_OF_MEMORY_MARKS: Final = ("OutOfMemory", "MemoryError", "out of memory", "No available memory")
 
 
@@ -88,6 +89,7 @@ def _start_configured(
     arguments: EngineArguments, thread: ThreadPoolExecutor, *, is_cpu: bool
 ) -> StartedEngine:
     values = dict(arguments.values)
+    asked_method = os.environ.get(START_METHOD)
     if is_cpu:
         values |= _cpu_adjustments(values)
     namespace = parse_vllm_arguments(values, arguments.origins)
@@ -97,7 +99,7 @@ def _start_configured(
         _check_cpu_head_size(config.model_config)
         if sys.platform == "linux":
             # create_engine_config() has just set "spawn"; everything is imported here already.
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+            os.environ[START_METHOD] = asked_method or "fork"
             adopt_forked_engines()
     own_length = config.model_config.max_model_len
     llm = IsolatingAsyncLLM.from_vllm_config(
