@@ -124,7 +124,7 @@ class ModelStart:
             fetch_model,
             model.model,
             revision=model.revision,
-            environ=self.environ,
+            environ={**self.environ, **self.settings.environment_exports},
             load_format=_text(self.plan.arguments.values.get("load_format")),
             ignore_patterns=_texts(self.settings.option_value("ignore_patterns")),
             download_dir=_path(self.settings.option_value("download_dir")),
