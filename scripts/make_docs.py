@@ -4,7 +4,9 @@ config/option-reference.md is for people, config/serving.properties.schema.json 
 """
 
 import json
+import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +29,7 @@ from lmi_vllm.startup.options import (
     EffectWord,
     Option,
 )
-from lmi_vllm.startup.vllm_arguments import VllmArgument, VllmRelease, load_release
+from lmi_vllm.startup.vllm_arguments import VllmArgument, VllmRelease, read_release
 
 CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
 
@@ -86,6 +88,17 @@ LAST_SECTIONS: Final = (OTHER_BACKENDS, DROPPED)
 NO_EFFECT_NOTE: Final = """\
 Accepted so that older configurations start. "Warns" is one line in the log; nothing else happens.
 """
+
+
+def documented_release() -> VllmRelease:
+    """The lowest supported release: the pages are the same whatever is installed."""
+    root = Path(__file__).resolve().parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (requirement,) = project["optional-dependencies"]["cpu"]
+    lowest = re.search(r">=(\d+\.\d+)", requirement)
+    if lowest is None:
+        raise SystemExit(f"pyproject.toml: no lower bound in {requirement}")
+    return read_release(root / f"lmi_vllm/startup/vllm_arguments_{lowest.group(1)}.json")
 
 
 def cell(text: object) -> str:
@@ -238,7 +251,12 @@ def reference() -> str:
         hub=", ".join(f"`{name}`" for name, _ in HUB_VARIABLES),
         late=", ".join(f"`{name}`" for name, _ in LATE_VARIABLES),
     )
-    parts = [introduction, *option_sections(), *server_section(), *vllm_section(load_release())]
+    parts = [
+        introduction,
+        *option_sections(),
+        *server_section(),
+        *vllm_section(documented_release()),
+    ]
     return "\n".join(parts) + "\n"
 
 
@@ -264,7 +282,7 @@ def schema() -> str:
         if FILE in row.written:
             for name in (row.name, *row.aliases):
                 properties[name] = schema_of(row)
-    for name, argument in load_release().engine.items():
+    for name, argument in documented_release().engine.items():
         properties.setdefault(
             f"option.{name}", {"type": "string", "description": f"vLLM: {argument.help}"}
         )

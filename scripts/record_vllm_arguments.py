@@ -114,13 +114,23 @@ def registered(names: Iterable[object]) -> list[str]:
     return sorted(str(name) for name in names)
 
 
+def front_end_parser() -> Callable[..., argparse.ArgumentParser]:
+    """VLLM's own make_arg_parser, from where this release keeps it."""
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser  # noqa: PLC0415 (from 0.33)
+    except ImportError:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+    return make_arg_parser
+
+
 def record() -> tuple[str, dict[str, object]]:
     """The installed release (major.minor) and everything recorded about it."""
     sys.argv.append("--help")  # arg_utils collects help texts only when it sees this
     import vllm.version  # noqa: PLC0415
     from vllm import SamplingParams  # noqa: PLC0415
     from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+
+    make_arg_parser = front_end_parser()
     from vllm.model_executor.layers import quantization  # noqa: PLC0415
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER  # noqa: PLC0415
     from vllm.model_executor.models import ModelRegistry  # noqa: PLC0415

