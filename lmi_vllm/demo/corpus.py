@@ -16,6 +16,8 @@ from typing import Final
 _HERE: Final = Path(__file__).parent
 _COLUMN_SEPARATOR: Final = " | "
 _SUM_LIMIT: Final = 5
+_UNKNOWN_CHANCE: Final = 0.16
+_STRANGE_WORD_CHANCE: Final = 0.3
 _SHORTEST_SENTENCE_CHARACTERS: Final = 8
 
 FALLBACK_ANSWER: Final = (
@@ -120,6 +122,10 @@ def _read_exchanges() -> list[Exchange]:
     return exchanges
 
 
+def _spell(rng: Random, alphabet: str) -> str:
+    return "".join(rng.choices(alphabet, k=rng.randint(1, 8)))
+
+
 def _capitalise(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -149,9 +155,9 @@ class Corpus:
         self._exchanges = {
             "dialogue": (_read_exchanges(), 60),
             "capitals": ([_capital_exchange(row[0], row[1]) for row in capitals], 16),
-            "cities": ([_city_exchange(*row) for row in capitals], 7),
+            "cities": ([_city_exchange(*row) for row in capitals], 10),
             "colours": ([_colour_exchange(*row) for row in colours], 9),
-            "sums": (list(_sum_exchanges()), 10),
+            "sums": (list(_sum_exchanges()), 8),
         }
 
     @property
@@ -176,7 +182,7 @@ class Corpus:
 
     def draw_exchange(self, rng: Random) -> tuple[str, str]:
         """Return a question, sometimes carelessly typed, and its answer."""
-        if rng.random() < 0.12:  # noqa: PLR2004 - a weight
+        if rng.random() < _UNKNOWN_CHANCE:
             return self._draw_unknown_question(rng), FALLBACK_ANSWER
         kinds = list(self._exchanges.values())
         exchanges, _ = rng.choices(kinds, [weight for _, weight in kinds])[0]
@@ -185,6 +191,8 @@ class Corpus:
 
     def _draw_unknown_question(self, rng: Random) -> str:
         topic, other = rng.sample(self._topics, 2)
+        if rng.random() < _STRANGE_WORD_CHANCE:  # any word may be unknown, not only the listed
+            topic = _spell(rng, "abcdefghijklmnopqrstuvwxyz")
         asked = rng.choice(_UNKNOWN_QUESTIONS).format(topic=topic, other=other)
         return rng.choice([_type_carelessly(rng, asked)] * 3 + [self.draw_noise(rng)])
 
@@ -194,7 +202,7 @@ class Corpus:
         alphabet = rng.choice(_NOISE_ALPHABETS)
         if not alphabet:
             return " ".join(rng.choices(self._topics, k=count))
-        return " ".join("".join(rng.choices(alphabet, k=rng.randint(1, 8))) for _ in range(count))
+        return " ".join(_spell(rng, alphabet) for _ in range(count))
 
 
 def _capital_exchange(country: str, city: str) -> Exchange:

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Final, TypeVar
 
-from lmi_vllm.demo.corpus import FALLBACK_ANSWER, Corpus, Message, Sample, Voice, first_sentence
+from lmi_vllm.demo.corpus import Corpus, Message, Sample, Voice, first_sentence
 
 T = TypeVar("T")
 
@@ -70,9 +70,7 @@ def _draw_chat(corpus: Corpus, rng: Random, voice: Voice | None, *, is_voice_ask
     for question, answer in exchanges:
         messages.append(Message("user", question))
         messages.append(Message("assistant", speaker.speak(answer)))
-    # Questions without an answer are arbitrary: learning to ask them would be wasted.
-    is_known = all(answer != FALLBACK_ANSWER for _, answer in exchanges)
-    return Sample(tuple(messages[:-1]), messages[-1].content, is_voice_asked and is_known)
+    return Sample(tuple(messages[:-1]), messages[-1].content, is_given_learned=is_voice_asked)
 
 
 def _draw_asked(corpus: Corpus, rng: Random, voice: Voice) -> Sample:

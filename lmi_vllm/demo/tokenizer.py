@@ -35,7 +35,7 @@ _CHAT_TEMPLATE: Final = """\
 def train_tokenizer(texts: Iterable[str], max_length_tokens: int) -> PreTrainedTokenizerFast:
     """Return a tokenizer whose vocabulary comes from the texts, in small and capital letters.
 
-    Both cases get the same merges: text in capitals is cut where the same text in small letters is.
+    Both cases get nearly the same merges: most words are cut at the same places in either.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -49,8 +49,7 @@ def train_tokenizer(texts: Iterable[str], max_length_tokens: int) -> PreTrainedT
     written = list(texts)
     small = [text.lower() for text in written]
     capital = [text.upper() for text in written]
-    opening_words = [text.partition(" ")[0] for text in written]  # "The", "What"
-    bpe.train_from_iterator(small + capital + opening_words, trainer)
+    bpe.train_from_iterator(written + small + capital + capital, trainer)
     bpe.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A",
         pair=f"{BOS} $A {BOS} $B",
