@@ -23,7 +23,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,9 +67,12 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     _folder: PrivateFolder | None
     _prompt_logprobs_turn: asyncio.Lock | None
 
-    def __del__(self) -> None:
-        """End the engine as AsyncLLM does, but not from a half torn down interpreter."""
-        if not sys.is_finalizing():
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the engine as AsyncLLM does, but not from a half torn down interpreter.
+
+        The function is bound early: at the end of the interpreter this module's names are gone.
+        """
+        if not _is_finalizing():
             super().__del__()
 
     async def isolate(self, *, is_cpu: bool) -> None:

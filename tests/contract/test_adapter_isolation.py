@@ -289,4 +289,4 @@ def test_openai_call_is_answered_by_the_load_it_carries(
 
 
 def _private_copies(adapters: Loader) -> int:
-    return sum(1 for _ in adapters.engine._llm._folder.iterdir())
+    return sum(1 for _ in adapters.engine._llm._folder.path.iterdir())
