@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import logging
 import os
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any, Final
 from lmi_vllm.commands.adapter_start import load_adapters
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.vllm_processes import end_children, new_engine_thread
 from lmi_vllm.errors import (
     ConfigurationError,
     EngineFailureError,
@@ -21,6 +23,7 @@ from lmi_vllm.errors import (
     LmiError,
     StartupError,
 )
+from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Phase
 from lmi_vllm.inference.service import InferenceService, Runtime
 from lmi_vllm.messages import EngineArguments, GenerationJob, ModelArtifacts, ServingProfile
@@ -71,50 +74,69 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     return StartPlan(model, arguments, build_serving_profile(settings, model), shown)
 
 
-@dataclass(frozen=True, slots=True)
 class ModelStart:
-    """One start of one model on `service`; `thread` is the engine's parent thread."""
+    """Brings one model up on `service`: prepared once, its engine as often as it is needed."""
 
-    service: InferenceService
-    settings: Settings
-    environ: Mapping[str, str]
-    plan: StartPlan
-    thread: ThreadPoolExecutor
-    engine_kind: str
+    def __init__(
+        self,
+        service: InferenceService,
+        settings: Settings,
+        environ: Mapping[str, str],
+        plan: StartPlan,
+        engine_kind: str,
+    ) -> None:
+        self.service = service
+        self.settings = settings
+        self.environ = environ
+        self.plan = plan
+        self.engine_kind = engine_kind
+        self._thread: ThreadPoolExecutor | None = None
 
-    async def run(self) -> Engine:
-        """Return the running engine once it has generated one real token.
+    async def prepare(self) -> Path:
+        """Fetch the model and import the engine, both at once; returns where the model is.
+
+        Raises:
+            StartupError: the reason, fit to be printed.
+        """
+        self.service.admission.enter_phase(Phase.DOWNLOAD)
+        local, _ = await asyncio.gather(self._fetch(), self._import_engine())
+        return local
+
+    async def bring_up(self, local: Path, adapters: AdapterRegistry | None = None) -> Runtime:
+        """Return a running engine that has its adapters and has generated one real token.
+
+        `adapters` are those of an engine before this one; without them those of the settings load.
 
         Raises:
             StartupError: the reason, fit to be printed.
         """
         admission = self.service.admission
-        admission.enter_phase(Phase.DOWNLOAD)
-        local, _ = await asyncio.gather(self._fetch(), self._import_engine())
         admission.enter_phase(Phase.ENGINE)
         seconds = float(str(self.settings.option_value("model_loading_timeout")))
         try:
             async with asyncio.timeout(seconds or None):
-                return await self._start(local)
+                return await self._bring_up(local, adapters)
         except TimeoutError:
+            end_children()  # an engine that comes up later would be nobody's
             raise EngineStartError(
                 f"the model was not ready within model_loading_timeout ({seconds:g} s), "
                 f"in phase {admission.phase}"
             ) from None
 
-    async def _start(self, local: Path) -> Engine:
-        arguments = self._local_arguments(local)
-        engine = await self._start_engine(arguments)
+    async def _bring_up(self, local: Path, adapters: AdapterRegistry | None) -> Runtime:
+        engine = await self._start_engine(self._local_arguments(local))
         try:
             self.service.admission.enter_phase(Phase.ADAPTERS)
-            runtime = await self._load_adapters(engine, local)
+            if adapters is None:
+                adapters = await self._load_adapters(engine, local)
+            else:
+                await adapters.move_to(engine)
             self.service.admission.enter_phase(Phase.WARM_UP)
-            await _generate_one_token(engine)
+            await generate_one_token(engine)
         except BaseException:
             await engine.close()
             raise
-        self.service.attach(runtime)
-        return engine
+        return Runtime(engine, self.plan.profile, adapters)
 
     async def _fetch(self) -> Path:
         model = self.plan.model
@@ -152,7 +174,7 @@ class ModelStart:
         os.environ.update(self.settings.environment_exports)
         check = partial(_import_and_check, self.plan.arguments)
         try:
-            await asyncio.get_running_loop().run_in_executor(self.thread, check)
+            await asyncio.get_running_loop().run_in_executor(self._engine_thread(), check)
         except ImportError as error:
             raise EngineStartError(
                 f"vLLM cannot be imported: {error}. Install the extra for this machine: "
@@ -176,14 +198,18 @@ class ModelStart:
             seconds = float(self.environ.get("LMI_SCRIPTED_SECONDS_PER_TOKEN", "0"))
             return ScriptedEngine(seconds_per_token=seconds)
         engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
-        engine: Engine = await engine_module.start_vllm_engine(
-            arguments, self.plan.profile, self.thread
-        )
+        thread, self._thread = self._engine_thread(), None  # the engine's own from here on
+        engine: Engine = await engine_module.start_vllm_engine(arguments, self.plan.profile, thread)
         return engine
 
-    async def _load_adapters(self, engine: Engine, model: Path) -> Runtime:
+    def _engine_thread(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = new_engine_thread()
+        return self._thread
+
+    async def _load_adapters(self, engine: Engine, model: Path) -> AdapterRegistry:
         plan = self.plan
-        registry = await load_adapters(
+        return await load_adapters(
             replace(plan.model, model=str(model)),
             plan.arguments,
             plan.profile,
@@ -191,7 +217,6 @@ class ModelStart:
             self.environ,
             engine,
         )
-        return Runtime(engine, plan.profile, registry)
 
 
 def _import_and_check(arguments: EngineArguments) -> None:
@@ -200,9 +225,15 @@ def _import_and_check(arguments: EngineArguments) -> None:
     engine_module.check_arguments(arguments)
 
 
-async def _generate_one_token(engine: Engine) -> None:
-    """Prove the engine: health is claimed only after a token really came out."""
-    job = GenerationJob("warm-up", WARM_UP_PROMPT, {"max_tokens": 1, "temperature": 0.0})
+async def generate_one_token(engine: Engine) -> None:
+    """Prove the engine: health is claimed only after a token really came out.
+
+    Raises:
+        StartupError: the engine refused, or generated nothing.
+    """
+    job = GenerationJob(
+        f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, {"max_tokens": 1, "temperature": 0.0}
+    )
     try:
         chunks = [chunk async for chunk in engine.generate(job)]
     except LmiError as error:

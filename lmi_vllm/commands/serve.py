@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 import uvloop
 
 from lmi_vllm.commands.server import Server
+from lmi_vllm.engine.vllm_processes import end_children
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.explain import explain
@@ -99,4 +100,5 @@ def _leave(code: int) -> NoReturn:
     """End the process now: a thread may still be importing vLLM, and would be waited for."""
     sys.stdout.flush()
     sys.stderr.flush()
+    end_children()  # one that is only just being forked is not prepared to end with us yet
     os._exit(code)

@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -15,15 +15,16 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
-from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.vllm_processes import new_engine_thread
+from lmi_vllm.commands.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.errors import Fault, LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.startup.downloads import fetch_text
 from lmi_vllm.startup.masking import mask_urls
 from lmi_vllm.startup.properties import parse_properties
 from lmi_vllm.startup.settings import CommandLine, Settings, load_settings
+from lmi_vllm.startup.text_parsers import error_rate
 from lmi_vllm.web.app import WebOptions, create_app
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,6 @@ ENGINE_CLOSE_SECONDS: Final = 8.0
 FAILURE_ANSWER_SECONDS: Final = 10.0
 LAST_WORD_SECONDS: Final = 2.0
 DEFAULT_PORT: Final = 8080
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the server ended: its exit code and, for a failure, the reason to print last."""
-
-    code: int
-    reason: str = ""
 
 
 class Server:
@@ -57,13 +50,14 @@ class Server:
         self._typed = typed
         self._environ = environ
         self._engine_kind = engine_kind
-        self._engine: Engine | None = None
+        self._supervisor: Supervisor | None = None
         self._url = ""
 
     async def run(self) -> tuple[int, str]:
         """Serve until a signal, a failed start or the engine's death; returns code and reason."""
         admission = Admission()
         admission.limit = int(str(self._settings.server_value("job_queue_size")))
+        admission.error_rates = ErrorRates(_error_rates(self._settings))
         service = InferenceService(admission)
         stop = _stop_signals()
         try:
@@ -74,6 +68,8 @@ class Server:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
         outcome = life.result() if life.done() else Outcome(0)
+        if outcome.is_immediate:
+            return outcome.code, outcome.reason
         if outcome.code:
             admission.become(State.FAILED)
             await admission.wait_idle(FAILURE_ANSWER_SECONDS)
@@ -110,10 +106,13 @@ class Server:
         return parts.hostname or "127.0.0.1", port
 
     async def _live(self, service: InferenceService) -> Outcome:
-        """Start the model and watch the engine; returns only when something went wrong."""
-        heartbeat = asyncio.create_task(_heartbeat(service.admission))
+        """Serve the model; returns only when that is over."""
+        heartbeat = asyncio.create_task(_heartbeat(service.admission, self._loading_seconds()))
         try:
-            await self._start(service)
+            await self._read_remote_properties()
+            plan = plan_start(self._settings, self._environ)
+            if plan is not None:
+                return await self._serve_model(service, plan)
         except StartupError as error:
             return Outcome(1, error.text)
         except LmiError as error:
@@ -123,31 +122,28 @@ class Server:
             return Outcome(1, f"start-up failed: {type(error).__name__}: {error}")
         finally:
             heartbeat.cancel()
-        if self._engine is None:
-            await asyncio.Event().wait()
-        else:
-            await self._engine.wait_until_dead()
-        logger.error("the engine process is gone")
-        return Outcome(1, "the engine process died")
+        service.admission.has_model = False
+        service.admission.become(State.HEALTHY)
+        await asyncio.Event().wait()  # until a signal ends the process
+        return Outcome(0)
 
-    async def _start(self, service: InferenceService) -> None:
-        await self._read_remote_properties()
-        plan = plan_start(self._settings, self._environ)
+    def _loading_seconds(self) -> float:
+        return float(str(self._settings.option_value("model_loading_timeout")))
+
+    async def _serve_model(self, service: InferenceService, plan: StartPlan) -> Outcome:
         admission = service.admission
-        if plan is None:
-            admission.has_model = False
-            admission.become(State.HEALTHY)
-            return
+        policy = _failure_policy(self._settings)
         admission.model_name = plan.model.name
+        admission.hides_failure = policy.hides_failure
         service.model_url = plan.model.reference
         service.profile = plan.profile
         _log_plan(plan)
-        thread = new_engine_thread()
-        start = ModelStart(service, self._settings, self._environ, plan, thread, self._engine_kind)
-        self._engine = await start.run()
-        admission.become(State.HEALTHY)
-        seconds = admission.elapsed_seconds
-        print(f"Ready on {self._url} after {seconds:.1f} s", flush=True)
+        start = ModelStart(service, self._settings, self._environ, plan, self._engine_kind)
+        self._supervisor = Supervisor(service, start, policy, partial(self._announce, admission))
+        return await self._supervisor.run()
+
+    def _announce(self, admission: Admission) -> None:
+        print(f"Ready on {self._url} after {admission.elapsed_seconds:.1f} s", flush=True)
         print(_curl_line(self._url), flush=True)
 
     async def _read_remote_properties(self) -> None:
@@ -179,9 +175,9 @@ class Server:
             await admission.wait_idle(LAST_WORD_SECONDS)
 
     async def _close_engine(self, stop: asyncio.Event) -> None:
-        if self._engine is None:
+        if self._supervisor is None:
             return
-        close = asyncio.create_task(self._engine.close())
+        close = asyncio.create_task(self._supervisor.close())
         again = asyncio.create_task(stop.wait())
         await asyncio.wait(
             {close, again}, timeout=ENGINE_CLOSE_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -195,6 +191,23 @@ def _stop_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+def _failure_policy(settings: Settings) -> FailurePolicy:
+    return FailurePolicy(
+        retry_threshold=int(str(settings.server_value("retry_threshold"))),
+        fail_fast=bool(settings.server_value("fail_fast")),
+        hides_failure=bool(settings.server_value("health_check_override")),
+        stall_seconds=float(str(settings.server_value("LMI_STALL_TIMEOUT"))),
+    )
+
+
+def _error_rates(settings: Settings) -> Mapping[ErrorKind, ErrorRate]:
+    return {
+        kind: ErrorRate(*error_rate(str(text)))
+        for kind in ErrorKind
+        if (text := settings.server_value(str(kind)))
+    }
 
 
 def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
@@ -249,12 +262,20 @@ def _api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-async def _heartbeat(admission: Admission) -> None:
-    """Say every few seconds where a long start is."""
+async def _heartbeat(admission: Admission, limit_seconds: float) -> None:
+    """Say every few seconds where a long start is, and which limits to raise when it gets late."""
     while True:
         await asyncio.sleep(HEARTBEAT_SECONDS)
+        if admission.state is not State.PENDING:
+            continue
         _, body = admission.ping()
         logger.info("starting: %s", json.dumps(body))
+        if 0 < limit_seconds / 2 < admission.engine_seconds:
+            logger.warning(
+                "half of model_loading_timeout (%g s) has passed; raise it, and on SageMaker the "
+                "endpoint's container_startup_health_check_timeout with it",
+                limit_seconds,
+            )
 
 
 def _log_plan(plan: StartPlan) -> None:

@@ -17,6 +17,16 @@ class Engine(Protocol):
         """Longest prompt plus answer, in tokens."""
         ...
 
+    @property
+    def running_requests(self) -> int:
+        """Requests the engine holds, running and waiting."""
+        ...
+
+    @property
+    def progress(self) -> int:
+        """Grows with every step the engine completes; stands still while it stalls."""
+        ...
+
     def generate(self, job: GenerationJob) -> AsyncIterator[GenerationChunk]:
         """Yield the chunks of `job`, each sequence ending with a finish reason.
 

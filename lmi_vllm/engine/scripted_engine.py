@@ -49,6 +49,7 @@ class ScriptedEngine:
     jobs: list[GenerationJob] = field(default_factory=list)
     calls: list[OpenAICall] = field(default_factory=list)
     running_requests: int = 0
+    progress: int = 0
     is_closed: bool = False
     _dead: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -69,6 +70,7 @@ class ScriptedEngine:
                 if isinstance(step, Pause):
                     await self._sleep(step.seconds)
                 else:
+                    self.progress += 1
                     yield step
         finally:
             self.running_requests -= 1

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 DEATH_POLL_SECONDS: Final = 0.2
 SHUTDOWN_SECONDS: Final = 5.0
+LAST_ANSWER_SECONDS: Final = 2.0
 MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
 # Generation-config fields that decide how to sample; the others always apply, as in vLLM.
 _SAMPLING_STYLE: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
@@ -100,6 +101,11 @@ class VllmEngine:
         """Requests the engine has not finished."""
         return int(self._llm.get_num_unfinished_requests())
 
+    @property
+    def progress(self) -> int:
+        """Steps of the engine whose outputs have arrived."""
+        return self._llm.steps
+
     async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of `job`; see `Engine.generate`."""
         with _our_errors():
@@ -135,14 +141,14 @@ class VllmEngine:
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Load a private copy of the adapter and let OpenAI calls find it by name."""
         with _our_errors():
-            await self._llm.load(adapter)
+            await self._while_alive(self._llm.load(adapter))
         self._openai.add_adapter(adapter)
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
         """Forget the adapter's name, then its weights."""
         self._openai.remove_adapter(adapter)
         with _our_errors():
-            await self._llm.unload(adapter)
+            await self._while_alive(self._llm.unload(adapter))
 
     async def check_health(self) -> None:
         """Return when alive; raise EngineDeadError otherwise."""
@@ -160,12 +166,27 @@ class VllmEngine:
             return
         self._is_closing = True
         handler = self._llm.output_handler
-        if handler is not None:  # else it reports the end we asked for as an engine death
-            handler.cancel()
+        if handler is not None:
+            if self._llm.errored:  # it still has to tell every request
+                await asyncio.wait([handler], timeout=LAST_ANSWER_SECONDS)
+            handler.cancel()  # else it reports the end we asked for as an engine death
             await asyncio.wait([handler])
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
         self._llm.clean_up()
         self._thread.shutdown(wait=False)
+
+    async def _while_alive(self, call: Coroutine[Any, Any, None]) -> None:
+        """Carry out a call of the engine; vLLM leaves calls unanswered whose engine dies."""
+        task = asyncio.create_task(call)
+        try:
+            while not task.done():
+                if self._llm.errored or self._is_closing:
+                    raise EngineDeadError
+                await asyncio.wait([task], timeout=DEATH_POLL_SECONDS)
+        except BaseException:
+            task.cancel()
+            raise
+        await task
 
     async def _render(self, job: GenerationJob) -> Any:
         renderer = self._llm.renderer

@@ -66,6 +66,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     _slots: AdapterSlots
     _folder: PrivateFolder | None
     _prompt_logprobs_turn: asyncio.Lock | None
+    steps: int  # of the engine, as far as their outputs have arrived
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the engine as AsyncLLM does, but not from a half torn down interpreter.
@@ -81,6 +82,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         Raises:
             EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
         """
+        self._count_steps()
         self._adapters, self._names = {}, {}
         self._base_lora, self._folder, self._prompt_logprobs_turn = None, None, None
         config = self.vllm_config.lora_config
@@ -209,6 +211,18 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             is_loaded = request.lora_int_id in self._adapters
             if not is_loaded and not self._slots.running(request.lora_int_id):
                 await self._forget(request)
+
+    def _count_steps(self) -> None:
+        """Count what the engine sends, tokens or not: requests that do not stream get none."""
+        self.steps = 0
+        processor: Any = self.output_processor
+        update = processor.update_scheduler_stats
+
+        def count(stats: Any) -> None:  # called once for each message of the engine
+            self.steps += 1
+            update(stats)
+
+        processor.update_scheduler_stats = count
 
     async def _forget(self, request: LoRARequest) -> None:
         """Drop the weights and the private copy; a request that ran may have loaded them again."""

@@ -137,14 +137,29 @@ class AdapterRegistry:
     async def move_to(self, engine: Engine) -> None:
         """Load every loaded adapter into a new engine, before it serves; ids are new as well.
 
+        One whose files are gone stays listed, and a request for it says so: the others, and the
+        base model, must not wait for it.
+
         Raises:
-            AdapterRefusedError: one cannot be loaded any more; the text names it.
+            EngineFailureError: the new engine failed, too.
         """
-        self._engine = engine
-        for adapter in self:
-            if adapter.ref is not None:
-                self._uses.pop(adapter.ref.engine_id, None)
-                self._adapters[adapter.name] = await self._loaded(replace(adapter, ref=None))
+        async with self._engine_turn:
+            self._engine = engine
+            first_id = next(self._ids)  # what is loaded from here on, is loaded there
+        for name in tuple(self._adapters):
+            async with self._name_turns.turn(name):
+                adapter = self._adapters.get(name)
+                ref = None if adapter is None else adapter.ref
+                if adapter is not None and ref is not None and ref.engine_id < first_id:
+                    self._uses.pop(ref.engine_id, None)
+                    self._adapters[name] = await self._moved(replace(adapter, ref=None))
+
+    async def _moved(self, adapter: Adapter) -> Adapter:
+        try:
+            return await self._loaded(adapter)
+        except AdapterRefusedError as error:
+            logger.error("adapter %s did NOT come back: %s", adapter.name, error.text)
+            return adapter
 
     @contextlib.asynccontextmanager
     async def lease(
@@ -253,11 +268,11 @@ class AdapterRegistry:
 
     async def _loaded(self, adapter: Adapter) -> Adapter:
         """Return the adapter loaded, under a new id unless it already is; pinned if it is to be."""
-        if adapter.ref is None:
-            ref = AdapterRef(adapter.name, adapter.path, next(self._ids), adapter.pin)
-        else:
-            ref = replace(adapter.ref, pinned=adapter.pin)
         async with self._engine_turn:
+            if adapter.ref is None:
+                ref = AdapterRef(adapter.name, adapter.path, next(self._ids), adapter.pin)
+            else:
+                ref = replace(adapter.ref, pinned=adapter.pin)
             await self._engine.load_adapter(ref)
         return replace(adapter, ref=ref)
 

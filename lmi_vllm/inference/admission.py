@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lmi_vllm.errors import NotReadyError, OverloadError
+from lmi_vllm.inference.error_rates import ErrorRates
 
 
 class Phase(StrEnum):
@@ -26,6 +27,7 @@ class State(StrEnum):
 
     PENDING = "PENDING"
     HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"  # alive, and stalled
     FAILED = "FAILED"
     DRAINING = "DRAINING"
 
@@ -45,10 +47,14 @@ class Admission:
         self.state = State.PENDING
         self.phase = Phase.SETTINGS
         self.has_model = True
+        self.error_rates = ErrorRates()
+        # SERVING_HEALTH_CHECK_OVERRIDE: `/ping` is 200 also when the engine has failed for good.
+        self.hides_failure = False
         self._in_flight = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_ending = False
         self._began = time.monotonic()
+        self._engine_began: float | None = None
         self._progress: Mapping[str, object] = MappingProxyType({})
         self._idle = asyncio.Event()
         self._idle.set()
@@ -60,13 +66,26 @@ class Admission:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since the server began to start."""
+        """Seconds since the server began to start, or to restart its engine."""
         return time.monotonic() - self._began
+
+    @property
+    def engine_seconds(self) -> float:
+        """Seconds since the engine began to start; 0 before."""
+        return 0.0 if self._engine_began is None else time.monotonic() - self._engine_began
 
     def enter_phase(self, phase: Phase) -> None:
         """Say that the start has come to `phase`."""
+        if phase is Phase.ENGINE:
+            self._engine_began = time.monotonic()
         self.phase = phase
         self._progress = MappingProxyType({})
+
+    def begin_restart(self) -> None:
+        """Be as before the first start, from the engine phase on."""
+        self._began = time.monotonic()
+        self.become(State.PENDING)
+        self.enter_phase(Phase.ENGINE)
 
     def report_progress(self, progress: Mapping[str, object]) -> None:
         """Keep the numbers of a running download for `/ping`; called from any thread."""
@@ -86,7 +105,9 @@ class Admission:
             entry["phase"] = str(self.phase)
             entry["elapsed_seconds"] = round(self.elapsed_seconds, 1)
             entry |= self._progress
-        return (200 if self.state is State.HEALTHY else 503), {self.model_name: entry}
+        is_fine = self.state is State.HEALTHY and self.error_rates.reached is None
+        is_hidden = self.state is State.FAILED and self.hides_failure
+        return (200 if is_fine or is_hidden else 503), {self.model_name: entry}
 
     def check_ready(self) -> None:
         """Return when requests may come in.
@@ -98,6 +119,10 @@ class Admission:
             raise NotReadyError(
                 f"Model {self.model_name} is not ready: {self.phase} phase, "
                 f"{self.elapsed_seconds:.0f} s since start"
+            )
+        if self.state is State.UNHEALTHY:
+            raise NotReadyError(
+                f"Model {self.model_name} is not available: the engine makes no progress"
             )
         if self.state is State.FAILED:
             raise NotReadyError(f"Model {self.model_name} is not available: the engine has failed")

@@ -119,13 +119,19 @@ class InferenceService:
 
     async def _until_shutdown(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         """Return the reply; a shutdown that cuts it off is an error with an answer."""
+        rates = self.admission.error_rates
         try:
-            return await work
+            reply = await work
         except asyncio.CancelledError:
             error = self.admission.shutdown_error()
             if error is None:
                 raise
             raise error from None
+        except LmiError as raised:
+            rates.record(raised)
+            raise
+        rates.record_status(reply.status)
+        return reply
 
     async def _infer(self, call: InferenceCall) -> Reply:
         runtime = self.runtime
@@ -287,6 +293,7 @@ class InferenceService:
         if error is None:
             raise raised
         logger.warning("a stream ended early: %s", error)
+        self.admission.error_rates.record(error)
         return error
 
     def _check_length(self, runtime: Runtime, request: LmiRequest) -> None:

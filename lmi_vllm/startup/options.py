@@ -442,8 +442,8 @@ def _workers(name: str, note: str, *, aliases: tuple[str, ...] = ()) -> Option:
 
 def _error_rate(name: str) -> Option:
     """A row for a failure window; http-api.md says how it is counted."""
-    return Option(name, parse.plain_text, ours(), section=SERVER, values="`count/seconds`",
-                  note="Failures within a window that make /ping fail.",
+    return Option(name, parse.error_rate_text, ours(), section=SERVER, values="`5/PT1M`, `5/60`",
+                  note="So many failures within so long make /ping 503 until a restart.",
                   written=_SERVER_LEVEL)  # fmt: skip
 
 
@@ -520,7 +520,8 @@ SERVER_SETTINGS: Final[tuple[Option, ...]] = (
     Option("cors_allowed_headers", parse.plain_text, ours(), section=SERVER,
            written=_SERVER_LEVEL, note="Access-Control-Allow-Headers."),
     _error_rate("error_rate_wlm"), _error_rate("error_rate_server"),
-    _error_rate("error_rate_model"), _error_rate("error_rate_any"),
+    _error_rate("error_rate_any"),
+    _ignored_server("error_rate_model", "it is never counted upstream either"),
     _status("bad_request_http_code", 400, "Answer to a request the server cannot read."),
     _status("wlm_error_http_code", 503, "Answer while no worker is available."),
     _status("throttle_error_http_code", 503, "Answer above job_queue_size."),

@@ -36,12 +36,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 )
 NAMED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "retry_threshold": "the engine is not restarted yet: its death ends the process",
-        "fail_fast": "the engine's death ends the process with code 1 in any case",
-        "health_check_override": "health always tells the truth in this release",
-        "error_rate_wlm": "error rates do not change health yet",
-        "error_rate_server": "error rates do not change health yet",
-        "error_rate_any": "error rates do not change health yet",
         "required_memory_mb": "memory is not checked before loading yet",
         "reserved_memory_mb": "memory is not checked before loading yet",
         "gpu.required_memory_mb": "memory is not checked before loading yet",
@@ -55,7 +49,6 @@ NAMED: Final[Mapping[str, str]] = MappingProxyType(
         "sessions_expiration": "sticky sessions are not available yet",
         "sessions_s3url": "sticky sessions are not available yet",
         "LMI_CACHE_URI": "compile caches are not kept between containers yet",
-        "LMI_STALL_TIMEOUT": "a stalled engine is not noticed yet",
         "LMI_METRICS_EMF": "CloudWatch EMF lines are not available yet",
         "LMI_CONSOLE": "the console is not available yet",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "traces are not available yet",

@@ -115,6 +115,7 @@ async def _answer(
             # A status line cannot follow one: cut the stream, so that nobody takes it for whole.
             request.transport.abort()
             return begun
+        request.app[SERVICE].admission.error_rates.record(LmiError())
         # An unknown fault's text may hold anything: it goes to the log only.
         return error_response(
             LmiError("Internal server error"), route_family(request), options.statuses

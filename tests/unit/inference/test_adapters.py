@@ -126,3 +126,39 @@ async def test_new_engine_gets_every_loaded_adapter() -> None:
     assert {name: ref.pinned for name, ref in engine.adapters.items()} == {"a": True}
     async with registry.lease("a") as ref:
         assert ref == engine.adapters["a"]
+
+
+async def test_adapter_that_does_not_come_back_keeps_nobody_waiting() -> None:
+    """One adapter lost at an engine restart: the others are there, it says why on its next use."""
+    registry = registry_over(ScriptedEngine())
+    await registry.register(Adapter("a", "/a"))
+    await registry.register(Adapter("b", "/b"))
+    engine = ScriptedEngine(refused_adapters={"a": "its folder is gone"})
+    await registry.move_to(engine)
+    assert set(engine.adapters) == {"b"}
+    assert {adapter.name for adapter in registry} == {"a", "b"}
+    with pytest.raises(AdapterRefusedError, match="its folder is gone"):
+        async with registry.lease("a"):
+            pass
+
+
+async def test_move_waits_for_calls_and_loads_nothing_twice() -> None:
+    """A call that began on the old engine and ends on the new one has loaded its adapter there."""
+    old, new = ScriptedEngine(), ScriptedEngine()
+    release = asyncio.Event()
+
+    class SlowRegistry(AdapterRegistry):
+        async def _resolved(self, adapter: Adapter) -> str:
+            if adapter.name == "slow":
+                await release.wait()
+            return await super()._resolved(adapter)
+
+    registry = SlowRegistry(old, str, is_enabled=True)
+    await registry.register(Adapter("a", "/a"))
+    call = asyncio.create_task(registry.register(Adapter("slow", "/s")))
+    await asyncio.sleep(0)
+    await registry.move_to(new)
+    release.set()
+    await call
+    assert set(old.adapters) == {"a"}
+    assert set(new.adapters) == {"a", "slow"}

@@ -1,0 +1,166 @@
+"""The engine dies or stalls: clients are told, health says so, and it comes back as configured."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+import pytest
+
+from integration.client import OpenStream, call, wait_until
+from integration.conftest import ServerProcess, StartServer
+from lmi_vllm.demo import DEMO_MODEL_DIR
+
+pytestmark = pytest.mark.vllm
+RESTART_SECONDS = 90.0
+PROMPT = "The capital of France is"
+LONG: Mapping[str, Any] = {
+    "inputs": "Once upon a time",
+    "parameters": {"max_new_tokens": 1800, "ignore_eos_token": True},
+}
+
+
+def start(server_process: StartServer, **environ: str) -> tuple[ServerProcess, str]:
+    """Return a ready server on the embedded model and its URL."""
+    server = server_process("--demo", "--port", "0", environ=environ)
+    url = server.wait_listening()
+    server.wait_ready()
+    return server, url
+
+
+def ping(url: str) -> tuple[int, dict[str, Any]]:
+    """Return the status of /ping and the entry of its one model."""
+    answer = call(url, "/ping")
+    (entry,) = json.loads(answer.body).values()
+    return answer.status, entry
+
+
+def engine_of(server: ServerProcess) -> psutil.Process:
+    """Return the engine's process."""
+    (engine,) = server.children()
+    return engine
+
+
+def answers(url: str, adapters: tuple[str | None, ...]) -> list[str]:
+    """Return what the base model and each adapter say."""
+    payload = {"inputs": PROMPT, "parameters": {"max_new_tokens": 12}}
+    found = []
+    for name in adapters:
+        answer = call(url, "/invocations", payload | ({"adapters": name} if name else {}))
+        assert answer.status == 200, answer.body
+        found.append(json.loads(answer.body)["generated_text"])
+    return found
+
+
+def test_engine_comes_back_with_its_adapters(server_process: StartServer) -> None:
+    """Within retry_threshold: clients get their error, all adapters return, then traffic."""
+    server, url = start(server_process, SERVING_RETRY_THRESHOLD="1")
+    source = DEMO_MODEL_DIR / "adapters" / "json"
+    assert call(url, "/adapters", {"name": "added", "src": str(source), "pin": True}).status == 200
+    names = (None, "capitals", "json", "added")
+    before = answers(url, names)
+    assert before[2] == before[3] != before[0]
+    stream = OpenStream(url, "/invocations", {**LONG, "stream": True})
+    engine = engine_of(server)
+    engine.kill()
+    assert json.loads(stream.rest().splitlines()[-1])["code"] == 500
+    assert wait_until(lambda: ping(url)[0] == 503, 2)
+    status, entry = ping(url)
+    assert (status, entry["status"]) == (503, "PENDING")
+    assert entry["phase"] in ("engine", "adapters", "warm-up")
+    refused = call(url, "/invocations", {"inputs": "a"})
+    assert refused.status == 503
+    assert "retry-after" in refused.headers
+    assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()
+    assert answers(url, names) == before
+    assert engine_of(server).pid != engine.pid
+    engine_of(server).kill()
+    assert server.wait_exit(20) == 1
+    assert server.stderr.splitlines()[-1] == "lmi-vllm: error: the engine process died"
+
+
+def test_engine_that_dies_while_it_comes_back_counts(server_process: StartServer) -> None:
+    """A restart that fails is a failure as well; the threshold ends both."""
+    server, url = start(server_process, SERVING_RETRY_THRESHOLD="2")
+    first = engine_of(server)
+    first.kill()
+    assert wait_until(
+        lambda: any(child.pid != first.pid for child in server.children()), RESTART_SECONDS
+    )
+    for child in server.children():
+        child.kill()
+    assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()
+    answers(url, (None, "json"))
+    assert "failure 2, retry_threshold 2" in server.stderr
+
+
+def test_fail_fast_ends_at_once_with_137(server_process: StartServer) -> None:
+    """SERVING_FAIL_FAST: nobody is waited for."""
+    server, _ = start(server_process, SERVING_FAIL_FAST="true")
+    engine_of(server).kill()
+    assert server.wait_exit(10) == 137
+    assert server.stderr.splitlines()[-1] == "lmi-vllm: error: the engine process died"
+
+
+def test_health_check_override_keeps_the_process(server_process: StartServer) -> None:
+    """SERVING_HEALTH_CHECK_OVERRIDE: /ping stays 200 and says FAILED; requests are refused."""
+    server, url = start(server_process, SERVING_HEALTH_CHECK_OVERRIDE="true")
+    engine_of(server).kill()
+    assert wait_until(lambda: ping(url)[1]["status"] == "FAILED", 5)
+    assert ping(url)[0] == 200
+    assert call(url, "/invocations", {"inputs": "a"}).status == 503
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_exit() == 0
+
+
+def test_stalled_engine_is_noticed_and_may_come_back(server_process: StartServer) -> None:
+    """An engine that is alive and gets nowhere is unhealthy until its next step."""
+    server, url = start(server_process, LMI_STALL_TIMEOUT="2")
+    engine = engine_of(server)
+    stream = OpenStream(url, "/invocations", {**LONG, "stream": True})
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        assert wait_until(lambda: ping(url)[0] == 503, 10)
+        assert ping(url)[1] == {"status": "Unhealthy"}
+        refused = call(url, "/invocations", {"inputs": "a"})
+        assert (refused.status, "no progress" in refused.body.decode()) == (503, True)
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
+    assert wait_until(lambda: ping(url)[0] == 200, 10)
+    assert "error" not in json.loads(stream.rest().splitlines()[-1])
+
+
+def test_stall_without_requests_left_ends_with_a_token_of_ours(
+    server_process: StartServer,
+) -> None:
+    """The stalled requests have timed out and new ones are refused: health returns all the same."""
+    server, url = start(server_process, LMI_STALL_TIMEOUT="2", PREDICT_TIMEOUT="4")
+    engine = engine_of(server)
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        answer = call(url, "/invocations", dict(LONG))
+        assert (answer.status, "predict_timeout" in answer.body.decode()) == (500, True)
+        assert ping(url)[1] == {"status": "Unhealthy"}
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
+    assert wait_until(lambda: ping(url)[0] == 200, 20)
+    assert call(url, "/invocations", {"inputs": "a"}).status == 200
+
+
+def test_error_rate_turns_health_bad_until_the_end(server_process: StartServer) -> None:
+    """Three answers of 424 in a minute: /ping 503 for good, the model goes on answering."""
+    server = server_process(
+        "--demo", "--port", "0", "--engine", "scripted",
+        environ={"SERVING_ERROR_RATE_SERVER": "3/PT1M"},
+    )  # fmt: skip
+    url = server.wait_listening()
+    server.wait_ready(20)
+    for _ in range(3):
+        assert ping(url)[0] == 200
+        assert call(url, "/predictions/nobody").status == 404  # counts for nothing
+        assert call(url, "/invocations", {"inputs": 5}).status == 424
+    assert ping(url) == (503, {"status": "Healthy"})
+    assert call(url, "/invocations", {"inputs": "a"}).status == 200
+    assert ping(url)[0] == 503

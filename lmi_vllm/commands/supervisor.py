@@ -1,0 +1,133 @@
+"""Keep one model served: start its engine, watch it, restart it as configured (startup.md 8)."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.commands.model_start import ModelStart
+from lmi_vllm.commands.stall_watch import StallWatch
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import LmiError
+from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.service import InferenceService, Runtime
+
+logger = logging.getLogger(__name__)
+
+ENGINE_DIED: Final = "the engine process died"
+FAIL_FAST_CODE: Final = 137
+RESTART_PAUSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the server ended: its exit code and, for a failure, the reason to print last."""
+
+    code: int
+    reason: str = ""
+    is_immediate: bool = False  # nobody in flight is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """What an engine failure leads to."""
+
+    retry_threshold: int = 0  # failures that are followed by a restart
+    fail_fast: bool = False
+    hides_failure: bool = False
+    stall_seconds: float = 0.0  # 0: stalls are not looked for
+
+
+class Supervisor:
+    """Runs the engine of one model until it has failed for good."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        start: ModelStart,
+        policy: FailurePolicy,
+        announce: Callable[[], None],
+    ) -> None:
+        self._service = service
+        self._start = start
+        self._policy = policy
+        self._announce = announce
+        self._engine: Engine | None = None
+
+    async def run(self) -> Outcome:
+        """Start the model and keep it up; returns once that is over.
+
+        Raises:
+            StartupError: the first start failed; the text is fit to be printed.
+        """
+        local = await self._start.prepare()
+        runtime = await self._start.bring_up(local)
+        self._begin_service(runtime)
+        self._announce()
+        failures = 0
+        reason = await self._watch(runtime.engine)
+        while (failures := failures + 1) <= self._policy.retry_threshold:
+            if self._service.admission.state is State.DRAINING:
+                break  # it would come back to nobody
+            logger.error(
+                "%s: restarting the engine (failure %d, retry_threshold %d)",
+                reason,
+                failures,
+                self._policy.retry_threshold,
+            )
+            try:
+                runtime = await self._restart(local, runtime)
+            except LmiError as error:
+                reason = error.text
+            else:
+                reason = await self._watch(runtime.engine)
+        return await self._give_up(reason)
+
+    async def close(self) -> None:
+        """End the engine and every process it started."""
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def _restart(self, local: Path, old: Runtime) -> Runtime:
+        self._service.admission.begin_restart()
+        await old.engine.close()  # its memory must be free before the next one takes its own
+        await asyncio.sleep(RESTART_PAUSE_SECONDS)
+        runtime = await self._start.bring_up(local, old.adapters)
+        self._begin_service(runtime)
+        logger.info("the engine is back after %.1f s", self._service.admission.elapsed_seconds)
+        return runtime
+
+    def _begin_service(self, runtime: Runtime) -> None:
+        self._engine = runtime.engine
+        self._service.attach(runtime)
+        self._service.admission.become(State.HEALTHY)
+
+    async def _watch(self, engine: Engine) -> str:
+        """Return why the engine is of no use any more."""
+        watch = StallWatch(engine, self._service.admission, self._policy.stall_seconds)
+        stall = asyncio.create_task(watch.run())
+        try:
+            await engine.wait_until_dead()
+        finally:
+            stall.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await stall
+        logger.error("the engine process is gone")
+        return ENGINE_DIED
+
+    async def _give_up(self, reason: str) -> Outcome:
+        if self._policy.fail_fast:
+            return Outcome(FAIL_FAST_CODE, reason, is_immediate=True)
+        if not self._policy.hides_failure:
+            return Outcome(1, reason)
+        self._service.admission.become(State.FAILED)
+        logger.error(
+            "%s: every request is refused; the process stays, and /ping says 200, as "
+            "SERVING_HEALTH_CHECK_OVERRIDE asks",
+            reason,
+        )
+        await asyncio.Event().wait()  # until a signal ends the process
+        return Outcome(1, reason)
