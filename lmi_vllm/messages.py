@@ -40,6 +40,19 @@ class EngineArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How much work one request may ask for; each but `max_logprobs` has a setting LMI_<NAME>."""
+
+    max_sequences: int = 16  # n, best_of, num_beams
+    max_stop_strings: int = 64  # stop strings, and bad words
+    max_stop_length: int = 1000  # characters of each
+    max_logit_bias: int = 1024  # entries; also ids of stop_token_ids and allowed_token_ids
+    max_grammar_size: int = 64 << 10  # bytes of a schema, regular expression or grammar
+    grammar_timeout: float = 10.0  # seconds to compile one
+    max_logprobs: int = 20  # the engine's argument; -1 is no limit
+
+
+@dataclass(frozen=True, slots=True)
 class ServingProfile:
     """What request handling needs to know of the configuration (specification names)."""
 
@@ -60,6 +73,7 @@ class ServingProfile:
     reasoning_parser: str | None = None
     chat_template: str | None = None  # path or inline Jinja
     chat_template_content_format: str = "auto"
+    limits: RequestLimits = field(default_factory=RequestLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +87,20 @@ class AdapterRef:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Keep the `width` most probable sequences; `length_penalty` above 1 prefers longer ones."""
+
+    width: int
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationJob:
     """One prompt for the engine.
 
     `sampling` holds vLLM SamplingParams fields by name. With `apply_model_defaults` the model's own
     generation config fills the fields that `sampling` leaves out; otherwise vLLM's neutral ones do.
+    With `beams` the answer is that many sequences, best first, and never streamed.
     """
 
     request_id: str
@@ -88,6 +111,7 @@ class GenerationJob:
     apply_model_defaults: bool = False
     truncate_prompt_tokens: int | None = None  # keep the last N tokens of the prompt
     priority: int = 0
+    beams: BeamSearch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +194,19 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class TgiRoute:
+    """One of TGI's own routes: whether it streams (None: as the body says) and wraps its answer."""
+
+    is_streaming: bool | None
+    is_wrapped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceCall:
     """An inference request as it came in, without HTTP.
 
     `properties` are headers and SageMaker custom attributes by lower-case name; `query` the query
-    parameters.
+    parameters; `tgi_route` which of TGI's own routes it came by, if by one.
     """
 
     body: bytes
@@ -183,3 +215,4 @@ class InferenceCall:
     properties: Mapping[str, str] = field(default_factory=_nothing)
     query: Mapping[str, str] = field(default_factory=_nothing)
     request_id: str = ""
+    tgi_route: TgiRoute | None = None

@@ -11,7 +11,12 @@ from typing import Any, Final
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.vllm_openai import VllmOpenAI
@@ -109,14 +114,7 @@ class VllmEngine:
     async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of `job`; see `Engine.generate`."""
         with _our_errors():
-            prompt = await self._render(job)
-            outputs = self._llm.generate(
-                prompt,
-                self._sampling_params(job),
-                job.request_id,
-                lora_request=self._lora_request(job.adapter),
-                priority=job.priority,
-            )
+            outputs = self._outputs(job, await self._render(job))
         try:
             prompt_logprobs: tuple[TokenLogprob, ...] = ()
             with _our_errors():
@@ -188,6 +186,33 @@ class VllmEngine:
             raise
         await task
 
+    def _outputs(self, job: GenerationJob, prompt: Any) -> AsyncGenerator[Any, None]:
+        lora_request = self._lora_request(job.adapter)
+        if job.beams is None:
+            outputs: AsyncGenerator[Any, None] = self._llm.generate(
+                prompt,
+                self._sampling_params(job),
+                job.request_id,
+                lora_request=lora_request,
+                priority=job.priority,
+            )
+            return outputs
+        room = self.max_model_len - len(prompt["prompt_token_ids"])
+        if room < 1:  # a step of a beam search has no such check
+            raise PayloadError(
+                f"the prompt fills the model's context length of {self.max_model_len} tokens"
+            )
+        wanted = job.sampling.get("max_tokens")
+        params = BeamSearchParams(
+            beam_width=job.beams.width,
+            max_tokens=min(int(str(wanted)), room) if wanted else room,
+            length_penalty=job.beams.length_penalty,
+            ignore_eos=bool(job.sampling.get("ignore_eos", False)),
+            include_stop_str_in_output=True,  # keeps the end token among the tokens
+            skip_special_tokens=job.sampling.get("skip_special_tokens") is not False,
+        )
+        return self._openai.beam_search(prompt, job.request_id, params, lora_request)
+
     async def _render(self, job: GenerationJob) -> Any:
         renderer = self._llm.renderer
         params = replace(
@@ -231,11 +256,18 @@ class VllmEngine:
             tokens=self._tokens(job, completion),
             text=completion.text,
             finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
+            stop_reason=self._stop_reason(job, completion),
             prompt_tokens=prompt_tokens,
             cumulative_logprob=completion.cumulative_logprob,
             prompt_logprobs=prompt_logprobs,
         )
+
+    def _stop_reason(self, job: GenerationJob, completion: Any) -> str | int | None:
+        """Return what ended the sequence; a beam search names the model's own end token too."""
+        reason: str | int | None = completion.stop_reason
+        if job.beams and self._tokenizer and reason == self._tokenizer.eos_token_id:
+            return None
+        return reason
 
     def _tokens(self, job: GenerationJob, completion: Any) -> tuple[GeneratedToken, ...]:
         ids: Sequence[int] = completion.token_ids
@@ -245,14 +277,14 @@ class VllmEngine:
                 GeneratedToken(token, text, is_special=token in self._special_ids)
                 for token, text in zip(ids, texts, strict=True)
             )
-        wants_top = bool(job.sampling.get("logprobs"))
+        count = int(str(job.sampling.get("logprobs") or 0))
         return tuple(
             GeneratedToken(
                 token,
                 text,
                 _finite(entry[token].logprob),
                 token in self._special_ids,
-                _top(entry, int(str(job.sampling["logprobs"]))) if wants_top else (),
+                self._top(entry, count) if count else (),
             )
             for token, text, entry in zip(ids, texts, completion.logprobs, strict=True)
         )
@@ -275,6 +307,18 @@ class VllmEngine:
                 texts.append("")
         return [*texts, rest]
 
+    def _top(self, entry: Mapping[int, Any], count: int) -> tuple[TokenLogprob, ...]:
+        ranked = sorted(entry.items(), key=lambda item: item[1].rank or 0)
+        return tuple(
+            TokenLogprob(token, self._token_text(token, value), _finite(value.logprob))
+            for token, value in ranked[:count]
+        )
+
+    def _token_text(self, token: int, value: Any) -> str:
+        """Return a token's text; a beam search leaves it to us."""
+        text: str | None = value.decoded_token
+        return str(self._tokenizer.decode([token])) if text is None else text
+
     def _prompt_logprobs(self, output: Any) -> tuple[TokenLogprob, ...]:
         return tuple(
             TokenLogprob(token, entry[token].decoded_token or "", _finite(entry[token].logprob))
@@ -285,14 +329,6 @@ class VllmEngine:
 
 def _finite(logprob: float) -> float:
     return max(logprob, MINUS_INFINITY)
-
-
-def _top(entry: Mapping[int, Any], count: int) -> tuple[TokenLogprob, ...]:
-    ranked = sorted(entry.items(), key=lambda item: item[1].rank or 0)
-    return tuple(
-        TokenLogprob(token, value.decoded_token or "", _finite(value.logprob))
-        for token, value in ranked[:count]
-    )
 
 
 @contextlib.contextmanager

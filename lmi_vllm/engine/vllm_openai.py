@@ -102,6 +102,16 @@ class VllmOpenAI:
         """
         return f"{self._secret}-{adapter.engine_id}"
 
+    def beam_search(
+        self, prompt: Any, request_id: str, params: Any, lora_request: LoRARequest | None
+    ) -> AsyncGenerator[Any, None]:
+        """Return the one output of vLLM's beam search, which its completion handler has."""
+        serving = self._app.state.openai_serving_completion
+        outputs: AsyncGenerator[Any, None] = serving.beam_search(
+            prompt, request_id, params, lora_request=lora_request
+        )
+        return outputs
+
     async def answer(self, call: OpenAICall) -> OpenAIReply:
         """Answer `call` with vLLM's bytes; faults of the request are replies.
 

@@ -5,15 +5,22 @@ those of http-api.md section 6; JSON is compact and not ASCII-escaped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
 
 from lmi_vllm.errors import tgi_error
+from lmi_vllm.inference.candidates import Candidates
 from lmi_vllm.inference.payload import LmiRequest
-from lmi_vllm.messages import GeneratedToken, GenerationChunk, TokenLogprob
+from lmi_vllm.messages import (
+    GeneratedToken,
+    GenerationChunk,
+    ServingProfile,
+    TgiRoute,
+    TokenLogprob,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,15 @@ def finish_reason(chunk: GenerationChunk) -> str:
 
 def lmi_token(token: GeneratedToken) -> dict[str, Any]:
     """Return a token of the default schema: both spellings of the log probability."""
-    row: dict[str, Any] = {"id": token.id, "text": token.text}
+    row = bare_token(token)
     if token.logprob is not None:
         row["log_prob"] = row["logprob"] = token.logprob
     return row
+
+
+def bare_token(token: GeneratedToken) -> dict[str, Any]:
+    """Return a token without its log probability, as `logprobs: false` asks for."""
+    return {"id": token.id, "text": token.text}
 
 
 def tgi_token(token: GeneratedToken) -> dict[str, Any]:
@@ -91,15 +103,26 @@ def lmi_error(text: str, status: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What distinguishes the two LMI dialects."""
+    """What distinguishes the dialects of generated text."""
 
     token: Callable[[GeneratedToken], dict[str, Any]]
     error: Callable[[str, int], Mapping[str, Any]]
     is_wrapped: bool  # a single non-streamed object comes in a one-element array
+    is_tgi3: bool = False  # rows of a stream are numbered and hold what is not there as null
 
 
 LMI_SCHEMA: Final = Schema(lmi_token, lmi_error, is_wrapped=False)
 TGI_SCHEMA: Final = Schema(tgi_token, tgi_error, is_wrapped=True)
+# TGI's own routes (http-api.md 6.5): `/` wraps its answer, `/generate` does not.
+TGI_ROOT_SCHEMA: Final = replace(TGI_SCHEMA, is_tgi3=True)
+TGI_GENERATE_SCHEMA: Final = replace(TGI_ROOT_SCHEMA, is_wrapped=False)
+
+
+def choose_schema(profile: ServingProfile, tgi_route: TgiRoute | None) -> Schema:
+    """Return the dialect of answers to `inputs`."""
+    if tgi_route:
+        return TGI_ROOT_SCHEMA if tgi_route.is_wrapped else TGI_GENERATE_SCHEMA
+    return TGI_SCHEMA if profile.tgi_compat else LMI_SCHEMA
 
 
 @dataclass(slots=True)
@@ -116,25 +139,32 @@ class StreamFormatter:
     def rows(self, chunk: GenerationChunk) -> bytes:
         """Return the rows of `chunk`; the last one closes the stream when the chunk ends it."""
         self._texts.append(chunk.text)
-        self._tokens += len(chunk.tokens)
-        frame, as_row = self.framing.frame, self.schema.token
         is_end = chunk.finish_reason is not None
         plain = chunk.tokens[:-1] if is_end else chunk.tokens
-        out = [frame({"index": 0, "token": as_row(token), **self._top(token)}) for token in plain]
+        out = [self.framing.frame(self._row(token)) for token in plain]
         if is_end:
-            out.append(frame(self._last_row(chunk)))
+            out.append(self.framing.frame(self._last_row(chunk)))
         return b"".join(out)
 
     def error(self, text: str, code: int) -> bytes:
         """Return the row that ends a stream which failed after its first byte."""
         return self.framing.frame(self.schema.error(text, code))
 
+    def _row(self, token: GeneratedToken | None) -> dict[str, Any]:
+        row: dict[str, Any] = {"index": 0}
+        if token is not None:
+            self._tokens += 1
+            row["token"] = _as_row(self.request, self.schema)(token)
+            if self.request.top_n_tokens:
+                row["top_tokens"] = _top_tokens(token.top, self.schema)
+        if self.schema.is_tgi3:
+            row |= {"index": self._tokens, "generated_text": None, "details": None}
+        return row
+
     def _last_row(self, chunk: GenerationChunk) -> dict[str, Any]:
         text = "".join(self._texts)
-        row: dict[str, Any] = {"index": 0}
-        if chunk.tokens:  # an aborted sequence may end without a token
-            row["token"] = self.schema.token(chunk.tokens[-1])
-            row |= self._top(chunk.tokens[-1])
+        # An aborted sequence may end without a token.
+        row = self._row(chunk.tokens[-1] if chunk.tokens else None)
         row["generated_text"] = self.prompt + text if self.request.return_full_text else text
         if self.request.details:
             row["details"] = {
@@ -146,10 +176,10 @@ class StreamFormatter:
             }
         return row
 
-    def _top(self, token: GeneratedToken) -> dict[str, Any]:
-        if not self.request.top_n_tokens:
-            return {}
-        return {"top_tokens": _top_tokens(token.top, self.schema)}
+
+def _as_row(request: LmiRequest, schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
+    """Return what makes a token's row; ranked candidates have probabilities nobody asked for."""
+    return schema.token if request.wants_logprobs else bare_token
 
 
 def format_result(
@@ -165,7 +195,7 @@ def format_result(
             "generated_tokens": len(best.tokens),
             "inputs": prompt,
             "seed": request.seed,
-            "tokens": [schema.token(token) for token in best.tokens],
+            "tokens": list(map(_as_row(request, schema), best.tokens)),
             "prefill": _prefill(best, schema),
             **_all_top_tokens(request, best, schema),
         }
@@ -176,10 +206,15 @@ def format_result(
     return result
 
 
-def rank_candidates(candidates: Sequence[GenerationChunk], returned: int) -> list[GenerationChunk]:
-    """Return the `returned` most probable candidates, best first."""
-    ranked = sorted(candidates, key=lambda chunk: -(chunk.cumulative_logprob or 0.0))
-    return ranked[:returned]
+def rank_candidates(
+    sequences: Sequence[GenerationChunk], candidates: Candidates
+) -> list[GenerationChunk]:
+    """Return the sequences to answer, best first: by probability, or as a beam search ranks."""
+    if candidates.beams:
+        ranked = sorted(sequences, key=lambda chunk: chunk.index)
+    else:
+        ranked = sorted(sequences, key=lambda chunk: -(chunk.cumulative_logprob or 0.0))
+    return ranked[: candidates.returned]
 
 
 def encode_results(results: Sequence[dict[str, Any]], *, is_list: bool, schema: Schema) -> bytes:
@@ -201,7 +236,7 @@ def _other_sequence(
     return {
         "finish_reason": finish_reason(chunk),
         "generated_tokens": len(chunk.tokens),
-        "tokens": [schema.token(token) for token in chunk.tokens],
+        "tokens": list(map(_as_row(request, schema), chunk.tokens)),
         "generated_text": _full_text(request, prompt, chunk),
         **prefill,
         **_all_top_tokens(request, chunk, schema),

@@ -5,7 +5,9 @@ then turned into frozen types.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -19,11 +21,11 @@ from pydantic import (
 )
 
 from lmi_vllm.errors import PayloadError
+from lmi_vllm.inference.constraints import structured_outputs
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_NEW_TOKENS: Final = 30
-MAX_LOGPROBS: Final = 20  # vLLM's own default bound
-MAX_CANDIDATES: Final = 16
-MAX_STOP_STRINGS: Final = 64
 INT32_MAX: Final = (1 << 31) - 1
 INT64_MAX: Final = (1 << 63) - 1  # what the engine's messages and torch's seeds can hold
 
@@ -86,8 +88,8 @@ class GenerationParameters(BaseModel):
     seed: Annotated[int, BeforeValidator(_seed)] | None = Field(
         None, ge=-INT64_MAX - 1, le=INT64_MAX
     )
-    stop_sequences: Strings | None = Field(None, max_length=MAX_STOP_STRINGS)
-    stop: Strings | None = Field(None, max_length=MAX_STOP_STRINGS)
+    stop_sequences: Strings | None = None
+    stop: Strings | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
@@ -99,12 +101,12 @@ class GenerationParameters(BaseModel):
     details: StrictBool | None = None
     decoder_input_details: StrictBool | None = None
     truncate: Whole | None = Field(None, ge=1, le=INT32_MAX)
-    n: Whole | None = Field(None, ge=1, le=MAX_CANDIDATES)
-    best_of: Whole | None = Field(None, ge=1, le=MAX_CANDIDATES)
+    n: Whole | None = Field(None, ge=1)
+    best_of: Whole | None = Field(None, ge=1)
     num_beams: Whole | None = Field(None, ge=1)
-    top_n_tokens: Whole | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_n_tokens: Whole | None = Field(None, ge=0)
     logprobs: StrictBool | Whole | None = None
-    prompt_logprobs: Whole | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: Whole | None = Field(None, ge=0)
     stream: StrictBool | None = None
     logit_bias: dict[str, Number] | None = None
     bad_words: list[str] | None = None
@@ -117,17 +119,28 @@ class GenerationParameters(BaseModel):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     grammar: dict[str, Any] | None = None
+    length_penalty: Number | None = Field(None, ge=-10.0, le=10.0)
     # Accepted, without effect: table of http-api.md 5.
     typical_p: Any = None
     watermark: Any = None
     early_stopping: Any = None
     cached_prompt: Any = None
-    length_penalty: Any = None
     adapters: Any = None
     adapter_id: str | None = None
 
 
 WITHOUT_EFFECT: Final = ("typical_p", "watermark", "early_stopping", "cached_prompt")
+CONSTRAINTS: Final = frozenset(
+    {
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "grammar",
+        "response_format",
+    }
+)
 _SAMPLING_HINTS: Final = ("temperature", "top_p", "top_k", "min_p")
 # Ours -> vLLM's SamplingParams; only what the request gives is passed on.
 _SAME_MEANING: Final[Mapping[str, str]] = {
@@ -180,11 +193,31 @@ def _shown(value: object) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)[:80]
 
 
-def unknown_names(parameters: GenerationParameters) -> Iterable[str]:
+def unread_names(parameters: GenerationParameters) -> Sequence[str]:
     """Return the names that nobody will read, for one warning each."""
     extra = parameters.model_extra or {}
     ignored = [name for name in WITHOUT_EFFECT if getattr(parameters, name) is not None]
+    if parameters.length_penalty is not None and (parameters.num_beams or 1) == 1:
+        ignored.append("length_penalty")
     return [*extra, *ignored]
+
+
+@dataclass(slots=True)
+class UnreadNames:
+    """Warns of each parameter name without effect, once; a client may invent any number of them."""
+
+    most: int = 1000
+    _seen: set[str] = field(default_factory=set)
+
+    def warn(self, names: Iterable[str]) -> None:
+        """Log one warning for each name that is new."""
+        for name in names:
+            if len(self._seen) >= self.most or name in self._seen:
+                continue
+            self._seen.add(name)
+            logger.warning("request parameter %.80r has no effect", name)  # a client's text
+            if len(self._seen) == self.most:
+                logger.warning("no further request parameters without effect are named")
 
 
 def is_sampling(parameters: GenerationParameters) -> bool:
@@ -196,8 +229,20 @@ def is_sampling(parameters: GenerationParameters) -> bool:
     return any(getattr(parameters, name) is not None for name in _SAMPLING_HINTS)
 
 
-def sampling_fields(parameters: GenerationParameters) -> dict[str, Any]:
-    """Return the vLLM SamplingParams fields that the parameters ask for."""
+def top_count(parameters: GenerationParameters) -> int:
+    """Return how many of the most probable tokens are wanted at each position."""
+    wanted = parameters.logprobs
+    is_count = wanted is not None and not isinstance(wanted, bool)
+    return parameters.top_n_tokens or (wanted if is_count else 0) or 0
+
+
+def sampling_fields(
+    parameters: GenerationParameters, default_max_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
+) -> dict[str, Any]:
+    """Return the vLLM SamplingParams fields that the parameters ask for.
+
+    `default_max_tokens` None means up to the end of the context.
+    """
     fields: dict[str, Any] = {
         target: value
         for name, target in _SAME_MEANING.items()
@@ -207,8 +252,8 @@ def sampling_fields(parameters: GenerationParameters) -> dict[str, Any]:
         fields["temperature"] = 0.0
     if fields.get("top_k") == -1:
         fields["top_k"] = 0  # both mean off
-    wanted = parameters.max_new_tokens or parameters.max_tokens or DEFAULT_MAX_NEW_TOKENS
-    if (least := parameters.min_new_tokens or 0) > wanted:
+    wanted = parameters.max_new_tokens or parameters.max_tokens or default_max_tokens
+    if wanted is not None and (least := parameters.min_new_tokens or 0) > wanted:
         raise PayloadError(
             f"parameters.min_new_tokens: {least} is more than max_new_tokens ({wanted})"
         )
@@ -220,7 +265,8 @@ def sampling_fields(parameters: GenerationParameters) -> dict[str, Any]:
         fields["stop"] = stop
     if parameters.logit_bias is not None:
         fields["logit_bias"] = _logit_bias(parameters.logit_bias)
-    if (constraint := structured_outputs(parameters)) is not None:
+    given = {name: getattr(parameters, name) for name in CONSTRAINTS}
+    if (constraint := structured_outputs(given)) is not None:
         fields["structured_outputs"] = constraint
     return fields
 
@@ -230,50 +276,3 @@ def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:
         return {int(token): bias for token, bias in raw.items()}
     except ValueError:
         raise PayloadError("parameters.logit_bias: keys must be token ids") from None
-
-
-def structured_outputs(parameters: GenerationParameters) -> dict[str, Any] | None:
-    """Return vLLM's structured-output constraint from whichever spelling the request uses."""
-    given = {
-        "json": parameters.guided_json,
-        "regex": parameters.guided_regex,
-        "choice": parameters.guided_choice,
-        "grammar": parameters.guided_grammar,
-    }
-    found: list[dict[str, Any]] = [
-        {kind: value} for kind, value in given.items() if value is not None
-    ]
-    if parameters.structured_outputs is not None:
-        found.append(parameters.structured_outputs)
-    if parameters.grammar is not None:
-        found.append(_tgi_grammar(parameters.grammar))
-    if parameters.response_format is not None:
-        found += _response_format(parameters.response_format)
-    if len(found) > 1:
-        raise PayloadError(
-            "parameters: only one of structured_outputs, response_format, grammar and guided_* "
-            "may be given"
-        )
-    return found[0] if found else None
-
-
-def _tgi_grammar(grammar: Mapping[str, Any]) -> dict[str, Any]:
-    kind = grammar.get("type")
-    if kind not in ("json", "regex", "json_schema") or "value" not in grammar:
-        raise PayloadError('parameters.grammar: expected {"type": "json" or "regex", "value": ...}')
-    return {"regex" if kind == "regex" else "json": grammar["value"]}
-
-
-def _response_format(wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    kind = wanted.get("type")
-    if kind == "text":
-        return []
-    if kind == "json_object":
-        return [{"json_object": True}]
-    schema = wanted.get("json_schema")
-    if kind == "json_schema" and isinstance(schema, dict) and "schema" in schema:
-        return [{"json": schema["schema"]}]
-    raise PayloadError(
-        "parameters.response_format: type must be text, json_object or json_schema (with "
-        "json_schema.schema)"
-    )

@@ -25,23 +25,24 @@ from lmi_vllm.inference.adapter_selection import (
 )
 from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.bodies import decode_body
 from lmi_vllm.inference.formatters import (
     FRAMINGS,
-    LMI_SCHEMA,
-    TGI_SCHEMA,
     Schema,
     StreamFormatter,
     choose_framing,
+    choose_schema,
     encode_results,
     format_result,
     rank_candidates,
 )
+from lmi_vllm.inference.limits import check_limits, sequence_count
 from lmi_vllm.inference.model_list import with_adapters
 from lmi_vllm.inference.openai_replies import SSE_DONE, lmi_reply
+from lmi_vllm.inference.parameters import UnreadNames
 from lmi_vllm.inference.payload import (
     Family,
     LmiRequest,
-    decode_body,
     dispatch,
     parse_lmi_request,
 )
@@ -76,6 +77,7 @@ class InferenceService:
         self.admission = admission
         self.profile = profile or ServingProfile()
         self.model_url = ""
+        self._unread_names = UnreadNames()
         self._runtime: Runtime | None = None
 
     def attach(self, runtime: Runtime) -> None:
@@ -174,6 +176,8 @@ class InferenceService:
         payload: dict[str, Any],
         resources: contextlib.AsyncExitStack,
     ) -> OpenAIReply:
+        check_limits(payload, runtime.profile.limits)
+        self._admit_list("prompts", sequence_count(payload), resources)
         name = adapter_name(call, payload, runtime.adapters.__contains__)
         body = {key: value for key, value in payload.items() if key != "adapters"}
         ref = await self._hold_adapter(runtime, call, name, resources)
@@ -199,14 +203,11 @@ class InferenceService:
         payload: dict[str, Any],
         resources: contextlib.AsyncExitStack,
     ) -> Reply:
-        request = parse_lmi_request(payload, runtime.profile)
-        if len(request.prompts) > self.admission.limit:
-            raise PayloadError(
-                f"inputs: {len(request.prompts)} prompts; job_queue_size allows "
-                f"{self.admission.limit}"
-            )
-        if len(request.prompts) > 1:  # each element counts against the queue
-            resources.enter_context(self.admission.admit(len(request.prompts) - 1))
+        request = parse_lmi_request(payload, runtime.profile, call.tgi_route)
+        self._unread_names.warn(request.unread)
+        if request.is_list:
+            sequences = len(request.prompts) * request.candidates.generated
+            self._admit_list("inputs", sequences, resources)
         self._check_length(runtime, request)
         is_adapter = runtime.adapters.__contains__
         if request.is_list:
@@ -215,7 +216,7 @@ class InferenceService:
             names = [adapter_name(call, payload, is_adapter)]
         refs = [await self._hold_adapter(runtime, call, name, resources) for name in names]
         jobs = [_job(call, request, position, ref) for position, ref in enumerate(refs)]
-        schema = TGI_SCHEMA if runtime.profile.tgi_compat else LMI_SCHEMA
+        schema = choose_schema(runtime.profile, call.tgi_route)
         if request.is_streaming:
             chunks = runtime.engine.generate(jobs[0])
             resources.push_async_callback(close_iterator, chunks)  # also when nothing reads it
@@ -238,9 +239,8 @@ class InferenceService:
         schema: Schema,
     ) -> Reply:
         profile = runtime.profile
-        framing = choose_framing(
-            call.accept, profile.output_formatter, tgi_compat=profile.tgi_compat
-        )
+        default = None if call.tgi_route else profile.output_formatter
+        framing = choose_framing(call.accept, default, tgi_compat=profile.tgi_compat)
         formatter = StreamFormatter(request, request.prompts[0], schema, framing)
         # The status line waits for the first chunk: what fails before it gets a status of its own.
         first = await next_within(chunks, profile.predict_timeout, "predict_timeout")
@@ -296,9 +296,18 @@ class InferenceService:
         self.admission.error_rates.record(error)
         return error
 
+    def _admit_list(self, name: str, sequences: int, resources: contextlib.AsyncExitStack) -> None:
+        """Take the further places of a list: each sequence it asks for counts as a request."""
+        if sequences > self.admission.limit:
+            raise PayloadError(
+                f"{name}: {sequences} sequences; job_queue_size allows {self.admission.limit}"
+            )
+        if sequences > 1:
+            resources.enter_context(self.admission.admit(sequences - 1))
+
     def _check_length(self, runtime: Runtime, request: LmiRequest) -> None:
-        wanted = int(str(request.sampling["max_tokens"]))
-        if wanted > runtime.engine.max_model_len:
+        wanted = request.sampling["max_tokens"]
+        if isinstance(wanted, int) and wanted > runtime.engine.max_model_len:
             raise PayloadError(
                 f"parameters.max_new_tokens: {wanted} is more than max_model_len "
                 f"({runtime.engine.max_model_len})"
@@ -334,6 +343,7 @@ def _job(
         apply_model_defaults=request.apply_model_defaults,
         truncate_prompt_tokens=request.truncate,
         priority=request.priority,
+        beams=request.candidates.beams,
     )
 
 
@@ -357,7 +367,7 @@ async def _result(
         sequences = [chunk async for chunk in chunks if chunk.finish_reason is not None]
     finally:
         await close_iterator(chunks)
-    ranked = rank_candidates(sequences, request.returned)
+    ranked = rank_candidates(sequences, request.candidates)
     return format_result(request, job.prompt, ranked, schema)
 
 

@@ -588,6 +588,19 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
               "0 is off.", values="seconds", default=120, read=parse.seconds_or_off),
     _variable("LMI_FRONTEND_PROCESSES", "HTTP processes over one engine.", values="number",
               default=1, read=parse.positive_int),
+    _variable("LMI_MAX_SEQUENCES", "Most sequences for one prompt: n, best_of, num_beams.",
+              values="number", default=16, read=parse.positive_int),
+    _variable("LMI_MAX_STOP_STRINGS", "Most stop strings of a request, and bad words.",
+              values="number", default=64, read=parse.count),
+    _variable("LMI_MAX_STOP_LENGTH", "Longest stop string or bad word.", values="characters",
+              default=1000, read=parse.positive_int),
+    _variable("LMI_MAX_LOGIT_BIAS", "Most entries of logit_bias, stop_token_ids and "
+              "allowed_token_ids.", values="number", default=1024, read=parse.count),
+    _variable("LMI_MAX_GRAMMAR_SIZE", "Largest schema, regular expression or grammar that an "
+              "answer is bound to.", values="bytes", default=64 << 10, read=parse.count),
+    _variable("LMI_GRAMMAR_TIMEOUT", "Longest compilation of one, tried in a process of its own "
+              "before the engine sees it; 0 is off.", values="seconds", default=10,
+              read=parse.seconds_or_off),
     _variable("LMI_METRICS_EMF", "Write CloudWatch EMF lines.", values="bool", default=False,
               read=parse.boolean),
     _variable("LMI_CONSOLE", "The web console; auto: on loopback, or when a key is set.",

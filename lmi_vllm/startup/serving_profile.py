@@ -1,12 +1,15 @@
 """`Settings` + model -> what request handling needs to know."""
 
-from lmi_vllm.messages import ModelArtifacts, ServingProfile
+from collections.abc import Mapping
+
+from lmi_vllm.messages import ModelArtifacts, RequestLimits, ServingProfile
 from lmi_vllm.startup.devices import Devices
 from lmi_vllm.startup.engine_args import translate
 from lmi_vllm.startup.engine_rules import served_task
 from lmi_vllm.startup.resolved import Settings
 
 _DEFAULT_NAMES = ("lmi",)
+_DEFAULT_MAX_LOGPROBS = 20  # vLLM's own
 
 
 def build_serving_profile(settings: Settings, model: ModelArtifacts | None) -> ServingProfile:
@@ -30,6 +33,21 @@ def build_serving_profile(settings: Settings, model: ModelArtifacts | None) -> S
         reasoning_parser=_text(settings.option_value("reasoning_parser")),
         chat_template=_text(settings.option_value("chat_template")),
         chat_template_content_format=str(settings.option_value("chat_template_content_format")),
+        limits=_limits(settings, arguments),
+    )
+
+
+def _limits(settings: Settings, arguments: Mapping[str, object]) -> RequestLimits:
+    """What one request may ask for; max_logprobs is the engine's."""
+    max_logprobs = arguments.get("max_logprobs")
+    return RequestLimits(
+        max_sequences=_integer(settings.server_value("LMI_MAX_SEQUENCES")),
+        max_stop_strings=_integer(settings.server_value("LMI_MAX_STOP_STRINGS")),
+        max_stop_length=_integer(settings.server_value("LMI_MAX_STOP_LENGTH")),
+        max_logit_bias=_integer(settings.server_value("LMI_MAX_LOGIT_BIAS")),
+        max_grammar_size=_integer(settings.server_value("LMI_MAX_GRAMMAR_SIZE")),
+        grammar_timeout=_seconds(settings.server_value("LMI_GRAMMAR_TIMEOUT")),
+        max_logprobs=_DEFAULT_MAX_LOGPROBS if max_logprobs is None else int(str(max_logprobs)),
     )
 
 

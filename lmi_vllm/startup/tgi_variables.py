@@ -101,7 +101,6 @@ def _lora(text: str) -> Carried:
     return Carried("option.enable_lora", "true", why)
 
 
-_PER_REQUEST: Final = nothing("there is no such limit: the request decides")
 _SCHEDULER: Final = nothing("vLLM schedules prefill and decode in one step; nothing to tune here")
 
 TGI_VARIABLES: Final[Mapping[str, Carry]] = MappingProxyType(
@@ -122,8 +121,8 @@ TGI_VARIABLES: Final[Mapping[str, Carry]] = MappingProxyType(
         "TRUST_REMOTE_CODE": to("option.trust_remote_code"),
         "HF_MODEL_TRUST_REMOTE_CODE": to("option.trust_remote_code"),
         "MAX_CONCURRENT_REQUESTS": to("job_queue_size"),
-        "MAX_BEST_OF": _PER_REQUEST,
-        "MAX_STOP_SEQUENCES": _PER_REQUEST,
+        "MAX_BEST_OF": to("LMI_MAX_SEQUENCES"),
+        "MAX_STOP_SEQUENCES": to("LMI_MAX_STOP_STRINGS"),
         "MAX_TOP_N_TOKENS": to("option.max_logprobs", "also bounds the OpenAI routes' logprobs"),
         "MAX_INPUT_TOKENS": nothing("only prompt plus answer is bounded, by option.max_model_len"),
         "MAX_INPUT_LENGTH": nothing("only prompt plus answer is bounded, by option.max_model_len"),

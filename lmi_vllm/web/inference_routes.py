@@ -13,7 +13,7 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
 )
 from lmi_vllm.inference.admission import State
-from lmi_vllm.inference.payload import form_field
+from lmi_vllm.inference.bodies import form_field
 from lmi_vllm.inference.streams import close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.keys import REQUEST_ID, SERVICE

@@ -220,7 +220,7 @@ def test_text_report_names_all_three_outcomes(capsys: pytest.CaptureFixture[str]
     """The readable form is a serving.properties with the report as comments."""
     parser = argparse.ArgumentParser()
     migrate.add_arguments(parser)
-    environ = {"MODEL_ID": "a/b", "NGROK": "true", "MAX_BEST_OF": "2"}
+    environ = {"MODEL_ID": "a/b", "NGROK": "true", "MAX_INPUT_TOKENS": "2"}
     assert migrate.run(parser.parse_args([]), environ) == 2
     text = capsys.readouterr().out
     assert all(f"# {outcome}" in text for outcome in ("mapped", "approximated", "refused"))

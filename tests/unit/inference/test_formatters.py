@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from lmi_vllm.inference.candidates import Candidates
 from lmi_vllm.inference.formatters import (
     FRAMINGS,
     LMI_SCHEMA,
@@ -17,7 +18,13 @@ from lmi_vllm.inference.formatters import (
     rank_candidates,
 )
 from lmi_vllm.inference.payload import LmiRequest, parse_lmi_request
-from lmi_vllm.messages import GeneratedToken, GenerationChunk, ServingProfile, TokenLogprob
+from lmi_vllm.messages import (
+    BeamSearch,
+    GeneratedToken,
+    GenerationChunk,
+    ServingProfile,
+    TokenLogprob,
+)
 
 A = GeneratedToken(5, " a", -0.5)
 B = GeneratedToken(9, " b", -0.25)
@@ -96,7 +103,14 @@ def test_formatters_candidates_are_ranked(
 ) -> None:
     """The most probable sequence is the answer."""
     given = [candidate(index, value) for index, value in enumerate(logprobs)]
-    assert [chunk.index for chunk in rank_candidates(given, returned)] == order
+    assert [chunk.index for chunk in rank_candidates(given, Candidates(3, returned))] == order
+
+
+def test_formatters_beams_keep_their_order() -> None:
+    """A beam search ranks by its length penalty: its order stands, not the probability's."""
+    given = [candidate(1, -1.0), candidate(0, -3.0), candidate(2, -2.0)]
+    ranked = rank_candidates(given, Candidates(3, 2, BeamSearch(3)))
+    assert [chunk.index for chunk in ranked] == [0, 1]
 
 
 def request(profile: ServingProfile | None = None, **payload: Any) -> LmiRequest:

@@ -44,7 +44,7 @@ def whole_bytes(case: Golden, request: LmiRequest) -> bytes:
     """Return the body that the case's candidates make."""
     schema = TGI_SCHEMA if case.profile.tgi_compat else LMI_SCHEMA
     chunks = [step for step in case.script if isinstance(step, GenerationChunk)]
-    ranked = rank_candidates(chunks, request.returned)
+    ranked = rank_candidates(chunks, request.candidates)
     results = [format_result(request, prompt, ranked, schema) for prompt in request.prompts]
     return encode_results(results, is_list=request.is_list, schema=schema)
 

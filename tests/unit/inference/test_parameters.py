@@ -5,10 +5,11 @@ import pytest
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.parameters import (
     GenerationParameters,
+    UnreadNames,
     is_sampling,
     parse_parameters,
     sampling_fields,
-    unknown_names,
+    unread_names,
 )
 
 GREEDY = {"temperature": 0.0, "max_tokens": 30}
@@ -75,6 +76,10 @@ MAPPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grammar regex": (
         {"grammar": {"type": "regex", "value": "a+"}},
         {"structured_outputs": {"regex": "a+"}},
+    ),
+    "grammar json_schema as TGI 3": (
+        {"grammar": {"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
     ),
     "response_format text": ({"response_format": {"type": "text"}}, {}),
     "response_format object": (
@@ -177,7 +182,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "stop_sequences number": {"stop_sequences": 1},
     "stop_sequences list of numbers": {"stop_sequences": [1]},
     "stop_sequences empty text": {"stop_sequences": [""]},
-    "stop_sequences too many": {"stop_sequences": ["a"] * 65},
     "stop object": {"stop": {}},
     "stop_token_ids text": {"stop_token_ids": ["1"]},
     "stop_token_ids no list": {"stop_token_ids": 1},
@@ -192,13 +196,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "truncate zero": {"truncate": 0},
     "truncate huge": {"truncate": 10**20},
     "n zero": {"n": 0},
-    "n too many": {"n": 17},
     "best_of zero": {"best_of": 0},
     "num_beams zero": {"num_beams": 0},
+    "length_penalty text": {"length_penalty": "long"},
+    "length_penalty huge": {"length_penalty": 1e300},
     "top_n_tokens negative": {"top_n_tokens": -1},
-    "top_n_tokens above max_logprobs": {"top_n_tokens": 21},
     "logprobs text": {"logprobs": "5"},
-    "prompt_logprobs above max_logprobs": {"prompt_logprobs": 21},
     "stream text": {"stream": "true"},
     "logit_bias list": {"logit_bias": [1]},
     "logit_bias word as key": {"logit_bias": {"x": 1}},
@@ -263,13 +266,27 @@ UNREAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["typical_p", "watermark", "early_stopping", "cached_prompt"],
     ),
     "without effect, null": ({"typical_p": None}, []),
+    "length_penalty alone": ({"length_penalty": 2}, ["length_penalty"]),
+    "length_penalty, one beam": ({"length_penalty": 2, "num_beams": 1}, ["length_penalty"]),
+    "length_penalty, beams": ({"length_penalty": 2, "num_beams": 2}, []),
 }
 
 
 @pytest.mark.parametrize(("given", "names"), UNREAD.values(), ids=UNREAD)
 def test_parameters_without_effect_are_listed(given: dict[str, Any], names: list[str]) -> None:
     """Names that nobody reads are known, for one warning each."""
-    assert list(unknown_names(parse_parameters(given))) == names
+    assert list(unread_names(parse_parameters(given))) == names
+
+
+def test_parameters_without_effect_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A name is named once, whatever number of requests bring it, and their number is bounded."""
+    names = UnreadNames(most=3)
+    for _ in range(2):
+        names.warn(["a", "b", "a"])
+    assert [record.args[0] for record in caplog.records if record.args] == ["a", "b"]
+    names.warn(["c", "d", "e"])
+    assert [record.args[0] for record in caplog.records if record.args] == ["a", "b", "c"]
+    assert "no further" in caplog.messages[-1]
 
 
 def test_parameters_every_known_name_is_tested() -> None:

@@ -1,17 +1,12 @@
-import logging
 from typing import Any
 
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.payload import (
-    LmiRequest,
-    decode_body,
-    dispatch,
-    form_field,
-    parse_lmi_request,
-)
-from lmi_vllm.messages import ServingProfile
+from lmi_vllm.inference.bodies import decode_body, form_field
+from lmi_vllm.inference.candidates import Candidates
+from lmi_vllm.inference.payload import LmiRequest, dispatch, parse_lmi_request
+from lmi_vllm.messages import BeamSearch, RequestLimits, ServingProfile, TgiRoute
 
 OBJECT = b'{"inputs": "x"}'
 X = {"inputs": "x"}
@@ -215,9 +210,9 @@ def test_payload_stream_must_be_boolean(stream: object) -> None:
 UNSTREAMABLE: dict[str, tuple[object, dict[str, Any], str]] = {
     "list": (["a", "b"], {}, "^inputs: streaming"),
     "list of one": (["a"], {}, "^inputs: streaming"),
-    "n": ("a", {"n": 2, "do_sample": True}, "n and best_of"),
-    "best_of": ("a", {"best_of": 2, "do_sample": True}, "n and best_of"),
-    "num_beams": ("a", {"num_beams": 2}, "num_beams"),
+    "n": ("a", {"n": 2, "do_sample": True}, "n, best_of and num_beams"),
+    "best_of": ("a", {"best_of": 2, "do_sample": True}, "n, best_of and num_beams"),
+    "num_beams": ("a", {"num_beams": 2}, "n, best_of and num_beams"),
     "decoder_input_details": ("a", {"decoder_input_details": True}, "decoder_input_details"),
 }
 
@@ -247,7 +242,7 @@ def test_payload_candidates_and_returned(
 ) -> None:
     """The engine makes max(best_of, n) candidates; n of them, or all, are answered."""
     parsed = request(parameters={"do_sample": True, **given})
-    assert (parsed.candidates, parsed.returned) == counts
+    assert parsed.candidates == Candidates(*counts)
     assert parsed.sampling.get("n") == n
 
 
@@ -258,11 +253,77 @@ def test_payload_greedy_candidates_are_refused(given: dict[str, Any]) -> None:
         request(parameters=given)
 
 
+BEAMS: dict[str, tuple[dict[str, Any], Candidates]] = {
+    "width": ({"num_beams": 3}, Candidates(3, 3, BeamSearch(3, 1.0))),
+    "fewer returned": ({"num_beams": 3, "n": 1}, Candidates(3, 1, BeamSearch(3, 1.0))),
+    "length_penalty": (
+        {"num_beams": 2, "length_penalty": 0},
+        Candidates(2, 2, BeamSearch(2, 0.0)),
+    ),
+    "values that mean nothing": (
+        {
+            "num_beams": 2, "do_sample": False, "temperature": 1, "top_p": 1.0, "top_k": -1,
+            "repetition_penalty": 1.0, "stop": [], "seed": 3, "best_of": 1, "top_n_tokens": 4,
+        },
+        Candidates(2, 2, BeamSearch(2, 1.0)),
+    ),
+    "widest": ({"num_beams": 10}, Candidates(10, 10, BeamSearch(10, 1.0))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "candidates"), BEAMS.values(), ids=BEAMS)
+def test_payload_beams(given: dict[str, Any], candidates: Candidates) -> None:
+    """A beam search answers with all its beams, or the n best; it is never sampling."""
+    parsed = request(parameters=given)
+    assert parsed.candidates == candidates
+    assert not parsed.apply_model_defaults
+
+
+NOT_WITH_BEAMS: dict[str, tuple[dict[str, Any], str]] = {
+    "n": ({"n": 3}, "at most num_beams"),
+    "best_of": ({"best_of": 2}, "best_of"),
+    "top_n_tokens": ({"top_n_tokens": 5}, "twice num_beams"),
+    "logprobs": ({"logprobs": 5}, "twice num_beams"),
+    "do_sample": ({"do_sample": True}, "do_sample"),
+    "temperature": ({"temperature": 0.7}, "temperature"),
+    "stop": ({"stop_sequences": ["."]}, "stop_sequences"),
+    "several": ({"top_p": 0.5, "logit_bias": {"5": 1}}, "top_p, logit_bias"),
+    "priority": ({"priority": 1}, "priority"),
+    "grammar": ({"grammar": {"type": "regex", "value": "a"}}, "grammar"),
+    "prompt details": ({"decoder_input_details": True}, "decoder_input_details"),
+}
+
+
+@pytest.mark.parametrize(("given", "text"), NOT_WITH_BEAMS.values(), ids=NOT_WITH_BEAMS)
+def test_payload_what_beam_search_does_not_read_is_refused(
+    given: dict[str, Any], text: str
+) -> None:
+    """VLLM's beam search looks at few parameters; the others are named, never dropped."""
+    with pytest.raises(PayloadError, match=text):
+        request(parameters={"num_beams": 2, **given})
+
+
+@pytest.mark.parametrize(("limit", "widest"), [(20, 10), (5, 2), (0, 1), (-1, 16)], ids=str)
+def test_payload_beams_are_bounded_by_logprobs(limit: int, widest: int) -> None:
+    """A step looks at twice as many tokens as there are beams; the engine gives max_logprobs."""
+    limits = {"limits": RequestLimits(max_logprobs=limit)}
+    assert request(profile=limits, parameters={"num_beams": widest})
+    with pytest.raises(PayloadError, match=r"^parameters\.num_beams: at most"):
+        request(profile=limits, parameters={"num_beams": widest + 1})
+
+
 # Payload and profile -> the number of alternatives asked of the engine; None: no logprobs at all.
 LOGPROBS: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
     "plain": ({}, {}, None),
     "details": ({"parameters": {"details": True}}, {}, 0),
     "candidates": ({"parameters": {"n": 2, "do_sample": True}}, {}, 0),
+    "candidates, not shown": (
+        {"parameters": {"n": 2, "do_sample": True, "logprobs": False}},
+        {},
+        0,
+    ),
+    "details without": ({"parameters": {"details": True, "logprobs": False}}, {}, None),
+    "logprobs true": ({"parameters": {"details": True, "logprobs": True}}, {}, 0),
     "top_n_tokens": ({"parameters": {"top_n_tokens": 3}}, {}, 3),
     "top_n_tokens over logprobs": ({"parameters": {"top_n_tokens": 3, "logprobs": 5}}, {}, 3),
     "logprobs": ({"parameters": {"logprobs": 5}}, {}, 5),
@@ -334,12 +395,42 @@ def test_payload_tgi_keeps_stop_text_and_details() -> None:
     assert parsed.sampling["include_stop_str_in_output"] is False
 
 
-def test_payload_unknown_names_are_warned(caplog: pytest.LogCaptureFixture) -> None:
-    """Each unknown name is one log line, whatever characters a client put in it."""
-    with caplog.at_level(logging.WARNING):
-        request(parameters={"nonsense": 1, "a\nb" + "x" * 500: 2, "typical_p": 0.5})
-    assert [record.getMessage() for record in caplog.records] == [
-        "request parameter 'nonsense' has no effect",
-        f"request parameter 'a\\nb{'x' * 75} has no effect",
-        "request parameter 'typical_p' has no effect",
-    ]
+def test_payload_unread_names_are_kept() -> None:
+    """What has no effect is told, for one warning each."""
+    assert request(parameters={"nonsense": 1, "typical_p": 0.5}).unread == ("nonsense", "typical_p")
+
+
+# Parameters of TGI's own routes -> what differs from /invocations in TGI mode (http-api.md 6.5).
+TGI_ROUTES: dict[str, tuple[TgiRoute, dict[str, Any], bool, bool]] = {
+    "/": (TgiRoute(None, True), {}, False, False),
+    "/ streaming": (TgiRoute(None, True), {"stream": True}, True, False),
+    "/generate": (TgiRoute(False, False), {"stream": True}, False, False),
+    "/generate_stream": (TgiRoute(True, False), {}, True, False),
+    "details": (TgiRoute(False, False), {"parameters": {"details": True}}, False, True),
+    "prompt details": (
+        TgiRoute(False, False),
+        {"parameters": {"decoder_input_details": True}},
+        False,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("route", "payload", "streams", "details"), TGI_ROUTES.values(), ids=TGI_ROUTES
+)
+def test_payload_tgi_routes_have_tgi_s_defaults(
+    route: TgiRoute, payload: dict[str, Any], streams: bool, details: bool
+) -> None:
+    """No details, and as many tokens as the context holds, unless asked otherwise."""
+    profile = ServingProfile(tgi_compat=True, output_formatter="jsonlines")
+    parsed = parse_lmi_request({"inputs": "p", **payload}, profile, route)
+    assert (parsed.is_streaming, parsed.details) == (streams, details)
+    assert parsed.sampling["max_tokens"] is None
+    assert ("prompt_logprobs" in parsed.sampling) is ("decoder_input_details" in str(payload))
+
+
+def test_payload_tgi_routes_take_one_prompt() -> None:
+    """/generate answers with one object, so a list has no place there."""
+    with pytest.raises(PayloadError, match=r"^inputs: expected text"):
+        parse_lmi_request({"inputs": ["a"]}, ServingProfile(), TgiRoute(False, False))

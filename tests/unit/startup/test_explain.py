@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.messages import RequestLimits
 from lmi_vllm.startup.devices import Devices, detect_devices
 from lmi_vllm.startup.explain import FORMATS, explain
 from lmi_vllm.startup.masking import is_secret, mask_value
@@ -155,6 +156,9 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
         "OPTION_SERVED_MODEL_NAME": "a,b", "OPTION_TASK": "text-embedding",
         "OPTION_CHAT_TEMPLATE": "t", "OPTION_ENABLE_AUTO_TOOL_CHOICE": "true",
         "OPTION_TOOL_CALL_PARSER": "hermes", "OPTION_REASONING_PARSER": "qwen3",
+        "LMI_MAX_SEQUENCES": "1", "LMI_MAX_STOP_STRINGS": "2", "LMI_MAX_STOP_LENGTH": "3",
+        "LMI_MAX_LOGIT_BIAS": "4", "LMI_MAX_GRAMMAR_SIZE": "5", "LMI_GRAMMAR_TIMEOUT": "0",
+        "OPTION_MAX_LOGPROBS": "7",
     }  # fmt: skip
     settings = load_settings(environ)
     profile = build_serving_profile(settings, None)
@@ -166,4 +170,7 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
     assert (profile.predict_timeout, profile.chunked_read_timeout) == (7.0, 8.0)
     assert (profile.chat_template, profile.reasoning_parser) == ("t", "qwen3")
     assert (profile.enable_auto_tool_choice, profile.tool_call_parser) == (True, "hermes")
-    assert build_serving_profile(load_settings({}), None).served_names == ("lmi",)
+    assert profile.limits == RequestLimits(1, 2, 3, 4, 5, 0.0, 7)
+    plain = build_serving_profile(load_settings({}), None)
+    assert plain.served_names == ("lmi",)
+    assert plain.limits == RequestLimits()

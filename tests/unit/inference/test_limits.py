@@ -1,0 +1,123 @@
+from typing import Any
+
+import pytest
+
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.inference.limits import check_limits, check_logprobs, sequence_count
+from lmi_vllm.messages import RequestLimits
+
+LIMITS = RequestLimits(
+    max_sequences=4,
+    max_stop_strings=2,
+    max_stop_length=5,
+    max_logit_bias=3,
+    max_grammar_size=20,
+)
+LONG = {"type": "object", "title": "long"}
+
+# What just passes, what does not, and what the text says.
+BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "n": ({"n": 4}, {"n": 5}, "n: at most 4 (LMI_MAX_SEQUENCES) (got 5)"),
+    "best_of": ({"best_of": 4}, {"best_of": 5}, "best_of: at most 4 (LMI_MAX_SEQUENCES) (got 5)"),
+    "num_beams": ({"num_beams": 4}, {"num_beams": 5}, "num_beams: at most 4 (LMI_MAX_SEQUENCES)"),
+    "stop": ({"stop": ["a", "b"]}, {"stop": ["a"] * 3}, "stop: at most 2 (LMI_MAX_STOP_STRINGS)"),
+    "stop_sequences": (
+        {"stop_sequences": []},
+        {"stop_sequences": ["a"] * 3},
+        "stop_sequences: at most 2",
+    ),
+    "stop length": (
+        {"stop": "12345"},
+        {"stop": "123456"},
+        "stop: at most 5 characters each (LMI_MAX_STOP_LENGTH) (got 6)",
+    ),
+    "bad_words": ({"bad_words": ["a"]}, {"bad_words": ["123456"]}, "bad_words: at most 5"),
+    "logit_bias": (
+        {"logit_bias": {"1": 1, "2": 1, "3": 1}},
+        {"logit_bias": {str(i): 1 for i in range(4)}},
+        "logit_bias: at most 3 entries (LMI_MAX_LOGIT_BIAS) (got 4)",
+    ),
+    "allowed_token_ids": (
+        {"allowed_token_ids": [1]},
+        {"allowed_token_ids": [1] * 4},
+        "allowed_token_ids: at most 3 entries",
+    ),
+    "stop_token_ids": ({}, {"stop_token_ids": [1] * 4}, "stop_token_ids: at most 3 entries"),
+    "guided_regex": (
+        {"guided_regex": "a" * 20},
+        {"guided_regex": "a" * 21},
+        "guided_regex: at most 20 bytes (LMI_MAX_GRAMMAR_SIZE) (got 21)",
+    ),
+    "bytes, not characters": ({}, {"guided_regex": "ü" * 11}, "(got 22)"),
+    "guided_choice": ({}, {"guided_choice": ["a"] * 9}, "guided_choice: at most 20 bytes"),
+    "structured_outputs": (
+        {"structured_outputs": {"regex": "a"}},
+        {"structured_outputs": {"json": LONG}},
+        "structured_outputs: at most 20 bytes",
+    ),
+    "response_format": (
+        {"response_format": {"type": "t"}},
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format: at most 20 bytes",
+    ),
+    "grammar": ({}, {"grammar": {"type": "json", "value": LONG}}, "grammar: at most"),
+    "tools": ({"tools": [{"a": 1}]}, {"tools": [{}, LONG]}, "tools[1]: at most 20 bytes"),
+    "responses": ({"text": {"format": {}}}, {"text": {"format": LONG}}, "text.format: at most"),
+    "wrong types are left to others": (
+        {"n": "9", "stop": {"a": 1}, "logit_bias": 5, "tools": 7, "text": "x", "best_of": True},
+        {"n": 5.0},
+        "n: at most 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("passes", "refused", "text"), BOUNDS.values(), ids=BOUNDS)
+def test_limits_bound_what_multiplies_work(
+    passes: dict[str, Any], refused: dict[str, Any], text: str
+) -> None:
+    """Each bound is exact and its refusal names field, bound, setting and what came."""
+    check_limits(passes, LIMITS)
+    with pytest.raises(PayloadError) as caught:
+        check_limits(refused, LIMITS, "parameters.")
+    assert str(caught.value).startswith("parameters.")
+    assert text in str(caught.value)
+
+
+LOGPROBS: dict[str, tuple[dict[str, Any], int]] = {
+    "logprobs": ({"logprobs": 21}, 20),
+    "negative": ({"logprobs": -1}, -1),
+    "prompt_logprobs": ({"prompt_logprobs": 6}, 5),
+    "top_n_tokens": ({"top_n_tokens": 1}, 0),
+}
+
+
+@pytest.mark.parametrize(("given", "most"), LOGPROBS.values(), ids=LOGPROBS)
+def test_limits_of_logprobs_are_the_engine_s(given: dict[str, Any], most: int) -> None:
+    """max_logprobs is an engine argument; -1 there is no limit."""
+    with pytest.raises(PayloadError, match=rf"^parameters\.{next(iter(given))}: expected 0 to"):
+        check_logprobs(given, RequestLimits(max_logprobs=most))
+    check_logprobs({"logprobs": 1000}, RequestLimits(max_logprobs=-1))
+    check_logprobs({"logprobs": False, "top_n_tokens": None}, RequestLimits(max_logprobs=0))
+
+
+COUNTS: dict[str, tuple[dict[str, Any], int]] = {
+    "one prompt": ({"prompt": "x"}, 1),
+    "one prompt, n": ({"prompt": "x", "n": 4}, 1),
+    "token ids": ({"prompt": [5, 6, 7]}, 1),
+    "prompts": ({"prompt": ["a", "b", "c"]}, 3),
+    "prompts of token ids": ({"prompt": [[1], [2, 3]]}, 2),
+    "prompts, n": ({"prompt": ["a", "b"], "n": 3}, 6),
+    "chat": ({"messages": [{}, {}, {}]}, 1),
+    "embeddings": ({"input": ["a", "b"]}, 2),
+    "rerank": ({"query": "q", "documents": ["a", "b", "c"]}, 3),
+    "score": ({"text_1": "a", "text_2": ["b", "c"]}, 2),
+    "nothing of a list": ({"prompt": []}, 1),
+    "nonsense": ({"prompt": ["a", "b"], "n": "x"}, 2),
+    "negative n": ({"prompt": ["a", "b"], "n": -3}, 2),
+}
+
+
+@pytest.mark.parametrize(("body", "count"), COUNTS.values(), ids=COUNTS)
+def test_limits_each_sequence_of_a_list_counts(body: dict[str, Any], count: int) -> None:
+    """A list stands for as many requests as it asks for sequences."""
+    assert sequence_count(body) == count
