@@ -20,13 +20,13 @@ from lmi_vllm.startup.adapter_check import BaseModel, check_adapter
 from lmi_vllm.startup.archives import extract_archive, is_archive
 from lmi_vllm.startup.downloads import fetch_model
 from lmi_vllm.startup.s3_download import cache_directory
+from lmi_vllm.startup.secure_mode import adapter_violations, read_secure_mode
 
 logger = logging.getLogger(__name__)
 
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"
 CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
-_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class AdapterSources:
 
     environ: Mapping[str, str]
     base: BaseModel = field(default_factory=BaseModel)
+    model_directory: Path | None = None
 
     def resolve(self, src: str) -> str:
         """Return the local directory of a source, once it is fetched and found sound.
@@ -45,9 +46,9 @@ class AdapterSources:
             BadParameterError: secure mode forbids what it brings.
         """
         folder, is_fetched = self._locate(src)
+        self._check_security(folder, src)
         folder = _adapter_folder(folder)
         check_adapter(folder, src, self.base)
-        self._check_security(folder, src)
         self._check_code(folder, src, is_fetched=is_fetched)
         return str(folder)
 
@@ -79,10 +80,26 @@ class AdapterSources:
 
     def _check_root(self, path: Path, src: str) -> None:
         """Return when the path, links followed, lies below an allowed folder."""
-        roots = [item for item in self.environ.get(ROOTS, "").split(os.pathsep) if item]
+        roots, is_default = self._roots()
         real = path.resolve()
-        if roots and not any(real.is_relative_to(Path(root).resolve()) for root in roots):
+        if not roots or any(real.is_relative_to(root.resolve()) for root in roots):
+            return
+        if not is_default:
             raise AdapterRefusedError(f"{src} is not below one of the folders of {ROOTS}")
+        found = adapter_violations(path, self.environ)
+        place = f"secure mode takes adapters from the model directory and {ROOTS} only"
+        raise BadParameterError(f"{src}: {'; '.join((place, *found))}")
+
+    def _roots(self) -> tuple[tuple[Path, ...], bool]:
+        """The folders that adapters may come from (none: any), and whether nobody set them.
+
+        Secure mode has some of its own then (configuration.md 13).
+        """
+        named = [item for item in self.environ.get(ROOTS, "").split(os.pathsep) if item]
+        if named or read_secure_mode(self.environ) is None:
+            return tuple(map(Path, named)), False
+        cache = cache_directory("", self.environ).parent.parent
+        return (cache, *([self.model_directory] if self.model_directory else [])), True
 
     def _unpacked(self, path: Path, src: str) -> Path:
         """Return the folder of an archive's content; other paths as they are."""
@@ -110,20 +127,8 @@ class AdapterSources:
 
     def _check_security(self, folder: Path, src: str) -> None:
         """Return when secure mode, where it is on, allows the files (startup.md 11)."""
-        if self.environ.get("SAGEMAKER_SECURE_MODE", "").lower() != "true":
-            return
-        controls = self.environ.get("SAGEMAKER_SECURITY_CONTROLS", "")
-        for control, names in (
-            ("DISALLOW_PICKLE_FILES", [f"*{end}" for end in _PICKLES]),
-            ("DISALLOW_CUSTOM_INFERENCE_SCRIPTS", ["model.py"]),
-            ("DISALLOW_REQUIREMENTS_TXT", ["requirements.txt"]),
-            ("DISALLOW_CHAT_TEMPLATE", ["chat_template.jinja", "chat_template.json"]),
-        ):
-            if control not in [item.strip() for item in controls.split(",")]:
-                continue
-            for file in folder.rglob("*"):
-                if any(Path(file.name.lower()).match(name) for name in names):
-                    raise BadParameterError(f"{src}: {file.name} is forbidden by {control}")
+        if violations := adapter_violations(folder, self.environ):
+            raise BadParameterError(f"{src}: {'; '.join(violations)}")
 
     def _check_code(self, folder: Path, src: str, *, is_fetched: bool) -> None:
         if not (folder / "model.py").is_file():

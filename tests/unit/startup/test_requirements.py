@@ -1,4 +1,4 @@
-"""requirements.txt: real pip, into a throw-away environment, from a wheel in the model directory."""
+"""requirements.txt: real pip, a throw-away environment, wheels in the model directory."""
 
 import asyncio
 import logging
