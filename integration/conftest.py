@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,13 +84,20 @@ StartServer = Callable[..., ServerProcess]
 
 
 def start_server(
-    folder: Path, *arguments: str, environ: dict[str, str] | None = None, verb: str = "serve"
+    folder: Path,
+    *arguments: str,
+    environ: dict[str, str] | None = None,
+    verb: str = "serve",
+    launcher: Sequence[str] = (sys.executable,),
 ) -> ServerProcess:
-    """Start `python -m lmi_vllm`; its stdout is read by a thread, its stderr goes to a file."""
+    """Start `python -m lmi_vllm`; its stdout is read by a thread, its stderr goes to a file.
+
+    `launcher` is what comes before `-m`: another interpreter, or a command around this one.
+    """
     stderr_path = folder / f"stderr-{time.monotonic_ns()}.txt"
     with stderr_path.open("w", encoding="utf-8") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "lmi_vllm", verb, *arguments],
+            [*launcher, "-m", "lmi_vllm", verb, *arguments],
             env=clean_environment() | (environ or {}),
             stdout=subprocess.PIPE,
             stderr=stderr,

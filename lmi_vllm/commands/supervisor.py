@@ -5,9 +5,9 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from lmi_vllm.commands.model_files import ReadyFiles
 from lmi_vllm.commands.model_start import ModelStart
 from lmi_vllm.commands.stall_watch import StallWatch
 from lmi_vllm.engine.base import Engine
@@ -63,8 +63,8 @@ class Supervisor:
         Raises:
             StartupError: the first start failed; the text is fit to be printed.
         """
-        local = await self._start.prepare()
-        runtime = await self._start.bring_up(local)
+        files = await self._start.prepare()
+        runtime = await self._start.bring_up(files)
         self._begin_service(runtime)
         self._announce()
         failures = 0
@@ -79,7 +79,7 @@ class Supervisor:
                 self._policy.retry_threshold,
             )
             try:
-                runtime = await self._restart(local, runtime)
+                runtime = await self._restart(files, runtime)
             except LmiError as error:
                 reason = error.text
             else:
@@ -91,11 +91,11 @@ class Supervisor:
         if self._engine is not None:
             await self._engine.close()
 
-    async def _restart(self, local: Path, old: Runtime) -> Runtime:
+    async def _restart(self, files: ReadyFiles, old: Runtime) -> Runtime:
         self._service.admission.begin_restart()
         await old.engine.close()  # its memory must be free before the next one takes its own
         await asyncio.sleep(RESTART_PAUSE_SECONDS)
-        runtime = await self._start.bring_up(local, old.adapters)
+        runtime = await self._start.bring_up(files, old.adapters)
         self._begin_service(runtime)
         logger.info("the engine is back after %.1f s", self._service.admission.elapsed_seconds)
         return runtime

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,8 @@ from lmi_vllm.startup.resolved import Setting, Settings
 from lmi_vllm.startup.text_parsers import java_true
 
 _MODEL_FILES: Final = ("config.json", "params.json")
+_S3: Final = "s3://"
+_NAMES_DIRECTORY: Final = ("HF_MODEL_ID", "--model")
 _ID_NAMES_MODEL: Final = ("HF_MODEL_ID", "OPTION_MODEL_ID", "--model", "--demo")
 
 
@@ -77,6 +80,20 @@ def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -
         revision=_revision(settings),
         directory=directory,
     )
+
+
+def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelArtifacts:
+    """`model` once its files are at `local`.
+
+    A prefix or archive that HF_MODEL_ID (or load_models) names is the model directory itself where
+    the store has none; one that option.model_id names brings weights only (startup.md section 2).
+    """
+    model_id = settings.options.get("model_id")
+    is_model_directory = model.reference.startswith(_S3) and (
+        model_id is None or model_id.origin in _NAMES_DIRECTORY
+    )
+    directory = local if model.directory is None and is_model_directory else model.directory
+    return replace(model, model=str(local), directory=directory)
 
 
 def _is_inside(settings: Settings, path: Path) -> bool:

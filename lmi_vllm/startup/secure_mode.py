@@ -139,6 +139,8 @@ def _entry_point(mode: SecureMode, settings: Settings) -> Iterator[str]:
     setting = settings.options.get("entryPoint")
     if not mode.forbids(NO_SCRIPTS) or setting is None or not setting.is_set:
         return
+    if setting.value is None:  # upstream's own handlers, which vLLM's engine stands for
+        return
     if not str(setting.value).startswith(_OWN_ENTRY_POINTS):
         allowed = f"only those that begin with {_OWN_ENTRY_POINTS} are allowed"
         yield f"{setting.stated} is forbidden by {NO_SCRIPTS}: {allowed}"
@@ -158,7 +160,8 @@ def _channels(mode: SecureMode, untrusted: Iterable[Path]) -> Iterator[str]:
         if not channel.is_dir():
             yield f"{CHANNELS}: {channel} is not a directory"
     for folder in (*mode.channels, *untrusted):
-        yield from _untrusted_files(mode, folder)
+        if folder.is_dir():
+            yield from _untrusted_files(mode, folder)
 
 
 def _adapter_folders(settings: Settings, directory: Path | None) -> Iterator[Path]:

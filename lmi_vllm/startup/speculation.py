@@ -1,8 +1,13 @@
 """Speculative decoding: LMI's names, vLLM's own and vLLM's older ones become one argument."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
+from lmi_vllm.messages import EngineArguments
 from lmi_vllm.startup.argument_draft import ArgumentDraft
+from lmi_vllm.startup.model_store import is_directory
 
 _SPECULATIVE_LENGTH: Final = 5  # LMI's default, configuration.md 11.2
 _DRAFT_NAMES: Final = ("speculative_draft_model", "speculative_length", "draft_model_tp_size")
@@ -10,6 +15,40 @@ _OLD_DRAFT_NAMES: Final = (
     "speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max",
     "ngram_prompt_lookup_min",
 )  # fmt: skip
+# What vLLM 0.32 takes in the place of a model for methods that have none (config/speculative.py).
+_NO_MODELS: Final = (
+    "ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReference:
+    """A draft model that is not on the disk yet."""
+
+    model: str
+    revision: str | None
+
+
+def draft_reference(arguments: Mapping[str, object]) -> DraftReference | None:
+    """The draft model that has to be fetched for these engine arguments; None for all others."""
+    config = arguments.get("speculative_config")
+    if not isinstance(config, Mapping):
+        return None
+    model, revision = config.get("model"), config.get("revision")
+    if not isinstance(model, str) or model in _NO_MODELS or config.get("method") in _NO_MODELS:
+        return None
+    if is_directory(model):
+        return None
+    return DraftReference(model, None if revision is None else str(revision))
+
+
+def with_draft_files(arguments: EngineArguments, local: Path) -> EngineArguments:
+    """`arguments` with the draft model's files at `local`, which are of the revision asked for."""
+    config = arguments.values["speculative_config"]
+    assert isinstance(config, Mapping)
+    fetched = {name: value for name, value in config.items() if name != "revision"}
+    values = {**arguments.values, "speculative_config": {**fetched, "model": str(local)}}
+    return replace(arguments, values=values)
 
 
 def configure(draft: ArgumentDraft) -> None:

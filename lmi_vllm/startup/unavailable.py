@@ -1,6 +1,6 @@
 """Settings of the specification without effect in this release: refused or named, never ignored.
 
-A row leaves this table when its feature arrives. What protects somebody (TLS, secure mode) or
+A row leaves this table when its feature arrives. What protects somebody (TLS) or
 changes answers (custom code, another task) refuses the start; the rest is one warning.
 """
 
@@ -28,7 +28,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "certificate_file": "TLS is not available yet; put a proxy in front that ends it",
         "private_key_file": "TLS is not available yet; put a proxy in front that ends it",
         "management_address": "a second address for management is not available yet",
-        "SAGEMAKER_SECURE_MODE": "secure mode is not available yet, so nothing would be checked",
         "LMI_FRONTEND_PROCESSES": "several front-end processes are not available yet",
         "lmcache_config_file": "LMCache set-up is not available yet; pass kv_transfer_config",
         "lmcache_auto_config": "LMCache set-up is not available yet; pass kv_transfer_config",
@@ -90,9 +89,6 @@ def notices(settings: Settings, directory: Path | None, environ: Mapping[str, st
     is_off = environ.get("LMI_CUSTOM_CODE", "").lower() == "none"
     if directory is not None and (directory / "model.py").is_file() and not is_off:
         errors.append(f"{directory / 'model.py'}: {CUSTOM_CODE}")
-    if directory is not None and (directory / "requirements.txt").is_file():
-        path = directory / "requirements.txt"
-        warnings.append(f"{path}: requirements are not installed yet; install them beforehand")
     return Notices(tuple(warnings), tuple(errors))
 
 
