@@ -58,7 +58,7 @@ class ServingProfile:
 
     model_name: str = "model"
     served_names: tuple[str, ...] = ("lmi",)
-    task: str = "generate"  # or "embed", "classify"
+    task: str = "generate"  # or a pooling task of vLLM's: "embed", "classify", ...
     output_formatter: str | None = None
     tgi_compat: bool = False
     stream_logprobs: bool = True
@@ -161,8 +161,10 @@ class GenerationChunk:
 class OpenAICall:
     """A request for one of vLLM's own OpenAI handlers; `body` is the decoded JSON object.
 
-    `kind` is the handler's route below /v1: `chat/completions`, `completions`, `models`. With
-    `adapter` that load of it answers, whatever its name stands for meanwhile.
+    `kind` is the handler's route below /v1: `chat/completions`, `completions`, `responses`,
+    `embeddings`, `models`, ...; for `responses/retrieve` and `responses/cancel` the body is the
+    handler's arguments. With `adapter` that load of it answers, whatever its name stands for
+    meanwhile.
     """
 
     kind: str
@@ -180,6 +182,15 @@ class OpenAIReply:
     body: bytes = b""
     content_type: str = "application/json"
     stream: AsyncIterator[bytes] | None = None
+    headers: Mapping[str, str] = field(default_factory=_nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAISchemas:
+    """JSON schemas of one kind of OpenAI call, for the API description."""
+
+    request: Mapping[str, object]
+    response: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From settings to a ready model: locate, translate, fetch, start, adapters, one real token."""
+"""From settings to a ready model: locate, translate, fetch, start, adapters, one real answer."""
 
 import asyncio
 import importlib
@@ -25,8 +25,15 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Phase
+from lmi_vllm.inference.pooling import GENERATE, pooling_kind
 from lmi_vllm.inference.service import InferenceService, Runtime
-from lmi_vllm.messages import EngineArguments, GenerationJob, ModelArtifacts, ServingProfile
+from lmi_vllm.messages import (
+    EngineArguments,
+    GenerationJob,
+    ModelArtifacts,
+    OpenAICall,
+    ServingProfile,
+)
 from lmi_vllm.startup.downloads import DownloadProgress
 from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
 from lmi_vllm.startup.explain import explain
@@ -114,7 +121,7 @@ class ModelStart:
         return ready
 
     async def bring_up(self, ready: ReadyFiles, adapters: AdapterRegistry | None = None) -> Runtime:
-        """Return a running engine that has its adapters and has generated one real token.
+        """Return a running engine that has its adapters and has given one real answer.
 
         `adapters` are those of an engine before this one; without them those of the settings load.
 
@@ -143,11 +150,11 @@ class ModelStart:
             else:
                 await adapters.move_to(engine)
             self.service.admission.enter_phase(Phase.WARM_UP)
-            await generate_one_token(engine)
+            await warm_up(engine)
         except BaseException:
             await engine.close()
             raise
-        return Runtime(engine, self.plan.profile, adapters)
+        return Runtime(engine, replace(self.plan.profile, task=engine.task), adapters)
 
     def _report(self, progress: DownloadProgress) -> None:
         self.service.admission.report_progress(asdict(progress))
@@ -208,18 +215,30 @@ def _import_and_check(arguments: EngineArguments) -> None:
     engine_module.check_arguments(arguments)
 
 
-async def generate_one_token(engine: Engine) -> None:
-    """Prove the engine: health is claimed only after a token really came out.
+async def warm_up(engine: Engine) -> None:
+    """Prove the engine: health is claimed only after a token, or a pooled answer, came out.
 
     Raises:
         StartupError: the engine refused, or generated nothing.
     """
-    job = GenerationJob(
-        f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, {"max_tokens": 1, "temperature": 0.0}
-    )
     try:
-        chunks = [chunk async for chunk in engine.generate(job)]
+        is_proven = await (_generates(engine) if engine.task == GENERATE else _pools(engine))
     except LmiError as error:
-        raise StartupError(f"the engine started but cannot generate: {error.text}") from error
-    if not any(chunk.tokens for chunk in chunks):
+        raise StartupError(f"the engine started but cannot answer: {error.text}") from error
+    if not is_proven:
         raise EngineFailureError("the engine started but generated no token")
+
+
+async def _generates(engine: Engine) -> bool:
+    sampling = {"max_tokens": 1, "temperature": 0.0}
+    job = GenerationJob(f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, sampling)
+    chunks = [chunk async for chunk in engine.generate(job)]
+    return any(chunk.tokens for chunk in chunks)
+
+
+async def _pools(engine: Engine) -> bool:
+    body = {"input": WARM_UP_PROMPT}
+    answer = await engine.answer_openai(OpenAICall(pooling_kind(engine.task), body, {}, "warm-up"))
+    if answer.status != 200:  # noqa: PLR2004 (success)
+        raise EngineFailureError(answer.body.decode("utf-8", "replace"))
+    return True

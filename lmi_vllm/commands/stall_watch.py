@@ -5,7 +5,7 @@ import logging
 import time
 from typing import Final
 
-from lmi_vllm.commands.model_start import generate_one_token
+from lmi_vllm.commands.model_start import warm_up
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.admission import Admission, State
@@ -68,6 +68,6 @@ class StallWatch:
 
 async def _ask(engine: Engine) -> None:
     try:
-        await generate_one_token(engine)
+        await warm_up(engine)
     except LmiError as error:
         logger.warning("the stalled engine gave no token: %s", error)

@@ -3,10 +3,17 @@
 Each promise below has a contract test that runs over every engine (`tests/contract/`).
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, OpenAICall, OpenAIReply
+from lmi_vllm.messages import (
+    AdapterRef,
+    GenerationChunk,
+    GenerationJob,
+    OpenAICall,
+    OpenAIReply,
+    OpenAISchemas,
+)
 
 
 class Engine(Protocol):
@@ -25,6 +32,16 @@ class Engine(Protocol):
     @property
     def progress(self) -> int:
         """Grows with every step the engine completes; stands still while it stalls."""
+        ...
+
+    @property
+    def task(self) -> str:
+        """What the loaded model does: `generate`, or a pooling task such as `embed`."""
+        ...
+
+    @property
+    def openai_schemas(self) -> Mapping[str, OpenAISchemas]:
+        """What its OpenAI handlers read and answer, by kind; `$defs` refer to components."""
         ...
 
     def generate(self, job: GenerationJob) -> AsyncIterator[GenerationChunk]:

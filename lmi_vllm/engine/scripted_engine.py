@@ -17,6 +17,7 @@ from lmi_vllm.messages import (
     GenerationJob,
     OpenAICall,
     OpenAIReply,
+    OpenAISchemas,
 )
 
 
@@ -44,6 +45,8 @@ class ScriptedEngine:
     script: Sequence[Step] = ()
     seconds_per_token: float = 0.0
     max_model_len: int = 2048
+    task: str = "generate"
+    openai_schemas: Mapping[str, OpenAISchemas] = field(default_factory=dict)
     refused_adapters: Mapping[str, str] = field(default_factory=dict)  # name -> reason
     adapters: dict[str, AdapterRef] = field(default_factory=dict)
     jobs: list[GenerationJob] = field(default_factory=list)
@@ -79,7 +82,9 @@ class ScriptedEngine:
         """Answer in the shape of vLLM's replies, without its content."""
         await self.check_health()
         self.calls.append(call)
-        body = {"object": call.kind, "model": call.body.get("model", "lmi")}
+        body: dict[str, object] = {"object": call.kind, "model": call.body.get("model", "lmi")}
+        if call.kind == "embeddings":
+            body["data"] = _vectors(call.body.get("input"))
         if call.body.get("stream"):
             return OpenAIReply(200, content_type="text/event-stream", stream=self._events(body))
         return OpenAIReply(200, json.dumps(body, separators=(",", ":")).encode())
@@ -147,6 +152,15 @@ class ScriptedEngine:
             yield b"data: [DONE]\n\n"
         finally:
             self.running_requests -= 1
+
+
+def _vectors(inputs: object) -> list[dict[str, object]]:
+    """Return a vector for each text: its length and number of words."""
+    texts = inputs if isinstance(inputs, list) else [inputs]
+    return [
+        {"index": index, "embedding": [float(len(str(text))), float(len(str(text).split()))]}
+        for index, text in enumerate(texts)
+    ]
 
 
 def _merged(steps: Sequence[Step]) -> list[Step]:

@@ -19,7 +19,9 @@ from vllm.sampling_params import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_openai import VllmOpenAI
+from lmi_vllm.engine.vllm_routes import openai_schemas
 from lmi_vllm.engine.vllm_start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.errors import (
     EngineDeadError,
@@ -37,6 +39,7 @@ from lmi_vllm.messages import (
     GenerationJob,
     OpenAICall,
     OpenAIReply,
+    OpenAISchemas,
     ServingProfile,
     TokenLogprob,
 )
@@ -71,7 +74,7 @@ async def start_vllm_engine(
     try:
         await started.llm.isolate(is_cpu=started.is_cpu)
         openai = await VllmOpenAI.create(started.llm, started.namespace, profile)
-        return VllmEngine(started, openai)
+        return VllmEngine(started, openai, await _task(started.llm))
     except BaseException as error:
         started.llm.clean_up()
         started.llm.shutdown()
@@ -83,10 +86,11 @@ async def start_vllm_engine(
 class VllmEngine:
     """The real engine."""
 
-    def __init__(self, started: StartedEngine, openai: VllmOpenAI) -> None:
+    def __init__(self, started: StartedEngine, openai: VllmOpenAI, task: str) -> None:
         self._llm = started.llm
         self._thread = started.thread  # kept alive: the kernel ends the engine with this thread
         self._openai = openai
+        self._task = task
         self._is_closing = False
         self._tokenizer: Any = started.llm.renderer.tokenizer
         self._special_ids = frozenset(self._tokenizer.all_special_ids if self._tokenizer else ())
@@ -100,6 +104,16 @@ class VllmEngine:
     def max_model_len(self) -> int:
         """Longest prompt plus answer, in tokens."""
         return int(self._llm.model_config.max_model_len)
+
+    @property
+    def task(self) -> str:
+        """What vLLM made of the model; see `Engine.task`."""
+        return self._task
+
+    @property
+    def openai_schemas(self) -> Mapping[str, OpenAISchemas]:
+        """The schemas of vLLM's own request and response models."""
+        return openai_schemas()
 
     @property
     def running_requests(self) -> int:
@@ -325,6 +339,13 @@ class VllmEngine:
             for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
             if entry is not None
         )
+
+
+async def _task(llm: IsolatingAsyncLLM) -> str:
+    tasks = await llm.get_supported_tasks()
+    if "generate" in tasks:
+        return "generate"
+    return str(llm.model_config.get_pooling_task(tasks))
 
 
 def _finite(logprob: float) -> float:

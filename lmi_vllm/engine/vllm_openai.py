@@ -6,20 +6,18 @@ The one file we expect to touch at a vLLM upgrade (engine-notes.md 7 lists where
 import logging
 import secrets
 from argparse import Namespace
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.datastructures import State
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import (
     validation_exception_handler,
@@ -28,29 +26,11 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
+from lmi_vllm.engine.vllm_routes import ROUTES, STORED_ROUTES, HandlerRoute, request_adapter
 from lmi_vllm.errors import EngineDeadError
 from lmi_vllm.messages import AdapterRef, OpenAICall, OpenAIReply, ServingProfile
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """Which request model a kind is read into, and which handler method answers it."""
-
-    request_model: type[Any]
-    state_attribute: str
-    method: str
-
-
-ROUTES: Final[Mapping[str, _Route]] = MappingProxyType(
-    {
-        "chat/completions": _Route(
-            ChatCompletionRequest, "openai_serving_chat", "create_chat_completion"
-        ),
-        "completions": _Route(CompletionRequest, "openai_serving_completion", "create_completion"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +43,9 @@ class _App:
 class VllmOpenAI:
     """vLLM's handlers over one engine."""
 
-    def __init__(self, app: _App, default_model: str) -> None:
+    def __init__(self, app: _App) -> None:
         self._app = app
-        self._default_model = default_model
+        self._readers = {kind: request_adapter(kind) for kind in ROUTES}
         self._secret = secrets.token_hex(16)
 
     @classmethod
@@ -80,7 +60,7 @@ class VllmOpenAI:
         namespace.chat_template_content_format = profile.chat_template_content_format
         state = State()
         await init_app_state(llm, state, namespace, await llm.get_supported_tasks())
-        return cls(_App(state), profile.served_names[0])
+        return cls(_App(state))
 
     def add_adapter(self, adapter: AdapterRef) -> None:
         """Let calls that carry this load of the adapter reach it.
@@ -119,40 +99,42 @@ class VllmOpenAI:
             EngineDeadError: the engine is gone.
         """
         raw_request = self._raw_request(call)
-        if call.kind == "models":
-            served = self._app.state.openai_serving_models.registry
-            models = await served.show_available_models()
-            return _json_reply(JSONResponse(models.model_dump()))
-        route = ROUTES[call.kind]
-        body = {"model": self._default_model, **call.body}
-        if call.adapter is not None:
-            body["model"] = self._key(call.adapter)
         try:
-            request = route.request_model.model_validate(body)
-        except ValidationError as error:
-            return await _validation_reply(raw_request, error, call.body)
-        result = await self._handle(route, request, raw_request)
-        if isinstance(result, ErrorResponse):
-            return _json_reply(JSONResponse(result.model_dump(), result.error.code))
-        if isinstance(result, AsyncGenerator):
-            return OpenAIReply(200, content_type="text/event-stream", stream=_encoded(result))
-        return _json_reply(JSONResponse(result.model_dump()))
-
-    async def _handle(self, route: _Route, request: Any, raw_request: Request) -> Any:
-        handler = getattr(self._app.state, route.state_attribute, None)
-        if handler is None:
-            return create_error_response(
-                NotImplementedError(f"The model does not support {raw_request.url.path}")
-            )
-        try:
-            return await getattr(handler, route.method)(request, raw_request)
+            if call.kind == "models":
+                served = self._app.state.openai_serving_models.registry  # without our keys
+                models = await served.show_available_models()
+                return _json_reply(JSONResponse(models.model_dump()))
+            if call.kind in STORED_ROUTES:
+                return _reply(await self._about_stored(call), ROUTES["responses"])
+            return _reply(await self._handle(call, raw_request), ROUTES[call.kind])
         except VllmEngineDeadError as error:
             raise EngineDeadError from error
         except Exception as error:
             reply = create_error_response(error)
             if reply.error.code >= 500:  # noqa: PLR2004 (the server's fault: worth a trace)
                 logger.exception("vLLM failed on %s", raw_request.url.path)
-            return reply
+            return _json_reply(JSONResponse(reply.model_dump(), reply.error.code))
+
+    async def _handle(self, call: OpenAICall, raw_request: Request) -> Any:
+        route = ROUTES[call.kind]
+        handler = getattr(self._app.state, route.attribute, None)
+        if handler is None:
+            return _unsupported(route)
+        body = dict(call.body)
+        if call.adapter is not None:
+            body["model"] = self._key(call.adapter)
+        try:
+            request = self._readers[call.kind].validate_python(body)
+        except ValidationError as error:
+            return await _validation_response(raw_request, error, call.body)
+        return await getattr(handler, route.method)(request, raw_request)
+
+    async def _about_stored(self, call: OpenAICall) -> Any:
+        """Answer about an earlier response; vLLM keeps them only where its environment says so."""
+        handler = getattr(self._app.state, ROUTES["responses"].attribute, None)
+        if handler is None:
+            return _unsupported(ROUTES["responses"])
+        return await getattr(handler, STORED_ROUTES[call.kind])(**call.body)
 
     def _raw_request(self, call: OpenAICall) -> Request:
         headers = {name.lower(): value for name, value in call.headers.items()}
@@ -171,25 +153,69 @@ class VllmOpenAI:
         )
 
 
-def _json_reply(response: JSONResponse) -> OpenAIReply:
+def _unsupported(route: HandlerRoute) -> ErrorResponse:
+    """Say that the model has no such interface; vLLM's server has no such path then: 404."""
+    return ErrorResponse(
+        error=ErrorInfo(
+            message=f"The model does not support {route.interface}",
+            type="NotFoundError",
+            code=HTTPStatus.NOT_FOUND.value,
+        )
+    )
+
+
+def _reply(result: Any, route: HandlerRoute) -> OpenAIReply:
+    """Return what vLLM's own route would send for what its handler gave."""
+    if isinstance(result, StreamingResponse):
+        return OpenAIReply(
+            result.status_code,
+            content_type=result.media_type or "application/octet-stream",
+            stream=_chunks(result.body_iterator),
+            headers=_extra_headers(result),
+        )
+    if isinstance(result, Response):  # the pooling handlers build their own
+        return _json_reply(result)
+    if isinstance(result, AsyncGenerator):
+        return OpenAIReply(200, content_type="text/event-stream", stream=_encoded(result))
+    status = result.error.code if isinstance(result, ErrorResponse) else 200
+    by_alias = {"mode": "json", "by_alias": True} if route.is_by_alias else {}
+    return _json_reply(JSONResponse(result.model_dump(**by_alias), status))
+
+
+def _json_reply(response: Response) -> OpenAIReply:
     return OpenAIReply(response.status_code, bytes(response.body))
 
 
-async def _encoded(events: AsyncGenerator[str, None]) -> AsyncIterator[bytes]:
+def _extra_headers(response: Response) -> Mapping[str, str]:
+    known = ("content-type", "content-length")
+    return {name: value for name, value in response.headers.items() if name not in known}
+
+
+async def _chunks(content: AsyncIterable[Any]) -> AsyncIterator[bytes]:
+    async for chunk in content:
+        yield bytes(chunk)
+
+
+async def _encoded(events: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]:
     """Yield vLLM's SSE events as bytes; closing this one closes vLLM's, which aborts."""
     try:
         async for event in events:
-            yield event.encode()
+            yield (event if isinstance(event, str) else _response_event(event)).encode()
     finally:
         await events.aclose()
 
 
-async def _validation_reply(
+def _response_event(event: Any) -> str:
+    """Return an event of the Responses API as vLLM's route frames it: named, without [DONE]."""
+    data = event.model_dump_json(indent=None, by_alias=True)
+    return f"event: {getattr(event, 'type', 'unknown')}\ndata: {data}\n\n"
+
+
+async def _validation_response(
     raw_request: Request, error: ValidationError, body: Mapping[str, object]
-) -> OpenAIReply:
-    """Return the body FastAPI and vLLM give for a malformed request."""
+) -> Response:
+    """Return what FastAPI and vLLM answer for a malformed request."""
     errors = [{**item, "loc": ("body", *item["loc"])} for item in error.errors(include_url=False)]
-    response = await validation_exception_handler(
+    return await validation_exception_handler(
         raw_request, RequestValidationError(errors, body=dict(body))
     )
-    return _json_reply(response)

@@ -26,7 +26,17 @@ _GRAMMARS: Final = (
     "guided_grammar",
 )
 # Fields of an OpenAI body that may hold one text or many, each of which is work of its own.
-_TEXTS: Final = ("prompt", "input", "documents", "text_1", "text_2", "queries", "items")
+_TEXTS: Final = (
+    "prompt",
+    "input",
+    "documents",
+    "text_1",
+    "text_2",
+    "queries",
+    "items",
+    "data_1",
+    "data_2",
+)
 
 
 def check_limits(given: Mapping[str, Any], limits: RequestLimits, prefix: str = "") -> None:

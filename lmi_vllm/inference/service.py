@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,11 @@ from lmi_vllm.inference.payload import (
     LmiRequest,
     dispatch,
     parse_lmi_request,
+)
+from lmi_vllm.inference.pooling import (
+    GENERATE,
+    parse_pooling_request,
+    vectors_reply,
 )
 from lmi_vllm.inference.streams import HeldStream, close_iterator, deadline_error, next_within
 from lmi_vllm.messages import (
@@ -119,6 +124,15 @@ class InferenceService:
         """Answer a `/v1` route with vLLM's own bytes."""
         return await self._until_shutdown(self._answer_openai(call, kind))
 
+    async def answer_about_stored(
+        self, call: InferenceCall, kind: str, arguments: Mapping[str, object]
+    ) -> Reply:
+        """Answer about an earlier response of the Responses API; no engine work, no queue."""
+        answer = await self.runtime.engine.answer_openai(
+            OpenAICall(kind, arguments, call.properties, call.request_id)
+        )
+        return Reply(answer.status, answer.content_type, answer.body, answer.stream)
+
     async def _until_shutdown(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         """Return the reply; a shutdown that cuts it off is an error with an answer."""
         rates = self.admission.error_rates
@@ -140,6 +154,8 @@ class InferenceService:
         async with contextlib.AsyncExitStack() as resources:
             resources.enter_context(self.admission.admit())
             payload = decode_body(call.body, call.content_type)
+            if runtime.profile.task != GENERATE:
+                return await self._pool(runtime, call, payload, resources)
             family = dispatch(payload)
             if family is Family.GENERATION:
                 reply = await self._generate(runtime, call, payload, resources)
@@ -153,6 +169,20 @@ class InferenceService:
                 reply = lmi_reply(answer, framing)
             return _held(reply, resources)
 
+    async def _pool(
+        self,
+        runtime: Runtime,
+        call: InferenceCall,
+        payload: dict[str, Any],
+        resources: contextlib.AsyncExitStack,
+    ) -> Reply:
+        """Answer on a model that embeds, classifies or ranks."""
+        request = parse_pooling_request(payload, runtime.profile, runtime.adapters.__contains__)
+        answer = await self._openai(runtime, call, request.kind, request.body, resources)
+        if request.is_vectors and answer.status == 200:  # noqa: PLR2004 (success)
+            return vectors_reply(answer)
+        return lmi_reply(answer, FRAMINGS["json"])
+
     async def _answer_openai(self, call: InferenceCall, kind: str) -> Reply:
         runtime = self.runtime
         async with contextlib.AsyncExitStack() as resources:
@@ -165,7 +195,9 @@ class InferenceService:
             resources.enter_context(self.admission.admit())
             payload = decode_body(call.body, "application/json")
             answer = await self._openai(runtime, call, kind, payload, resources)
-            reply = Reply(answer.status, answer.content_type, answer.body, answer.stream)
+            reply = Reply(
+                answer.status, answer.content_type, answer.body, answer.stream, answer.headers
+            )
             return _held(reply, resources)
 
     async def _openai(
@@ -173,11 +205,12 @@ class InferenceService:
         runtime: Runtime,
         call: InferenceCall,
         kind: str,
-        payload: dict[str, Any],
+        payload: Mapping[str, Any],
         resources: contextlib.AsyncExitStack,
     ) -> OpenAIReply:
         check_limits(payload, runtime.profile.limits)
-        self._admit_list("prompts", sequence_count(payload), resources)
+        if kind != "responses":  # its list of inputs is one conversation
+            self._admit_list("prompts", sequence_count(payload), resources)
         name = adapter_name(call, payload, runtime.adapters.__contains__)
         body = {key: value for key, value in payload.items() if key != "adapters"}
         ref = await self._hold_adapter(runtime, call, name, resources)

@@ -22,6 +22,8 @@ _TASKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "conversational": ("auto", "auto"),
         "embed": ("pooling", "embed"),
         "embedding": ("pooling", "embed"),
+        "score": ("pooling", "auto"),
+        "rerank": ("pooling", "auto"),
     }
 )
 _INT8: Final = "int8_per_channel_weight_only"

@@ -148,7 +148,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("tokenizer_mode", parse.plain_text, computes("tokenizer_mode"), section=MODEL,
            values="auto, hf, mistral, …", note="Which tokenizer implementation is used."),
     Option("task", parse.any_text, computes("runner", "convert"), default="auto", section=MODEL,
-           values="auto, text-generation, text-embedding, feature-extraction, classify",
+           values="auto, text-generation, text-embedding, feature-extraction, classify, score, "
+                  "rerank",
            note="What the model is served for; an explicit runner or convert wins."),
     Option("normalize", parse.boolean, ours(), default=True, section=MODEL,
            note="L2-normalise embeddings."),

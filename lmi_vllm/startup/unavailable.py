@@ -1,7 +1,7 @@
 """Settings of the specification without effect in this release: refused or named, never ignored.
 
 A row leaves this table when its feature arrives. What protects somebody (TLS) or
-changes answers (custom code, another task) refuses the start; the rest is one warning.
+changes answers (custom code) refuses the start; the rest is one warning.
 """
 
 from collections.abc import Mapping
@@ -64,8 +64,6 @@ def reason_without_effect(setting: Setting) -> str | None:
     """Return why this release does not act on a setting; None where it does, or it is off."""
     if not setting.is_set:
         return None
-    if setting.name == "task" and _is_pooling(setting.value):
-        return "embeddings and classification are not available yet; serve refuses to start"
     if setting.name == "entryPoint" and not str(setting.value).startswith("djl_python."):
         return f"{CUSTOM_CODE}; serve refuses to start"
     if not _is_active(setting.name, setting.value):
@@ -96,7 +94,3 @@ def _is_active(name: str, value: object) -> bool:
     if name == "LMI_FRONTEND_PROCESSES":
         return value not in (None, 1)
     return value not in _INACTIVE
-
-
-def _is_pooling(task: object) -> bool:
-    return any(word in str(task).lower() for word in ("embed", "feature-extraction", "classify"))

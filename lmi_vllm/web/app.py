@@ -16,7 +16,7 @@ from lmi_vllm.errors import Fault, LmiError, RouteFamily, UnauthorizedError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import add_adapter_routes
 from lmi_vllm.web.errors import error_response, from_http_exception
-from lmi_vllm.web.inference_routes import add_inference_routes
+from lmi_vllm.web.inference_routes import OPENAI_ROUTES, add_inference_routes
 from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
@@ -64,7 +64,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
 def route_family(request: web.Request) -> RouteFamily:
     """Return the dialect in which `request` has to be refused."""
     path = request.path
-    if path.startswith("/v1/"):
+    if path.startswith("/v1/") or path in OPENAI_ROUTES:
         return RouteFamily.OPENAI
     if path.startswith(("/invocations", "/predictions")) or path.endswith("/invoke"):
         is_tgi = request.app[SERVICE].profile.tgi_compat

@@ -1,10 +1,12 @@
 """`/ping`, `/invocations`, `/predictions` and `/v1`: HTTP to service calls, and stream writing."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import (
     BadParameterError,
@@ -19,7 +21,25 @@ from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.keys import REQUEST_ID, SERVICE
 
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
-OPENAI_KINDS: Final = ("chat/completions", "completions")
+# vLLM's routes -> the kind of call (engine/vllm_routes.py).
+OPENAI_ROUTES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "/v1/chat/completions": "chat/completions",
+        "/v1/completions": "completions",
+        "/v1/responses": "responses",
+        "/v1/embeddings": "embeddings",
+        "/tokenize": "tokenize",
+        "/detokenize": "detokenize",
+        "/rerank": "rerank",
+        "/v1/rerank": "rerank",
+        "/v2/rerank": "rerank",
+        "/score": "score",
+        "/v1/score": "score",
+        "/classify": "classify",
+        "/pooling": "pooling",
+        "/v1/models": "models",
+    }
+)
 PING_METHODS: Final = ("GET", "HEAD", "POST")
 READ_METHODS: Final = ("GET", "HEAD")
 
@@ -37,9 +57,10 @@ def add_inference_routes(app: web.Application) -> None:
         "/models/{model}/invoke",
     ):
         app.router.add_route("*", path, invocations)
-    for kind in OPENAI_KINDS:
-        app.router.add_route("*", f"/v1/{kind}", openai)
-    app.router.add_route("*", "/v1/models", openai)
+    for path, kind in OPENAI_ROUTES.items():
+        app.router.add_route("*", path, openai_handler(kind))
+    app.router.add_route("*", "/v1/responses/{response_id}", stored_response)
+    app.router.add_route("*", "/v1/responses/{response_id}/cancel", cancel_response)
 
 
 async def root(request: web.Request) -> web.Response:
@@ -87,15 +108,50 @@ async def invocations(request: web.Request) -> web.StreamResponse:
     return await send(request, await service.infer(call))
 
 
-async def openai(request: web.Request) -> web.StreamResponse:
-    """Answer a `/v1` route with vLLM's own bytes."""
-    kind = request.path.removeprefix("/v1/")
-    if request.method == "OPTIONS":
-        return _json({})
-    if request.method not in (READ_METHODS if kind == "models" else ("POST",)):
+def openai_handler(kind: str) -> Handler:
+    """Return what answers one of vLLM's routes with its own bytes."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.method == "OPTIONS":
+            return _json({})
+        if request.method not in (READ_METHODS if kind == "models" else ("POST",)):
+            raise MethodNotAllowedError
+        call = await _call(request, request_properties(request.headers))
+        return await send(request, await request.app[SERVICE].answer_openai(call, kind))
+
+    return handler
+
+
+async def stored_response(request: web.Request) -> web.StreamResponse:
+    """Answer with an earlier response of the Responses API, where vLLM keeps them."""
+    if request.method not in READ_METHODS:
         raise MethodNotAllowedError
+    try:
+        after = request.query.get("starting_after")
+        arguments = {
+            "response_id": request.match_info["response_id"],
+            "starting_after": None if after is None else int(after),
+            "stream": request.query.get("stream", "").lower() in ("true", "1"),
+        }
+    except ValueError:
+        raise BadParameterError("starting_after: expected a whole number") from None
+    return await _about_stored(request, "responses/retrieve", arguments)
+
+
+async def cancel_response(request: web.Request) -> web.StreamResponse:
+    """End an earlier response that still runs in the background."""
+    if request.method != "POST":
+        raise MethodNotAllowedError
+    arguments = {"response_id": request.match_info["response_id"]}
+    return await _about_stored(request, "responses/cancel", arguments)
+
+
+async def _about_stored(
+    request: web.Request, kind: str, arguments: Mapping[str, object]
+) -> web.StreamResponse:
     call = await _call(request, request_properties(request.headers))
-    return await send(request, await request.app[SERVICE].answer_openai(call, kind))
+    service = request.app[SERVICE]
+    return await send(request, await service.answer_about_stored(call, kind, arguments))
 
 
 async def send(request: web.Request, reply: Reply) -> web.StreamResponse:

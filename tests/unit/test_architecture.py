@@ -31,7 +31,7 @@ LIBRARIES = {
     "vllm": r"engine/vllm_\w+\.py",
     "aiohttp": r"(web|commands)/\w+\.py|cli\.py",
     "pydantic_settings": r"startup/settings\.py",
-    "pydantic": r"startup/settings\.py|inference/parameters\.py|engine/vllm_openai\.py",
+    "pydantic": r"startup/settings\.py|inference/parameters\.py|engine/vllm_(openai|routes)\.py",
     "boto3": r"startup/(downloads|s3_\w+)\.py",
     "botocore": r"startup/(downloads|s3_\w+)\.py",
     "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",

@@ -76,10 +76,3 @@ def test_notices_refuses_custom_code_unless_switched_off(tmp_path: Path) -> None
     assert "model.py" in refusal
     off = {"LMI_CUSTOM_CODE": "none"}
     assert notices(load_settings(off), tmp_path, off).errors == ()
-
-
-@pytest.mark.parametrize("task", ["text-embedding", "feature-extraction", "classify", "embed"])
-def test_notices_refuses_pooling_tasks(task: str) -> None:
-    """A task we cannot answer ends the start."""
-    settings = load_settings({"OPTION_TASK": task})
-    assert notices(settings, None, {}).errors

@@ -1,0 +1,130 @@
+"""Requests to models that embed, classify or rank instead of generating (http-api.md 4 and 8)."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.messages import OpenAIReply, Reply, ServingProfile
+
+logger = logging.getLogger(__name__)
+
+GENERATE: Final = "generate"
+# vLLM's pooling tasks -> the kind of call that is made for `inputs` and `input`; else `pooling`.
+_TASK_KINDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"embed": "embeddings", "classify": "classify"}
+)
+# vLLM's pairs of fields that mean a score or a ranking, whatever the task.
+_PAIRS: Final = (
+    (("query", "documents"), "rerank"),
+    (("text_1", "text_2"), "score"),
+    (("queries", "documents"), "score"),
+    (("data_1", "data_2"), "score"),
+)
+# LMI's parameters of an embedding -> vLLM's fields.
+_PARAMETERS: Final[Mapping[str, tuple[str, type]]] = MappingProxyType(
+    {
+        "normalize": ("use_activation", bool),
+        "dimensions": ("dimensions", int),
+        "truncate": ("truncate_prompt_tokens", int),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequest:
+    """Which of vLLM's handlers to ask, and with what; `is_vectors` is LMI's own answer."""
+
+    kind: str
+    body: Mapping[str, Any]
+    is_vectors: bool = False
+
+
+def parse_pooling_request(
+    payload: Mapping[str, Any], profile: ServingProfile, is_adapter: Callable[[str], bool]
+) -> PoolingRequest:
+    """Return the request of a payload on a model that does not generate.
+
+    With `inputs` a `model` that names no adapter is ignored, as for generation.
+
+    Raises:
+        PayloadError: it asks for generation, or for nothing that such a model does.
+    """
+    kind = pooling_kind(profile.task)
+    if "inputs" not in payload and (request := _vllm_request(kind, payload)):
+        return request
+    if payload.get("stream"):
+        raise PayloadError(f"stream: answers of a model for {profile.task} are not streamed")
+    request = _lmi_request(kind, payload, profile)
+    model = payload.get("model")
+    if isinstance(model, str) and is_adapter(model):
+        return replace(request, body={**request.body, "model": model})
+    return request
+
+
+def _vllm_request(kind: str, payload: Mapping[str, Any]) -> PoolingRequest | None:
+    """Return the request of a payload in vLLM's own words, None of one that has none of them."""
+    for fields, paired in _PAIRS:
+        if all(field in payload for field in fields):
+            return PoolingRequest(paired, payload)
+    if "input" in payload:
+        return PoolingRequest(kind, payload)
+    for field in ("prompt", "messages"):
+        if field in payload:
+            raise PayloadError(
+                f"{field}: this model does not generate text, it is served for {kind}; "
+                'send {"inputs": "text"} or a list of texts'
+            )
+    return None
+
+
+def pooling_kind(task: str) -> str:
+    """Return the kind of call that does what a model with this pooling task is for."""
+    return _TASK_KINDS.get(task, "pooling")
+
+
+def vectors_reply(answer: OpenAIReply) -> Reply:
+    """Return LMI's array of vectors out of vLLM's embeddings, one per input, in their order."""
+    items = sorted(orjson.loads(answer.body)["data"], key=lambda item: int(item["index"]))
+    vectors = [item["embedding"] for item in items]
+    return Reply(200, "application/json", orjson.dumps(vectors) + b"\n")
+
+
+def _lmi_request(kind: str, payload: Mapping[str, Any], profile: ServingProfile) -> PoolingRequest:
+    body: dict[str, Any] = {"input": _texts(payload.get("inputs", ""))}
+    if "adapters" in payload:
+        body["adapters"] = payload["adapters"]
+    if kind == "embeddings":
+        body["use_activation"] = profile.normalize
+    body |= _parameters(payload.get("parameters"))
+    return PoolingRequest(kind, body, is_vectors=kind == "embeddings")
+
+
+def _texts(inputs: object) -> list[str]:
+    if isinstance(inputs, str):
+        return [inputs]
+    if isinstance(inputs, list) and inputs and all(isinstance(item, str) for item in inputs):
+        return inputs
+    raise PayloadError("inputs: expected text or a list of texts")
+
+
+def _parameters(given: object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise PayloadError("parameters: expected an object")
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in _PARAMETERS:
+            logger.warning("request parameter %.80r has no effect", name)  # a client's text
+            continue
+        field, kind = _PARAMETERS[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            wanted = "true or false" if kind is bool else "a whole number"
+            raise PayloadError(f"parameters.{name}: expected {wanted}")
+        fields[field] = value
+    return fields

@@ -1,0 +1,199 @@
+"""Models that embed and rank on the real engine; numbers are checked against transformers."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.messages import OpenAICall
+from tests.contract.conftest import LoopThread, start_demo_engine
+
+pytestmark = pytest.mark.vllm
+TEXTS = ["the moon is a ball", "rain", "a river runs to the sea"]
+POOLING_CALLS: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("embeddings", "/v1/embeddings", {"input": TEXTS}),
+    ("embeddings", "/v1/embeddings", {"input": "x", "encoding_format": "base64"}),
+    ("embeddings", "/v1/embeddings", {"input": TEXTS, "encoding_format": "bytes"}),
+    ("embeddings", "/v1/embeddings", {"input": [[5, 6, 7]], "model": "lmi"}),
+    ("embeddings", "/v1/embeddings", {"messages": [{"role": "user", "content": "x"}]}),
+    ("embeddings", "/v1/embeddings", {"input": "moon " * 500}),
+    ("embeddings", "/v1/embeddings", {"input": "x", "dimensions": 7}),
+    ("embeddings", "/v1/embeddings", {"input": 3.5}),
+    ("embeddings", "/v1/embeddings", {"input": "x", "normalize": True}),
+    ("embeddings", "/v1/embeddings", {"input": "x", "model": "nobody"}),
+    ("embeddings", "/v1/embeddings", {}),
+    ("rerank", "/rerank", {"query": "rain", "documents": TEXTS}),
+    ("rerank", "/v1/rerank", {"query": "rain", "documents": TEXTS, "top_n": 1}),
+    ("rerank", "/v2/rerank", {"query": "rain", "documents": []}),
+    ("rerank", "/v2/rerank", {"query": "rain"}),
+    ("score", "/score", {"text_1": "rain", "text_2": TEXTS}),
+    ("score", "/v1/score", {"queries": ["rain"], "documents": TEXTS}),
+    ("score", "/score", {"text_1": ["a", "b"], "text_2": TEXTS}),
+    ("pooling", "/pooling", {"input": "rain"}),
+    ("tokenize", "/tokenize", {"prompt": "rain"}),
+    ("detokenize", "/detokenize", {"tokens": [5, 6]}),
+)
+Ask = Callable[..., tuple[int, Any]]
+
+
+def _start(run: LoopThread, model: Path, **arguments: object) -> Engine:
+    plain = {"enable_lora": False, "max_loras": 1, "max_cpu_loras": None}
+    return start_demo_engine(run, model=str(model), **plain, **arguments)
+
+
+def _asking(run: LoopThread, engine: Engine) -> Ask:
+    def ask(kind: str, **body: object) -> tuple[int, Any]:
+        reply = run(engine.answer_openai(OpenAICall(kind, body, {}, "r1")))
+        return reply.status, orjson.loads(reply.body)
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def embedder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a tiny BERT that embeds."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.tiny_models import bert_embedder  # noqa: PLC0415 (imports torch)
+
+    return bert_embedder(tmp_path_factory.mktemp("models") / "embedder")
+
+
+@pytest.fixture(scope="module")
+def embedder(run: LoopThread, embedder_folder: Path) -> Iterator[Engine]:
+    """A running engine over it, started as vLLM would find out by itself: no runner, no convert."""
+    engine = _start(run, embedder_folder)
+    yield engine
+    run(engine.close())
+
+
+def _mean_vectors(folder: Path, texts: list[str]) -> Any:
+    """Return what transformers alone makes of the texts."""
+    import torch  # noqa: PLC0415 (slow to import)
+    from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = []
+    for text in texts:
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state
+        rows.append(states[0].mean(dim=0))
+    return torch.stack(rows)
+
+
+def test_embedding_is_what_transformers_computes(
+    run: LoopThread, embedder: Engine, embedder_folder: Path
+) -> None:
+    """Without normalisation the vectors are the mean states; with it they have length one."""
+    import torch  # noqa: PLC0415 (slow to import)
+
+    ask = _asking(run, embedder)
+    expected = _mean_vectors(embedder_folder, TEXTS)
+    for is_normal in (False, True):
+        status, answer = ask("embeddings", input=TEXTS, use_activation=is_normal)
+        assert status == 200, answer
+        found = torch.tensor([item["embedding"] for item in answer["data"]])
+        wanted = torch.nn.functional.normalize(expected) if is_normal else expected
+        assert torch.allclose(found, wanted, atol=2e-5), (found - wanted).abs().max()
+    assert abs(float(expected.norm(dim=1)[0]) - 1) > 0.1
+
+
+def test_embedder_says_what_it_is(run: LoopThread, embedder: Engine) -> None:
+    """The task is known, and what the model cannot do is vLLM's 404, not a fault of the server."""
+    ask = _asking(run, embedder)
+    assert embedder.task == "embed"
+    for kind, body in (
+        ("completions", {"prompt": "x"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("responses", {"input": "x"}),
+        ("classify", {"input": "x"}),
+    ):
+        status, answer = ask(kind, **body)
+        assert (status, answer["error"]["code"]) == (404, 404)
+        assert "does not support" in answer["error"]["message"]
+
+
+def test_embedder_ranks_by_cosine(run: LoopThread, embedder: Engine) -> None:
+    """An embedding model scores and ranks texts by the cosine of their vectors."""
+    import torch  # noqa: PLC0415 (slow to import)
+
+    ask = _asking(run, embedder)
+    _, answer = ask("embeddings", input=TEXTS)
+    vectors = torch.tensor([item["embedding"] for item in answer["data"]])
+    vectors = torch.nn.functional.normalize(vectors)
+    cosines = (vectors @ vectors[0]).tolist()
+    status, ranked = ask("rerank", query=TEXTS[0], documents=TEXTS)
+    assert status == 200, ranked
+    by_index = {item["index"]: item["relevance_score"] for item in ranked["results"]}
+    assert [by_index[index] for index in range(3)] == pytest.approx(cosines, abs=1e-4)
+    assert ranked["results"][0]["index"] == 0
+    status, scored = ask("score", text_1=TEXTS[0], text_2=TEXTS[1])
+    assert status == 200
+    assert scored["data"][0]["score"] == pytest.approx(cosines[1], abs=1e-4)
+
+
+def test_embedder_s_bytes_are_vllm_s(run: LoopThread, embedder: Engine) -> None:
+    """Every pooling route answers as vLLM's own server over the same engine, errors included."""
+    from tests.contract.vllm_server import VllmServer, same_bytes  # noqa: PLC0415 (imports vLLM)
+
+    server = run(VllmServer.over(embedder))
+    for kind, path, body in POOLING_CALLS:
+        ours, theirs = run(same_bytes(embedder, server, kind, path, body))
+        assert ours == theirs, (kind, body)
+
+
+def test_embedder_refuses_in_vllm_s_words(run: LoopThread, embedder: Engine) -> None:
+    """Too long a text, no text and an unknown dimension are 400; the engine lives on."""
+    ask = _asking(run, embedder)
+    for body in ({"input": "moon " * 500}, {"input": []}, {"input": "x", "dimensions": 7}):
+        status, answer = ask("embeddings", **body)
+        assert (status, answer["error"]["code"]) == (400, 400), answer
+    assert ask("embeddings", input="x")[0] == 200
+
+
+def test_generating_model_embeds_when_told_to(run: LoopThread, tmp_path: Path) -> None:
+    """A text-embedding task on a causal model answers with vectors and not with tokens."""
+    engine = _start(run, DEMO_MODEL_DIR, runner="auto", convert="embed")
+    try:
+        assert engine.task == "embed"
+        status, answer = _asking(run, engine)("embeddings", input=TEXTS)
+        assert status == 200, answer
+        assert len(answer["data"]) == 3
+    finally:
+        run(engine.close())
+
+
+def test_ranker_scores_as_transformers(run: LoopThread, tmp_path: Path) -> None:
+    """A cross-encoder's scores are the sigmoid of what transformers computes for each pair."""
+    import torch  # noqa: PLC0415 (slow to import)
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: PLC0415
+
+    from tests.support.tiny_models import bert_ranker  # noqa: PLC0415 (imports torch)
+
+    folder = bert_ranker(tmp_path / "ranker")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = [
+            float(torch.sigmoid(model(**tokenizer("rain", text, return_tensors="pt")).logits))
+            for text in TEXTS
+        ]
+    engine = _start(run, folder)
+    try:
+        assert engine.task == "classify"
+        ask = _asking(run, engine)
+        status, scored = ask("score", text_1="rain", text_2=TEXTS)
+        assert status == 200, scored
+        found = [item["score"] for item in scored["data"]]
+        assert found == pytest.approx(expected, abs=1e-4)
+        status, ranked = ask("rerank", query="rain", documents=TEXTS, top_n=1)
+        assert ranked["results"][0]["index"] == expected.index(max(expected))
+        status, answer = ask("classify", input="rain")
+        assert status == 200, json.dumps(answer)
+    finally:
+        run(engine.close())

@@ -1,0 +1,55 @@
+"""vLLM's routes: which handler each reaches, in whose dialect they refuse."""
+
+import pytest
+
+from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.inference_routes import OPENAI_ROUTES
+from tests.conftest import ServeScripted
+
+POSTED = {path: kind for path, kind in OPENAI_ROUTES.items() if kind != "models"}
+
+
+@pytest.mark.parametrize(("path", "kind"), POSTED.items(), ids=POSTED)
+async def test_openai_route_reaches_its_handler(
+    serve: ServeScripted, engine: ScriptedEngine, path: str, kind: str
+) -> None:
+    """Each path is POST and OPTIONS, and carries the body on as it came."""
+    client = await serve()
+    assert (await client.post(path, json={"input": "x"})).status == 200
+    assert (engine.calls[0].kind, dict(engine.calls[0].body)) == (kind, {"input": "x"})
+    assert (await client.options(path)).status == 200
+    assert (await client.get(path)).status == 405
+
+
+@pytest.mark.parametrize("path", POSTED)
+async def test_openai_route_refuses_in_openai_s_shape(serve: ServeScripted, path: str) -> None:
+    """A broken body and a missing key are answered in vLLM's error object."""
+    client = await serve(options=WebOptions(api_keys=("secret",)))
+    response = await client.post(path, data=b"{")
+    assert response.status == 401
+    assert (await response.json())["error"]["type"] == "AuthenticationError"
+    response = await client.post(path, data=b"{", headers={"x-api-key": "secret"})
+    assert response.status == 400
+    assert (await response.json())["error"]["code"] == 400
+
+
+async def test_stored_response_arguments_reach_the_handler(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """An earlier response is asked for, or cancelled, by its id."""
+    client = await serve()
+    assert (await client.get("/v1/responses/r_1?starting_after=3&stream=true")).status == 200
+    assert (await client.post("/v1/responses/r_1/cancel")).status == 200
+    asked, cancelled = engine.calls
+    assert asked.kind == "responses/retrieve"
+    assert dict(asked.body) == {"response_id": "r_1", "starting_after": 3, "stream": True}
+    assert (cancelled.kind, dict(cancelled.body)) == ("responses/cancel", {"response_id": "r_1"})
+
+
+async def test_stored_response_refuses(serve: ServeScripted) -> None:
+    """Other methods are 405; a position that is no number is 400."""
+    client = await serve()
+    assert (await client.post("/v1/responses/r_1")).status == 405
+    assert (await client.get("/v1/responses/r_1/cancel")).status == 405
+    assert (await client.get("/v1/responses/r_1?starting_after=x")).status == 400
