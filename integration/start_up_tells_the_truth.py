@@ -152,3 +152,16 @@ def test_port_in_use_is_a_failed_start(server_process: StartServer) -> None:
         server = server_process("--demo", "--engine", "scripted", "--port", port)
         assert server.wait_exit(20) == 1
         assert f":{port}" in server.stderr.splitlines()[-1] or port in server.stderr
+
+
+def test_memory_that_must_stay_free_is_looked_at_before_anything(
+    server_process: StartServer,
+) -> None:
+    """Too little memory ends the start with every number, before vLLM is imported."""
+    server = server_process(
+        "--demo", "--port", "0", environ={"SERVING_RESERVED_MEMORY_MB": "99999999"}
+    )
+    assert server.wait_exit(20) == 1
+    last = server.stderr.splitlines()[-1]
+    assert "reserved_memory_mb (SERVING_RESERVED_MEMORY_MB): not enough memory" in last
+    assert "MiB are available" in last

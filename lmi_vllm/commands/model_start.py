@@ -37,6 +37,7 @@ from lmi_vllm.messages import (
 from lmi_vllm.startup.downloads import DownloadProgress
 from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
 from lmi_vllm.startup.explain import explain
+from lmi_vllm.startup.memory_check import memory_errors
 from lmi_vllm.startup.model_source import locate_model
 from lmi_vllm.startup.requirements import with_failed_requirements
 from lmi_vllm.startup.secure_mode import start_violations
@@ -73,7 +74,11 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     if model is None:
         return None
     said = notices(settings, model.directory, environ)
-    if errors := (*said.errors, *start_violations(settings, environ, model.directory)):
+    if errors := (
+        *said.errors,
+        *start_violations(settings, environ, model.directory),
+        *memory_errors(settings),
+    ):
         raise ConfigurationError(errors)
     for warning in (*explanation.warnings, *said.warnings):
         logger.warning("%s", warning)

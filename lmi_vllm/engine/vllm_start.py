@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -125,7 +126,7 @@ def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:
         # One child instead of two: the worker lives in the engine core.
         added |= _unless_set(values, "distributed_executor_backend", "uni")
     if "gpu_memory_utilization" not in values and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        free = _available_memory_bytes() // CPU_KV_CACHE_FRACTION
+        free = psutil.virtual_memory().available // CPU_KV_CACHE_FRACTION
         added |= _unless_set(values, "kv_cache_memory_bytes", min(CPU_KV_CACHE_BYTES, free))
     if values.get("enable_lora"):
         # One slot more, for the all-zero adapter that base rows carry (engine-notes.md 2).
@@ -139,10 +140,6 @@ def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:
 
 def _unless_set(values: Mapping[str, object], name: str, value: object) -> dict[str, object]:
     return {} if values.get(name) is not None else {name: value}
-
-
-def _available_memory_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager

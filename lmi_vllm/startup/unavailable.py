@@ -35,10 +35,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 )
 NAMED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "required_memory_mb": "memory is not checked before loading yet",
-        "reserved_memory_mb": "memory is not checked before loading yet",
-        "gpu.required_memory_mb": "memory is not checked before loading yet",
-        "gpu.reserved_memory_mb": "memory is not checked before loading yet",
         "log_request_metric": "request metrics are at /metrics only",
         "metrics_aggregation": "request metrics are at /metrics only",
         "memory_cache_capacity": "deferred results are not available yet",
