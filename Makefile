@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
 
-.PHONY: setup serve test check lint format unit contract integration docs bench storm clean
+.PHONY: setup serve test check lint format unit contract integration docs bench storm chaos clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
 	@$(PYTHON) scripts/setup.py
@@ -45,6 +45,9 @@ bench: setup
 
 storm: setup      ## the isolation storm over adapters, five minutes unless ARGS says otherwise
 	$(PY) -m integration.storm --seconds 300 $(ARGS)
+
+chaos: setup      ## mixed traffic, rubbish, hang-ups and engine kills, ten minutes unless ARGS says otherwise
+	$(PY) -m integration.chaos --seconds 600 $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

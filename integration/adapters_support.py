@@ -57,12 +57,12 @@ class StormClient:
     ) -> tuple[int, list[str]]:
         """Return the status and one text per name; for a refusal its whole body."""
         named = ["" if name == base else name for name in names]
-        path, body, headers = _request(named, prompt, way)
+        path, body, headers = request_of(named, prompt, way)
         async with self._session.post(path, json=body, headers=headers) as response:
             raw = await response.read()
         if response.status != 200:
             return response.status, [raw.decode()]
-        return response.status, _texts(raw, way)
+        return response.status, texts_of_answer(raw, way)
 
     async def manage(self, method: str, path: str, query: Mapping[str, str]) -> tuple[int, str]:
         """Carry out a management call."""
@@ -70,9 +70,10 @@ class StormClient:
             return response.status, await response.text()
 
 
-def _request(
+def request_of(
     named: Sequence[str], prompt: str, way: str
 ) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """Return path, body and headers of a request for adapters (empty: the base) in one way."""
     name = named[0]
     header = {"X-Amzn-SageMaker-Adapter-Identifier": name} if name else {}
     body: dict[str, Any] = {
@@ -95,7 +96,8 @@ def _request(
     return "/invocations", body | {"adapters": name, "stream": way == "stream"}, {}
 
 
-def _texts(raw: bytes, way: str) -> list[str]:
+def texts_of_answer(raw: bytes, way: str) -> list[str]:
+    """Return the texts of a whole answer, one per prompt."""
     if way == "stream":
         rows = [orjson.loads(line) for line in raw.splitlines()]
         return ["".join(row["token"]["text"] for row in rows)]

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final, NoReturn
 
 import uvloop
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lmi_vllm.commands.server import Server
 from lmi_vllm.engine.vllm_processes import end_children
@@ -94,6 +95,17 @@ def _configure_logging(settings: Settings) -> None:
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("aiohttp.access").disabled = True
+    logging.getLogger("aiohttp.server").addFilter(_without_trace)
+
+
+def _without_trace(record: logging.LogRecord) -> bool:
+    """Tell of bytes that are no HTTP in one line: a stranger must not fill the log with traces."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.exc_info = None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args = "%s: %s", (record.getMessage(), " ".join(error.message.split()))
+    return True
 
 
 def _leave(code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Supervisor:
             except LmiError as error:
                 reason = error.text
             else:
+                gc.collect()  # the old engine's sockets and threads go with its last cycle
                 reason = await self._watch(runtime.engine)
         return await self._give_up(reason)
 

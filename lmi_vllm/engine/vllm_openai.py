@@ -127,6 +127,9 @@ class VllmOpenAI:
             request = self._readers[call.kind].validate_python(body)
         except ValidationError as error:
             return await _validation_response(raw_request, error, call.body)
+        except (AttributeError, LookupError, RecursionError) as error:
+            # vLLM's validators take some shapes for granted: still the client's fault.
+            raise ValueError(f"the request cannot be read: {error}") from error
         return await getattr(handler, route.method)(request, raw_request)
 
     async def _about_stored(self, call: OpenAICall) -> Any:

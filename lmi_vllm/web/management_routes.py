@@ -1,14 +1,19 @@
 """Models, adapters and metrics: HTTP to calls (http-api.md 10, adapters-api.md 4)."""
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from lmi_vllm.errors import ResourceNotFoundError
 from lmi_vllm.inference.admission import State
 from lmi_vllm.web.keys import SERVICE
+
+# What grows without end where something is not cleaned up; counted when asked for.
+TASKS: Final = Gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
+IN_FLIGHT: Final = Gauge("lmi_requests_in_flight", "Admitted requests, running and waiting.")
 
 
 def add_management_routes(app: web.Application) -> None:
@@ -19,8 +24,10 @@ def add_management_routes(app: web.Application) -> None:
     app.router.add_get("/server/metrics", metrics)
 
 
-async def metrics(_: web.Request) -> web.Response:
+async def metrics(request: web.Request) -> web.Response:
     """Answer with every series of the process, vLLM's among them, as Prometheus text."""
+    TASKS.set(len(asyncio.all_tasks()))
+    IN_FLIGHT.set(request.app[SERVICE].admission.in_flight)
     return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

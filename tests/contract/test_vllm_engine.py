@@ -145,6 +145,33 @@ def test_openai_faults_are_replies_in_vllm_s_shape(run: LoopThread, vllm_engine:
         assert orjson.loads(reply.body)["error"]["code"] == status
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("completions", {"prompt": None}),
+        ("completions", {}),
+        ("chat/completions", {"messages": None}),
+        ("chat/completions", {"messages": [None]}),
+        ("chat/completions", {"messages": 5}),
+    ],
+)
+def test_body_that_vllm_s_validators_stumble_over_is_the_client_s_fault(
+    run: LoopThread, vllm_engine: Engine, kind: str, body: dict[str, object]
+) -> None:
+    """Some raise what pydantic does not wrap: an answer of 400 all the same (found by chaos)."""
+    reply = run(vllm_engine.answer_openai(OpenAICall(kind, body, {}, "null")))
+    assert reply.status == 400
+    assert orjson.loads(reply.body)["error"]["code"] == 400
+
+
+def test_steps_are_counted_without_a_stream(run: LoopThread, vllm_engine: Engine) -> None:
+    """A request that gets one chunk at its end shows progress all the while (stall detection)."""
+    before = vllm_engine.progress
+    job = GenerationJob("steps", PROMPT, {"max_tokens": 20, "ignore_eos": True})
+    run(collect(vllm_engine, job))
+    assert vllm_engine.progress - before >= 20
+
+
 def test_engine_death_is_told_to_all(run: LoopThread) -> None:
     """Killing the engine process ends what runs, what comes, and the wait for its death."""
     before = set(psutil.Process().children())
