@@ -3,7 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -14,6 +14,10 @@ try:  # 0.33 moved it; the old path is the one of 0.32
     from vllm.entrypoints.common.cli_args import make_arg_parser
 except ImportError:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+
+# A field of AsyncEngineArgs that has no flag: where weights are streamed from, model being local.
+_FLAGLESS: Final = ("model_weights",)
 
 
 class _RaisingParser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore]
@@ -34,7 +38,10 @@ def parse_vllm_arguments(
     parser = make_arg_parser(_RaisingParser(add_help=False))
     actions = {action.dest: action for action in parser._actions}
     problems, words = [], []
+    flagless = {name: values[name] for name in _FLAGLESS if name in values}
     for name, value in values.items():
+        if name in flagless:
+            continue
         shown = f"{name} ({(origins or {}).get(name, 'default')})"
         if name not in actions:
             problems.append(f"{shown}: the installed vLLM has no such engine argument")
@@ -48,8 +55,7 @@ def parse_vllm_arguments(
             words += flag_words
     if problems:
         raise ConfigurationError(problems)
-    namespace: Namespace = parser.parse_args(words)
-    return namespace
+    return Namespace(**{**vars(parser.parse_args(words)), **flagless})
 
 
 def engine_args_from(namespace: Namespace) -> AsyncEngineArgs:
