@@ -19,6 +19,7 @@ from vllm.sampling_params import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_openai import VllmOpenAI
 from lmi_vllm.engine.vllm_routes import openai_schemas
@@ -73,6 +74,9 @@ async def start_vllm_engine(
     started = await start_vllm(arguments, thread)
     try:
         await started.llm.isolate(is_cpu=started.is_cpu)
+        if profile.limits.grammar_timeout:
+            seconds = profile.limits.grammar_timeout
+            started.llm.guard_grammars(GrammarGuard(started.llm, seconds, started.thread))
         openai = await VllmOpenAI.create(started.llm, started.namespace, profile)
         return VllmEngine(started, openai, await _task(started.llm))
     except BaseException as error:

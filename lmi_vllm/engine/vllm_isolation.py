@@ -14,7 +14,8 @@ vLLM 0.32 breaks adapter isolation in known ways; each guard here names the one 
 - two loads of one name in one step count as one, and the engine ends: names are made unique;
 - a failed load stays half usable under its id: it is removed, and ids are never used again;
 - with every slot pinned, the next adapter kills the engine: it is refused here;
-- on CPU with LoRA, two requests with prompt log probabilities at once kill the engine: they queue.
+- on CPU with LoRA, two requests with prompt log probabilities at once kill the engine: they queue;
+- a grammar may take minutes to compile, or seconds a token: `GrammarGuard` tries it before.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ from lmi_vllm.engine.adapter_files import (
     write_zero_adapter,
 )
 from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError
+from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, EngineStartError
 from lmi_vllm.messages import AdapterRef
 
@@ -120,6 +122,8 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         )
         if turn:
             outputs = _in_turn(outputs, turn)
+        if self._grammars and sampling_params.structured_outputs is not None:
+            outputs = _checked(outputs, self._grammars, sampling_params)
         if lora_request is None or lora_request is self._base_lora:
             return outputs
         return self._held(outputs, lora_request, shown)
@@ -172,6 +176,10 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self._slots.unpin(adapter.engine_id)
         if not self._slots.running(adapter.engine_id):
             await self._forget(request)
+
+    def guard_grammars(self, grammars: GrammarGuard) -> None:
+        """Let `generate` try each new grammar before the engine sees it."""
+        self._grammars = grammars
 
     def clean_up(self) -> None:
         """Remove the private copies of all adapters."""
@@ -315,6 +323,15 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             "enable_lora on CPU: no linear layer was found for the all-zero adapter that keeps "
             "base answers apart from adapters' (a vLLM bug on CPU); start without enable_lora"
         )
+
+
+async def _checked(
+    outputs: AsyncGenerator[Any, None], grammars: GrammarGuard, params: Any
+) -> AsyncGenerator[Any, None]:
+    async with contextlib.aclosing(outputs):
+        await grammars.check(params.structured_outputs, params.max_tokens)
+        async for output in outputs:
+            yield output
 
 
 async def _in_turn(

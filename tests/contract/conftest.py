@@ -13,7 +13,13 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.engine.vllm_processes import new_engine_thread
-from lmi_vllm.messages import EngineArguments, GenerationChunk, GenerationJob, ServingProfile
+from lmi_vllm.messages import (
+    EngineArguments,
+    GenerationChunk,
+    GenerationJob,
+    RequestLimits,
+    ServingProfile,
+)
 
 DEMO_ADAPTERS = DEMO_MODEL_DIR / "adapters"
 DEMO_ARGUMENTS = {
@@ -66,7 +72,8 @@ def start_demo_engine(run: LoopThread, **changes: object) -> Engine:
     from lmi_vllm.engine.vllm_engine import start_vllm_engine  # noqa: PLC0415 (imports vLLM)
 
     arguments = EngineArguments(DEMO_ARGUMENTS | changes)
-    profile = ServingProfile(model_name="demo", enable_lora=True)
+    limits = RequestLimits(grammar_timeout=5)
+    profile = ServingProfile(model_name="demo", enable_lora=True, limits=limits)
     engine: Engine = run(start_vllm_engine(arguments, profile, new_engine_thread()), 300)
     return engine
 

@@ -35,6 +35,7 @@ LIBRARIES = {
     "boto3": r"startup/(downloads|s3_\w+)\.py",
     "botocore": r"startup/(downloads|s3_\w+)\.py",
     "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",
+    "xgrammar": r"engine/vllm_\w+\.py",
     "torch": r"engine/vllm_\w+\.py|demo/\w+\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.

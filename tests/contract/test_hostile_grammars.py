@@ -1,0 +1,129 @@
+"""No schema, regular expression or grammar stalls or ends the real engine (vllm_grammars.py)."""
+
+import asyncio
+from typing import Any
+
+import orjson
+import psutil
+import pytest
+
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.messages import GenerationJob, OpenAICall
+from tests.contract.conftest import LoopThread, collect
+
+pytestmark = pytest.mark.vllm
+PROMPT = "Once upon a time"
+OPTIONAL = {f"p{index}": {} for index in range(300)}
+WIDE = {"type": "object", "properties": OPTIONAL, "minProperties": 150}
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(2000):
+    DEEP = {"type": "array", "items": DEEP}
+
+
+def job(constraint: dict[str, Any], max_tokens: int = 8) -> GenerationJob:
+    """Return a greedy job bound to a constraint."""
+    sampling = {"max_tokens": max_tokens, "temperature": 0.0, "structured_outputs": constraint}
+    return GenerationJob("bound", PROMPT, sampling)
+
+
+# Constraint -> what the refusal says. Each of them did harm, or would, without the guard.
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "compiles for a minute": ({"json": WIDE}, "LMI_GRAMMAR_TIMEOUT"),
+    "nested repetition": ({"regex": "((a{1,100}){1,100}){1,100}"}, "one token of an answer"),
+    "ambiguous stars": ({"regex": "(.*.*.*)*x"}, "one token of an answer"),
+    "ambiguous grammar": ({"grammar": 'root ::= s\ns ::= s s s s | "a" | ""'}, "one token"),
+    "nested too deeply": ({"json": DEEP}, "nested too deeply"),
+    "no grammar": ({"grammar": "root ::= ("}, "grammar"),
+    "no regular expression": ({"regex": "(["}, "regex"),
+}
+
+
+@pytest.mark.parametrize(("constraint", "text"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_constraint_is_refused_and_others_go_on(
+    run: LoopThread, vllm_engine: Engine, constraint: dict[str, Any], text: str
+) -> None:
+    """A constraint that would stall the engine is the client's fault, and nobody else waits."""
+
+    async def scenario() -> None:
+        before = set(psutil.Process().children())
+        hostile = asyncio.create_task(collect(vllm_engine, job(constraint, 500)))
+        others = [GenerationJob(f"other-{index}", PROMPT, {"max_tokens": 20}) for index in range(4)]
+        answers = await asyncio.gather(*(collect(vllm_engine, other) for other in others))
+        assert all(chunks[-1].finish_reason for chunks in answers)
+        with pytest.raises(PayloadError, match=text):
+            await hostile
+        assert set(psutil.Process().children()) == before
+        await vllm_engine.check_health()
+
+    run(scenario())
+
+
+def test_hostile_constraint_stays_refused_without_another_try(
+    run: LoopThread, vllm_engine: Engine
+) -> None:
+    """A verdict is remembered: asking again costs nothing, on both lanes."""
+    constraint = {"regex": "((b{1,100}){1,100}){1,100}"}
+    for _ in range(2):
+        with pytest.raises(PayloadError, match="refused"):
+            run(collect(vllm_engine, job(constraint, 500)))
+    body = {"prompt": PROMPT, "structured_outputs": constraint, "max_tokens": 500}
+    reply = run(vllm_engine.answer_openai(OpenAICall("completions", body, {}, "hostile")))
+    error = orjson.loads(reply.body)["error"]
+    assert (reply.status, error["type"]) == (400, "BadRequestError")
+    assert "one token of an answer" in error["message"]
+
+
+HARMLESS: dict[str, dict[str, Any]] = {
+    "regex": {"regex": "[0-9]{3}-[a-z]{1,20}"},
+    "email": {"regex": r"[a-z0-9._%+-]{1,30}@[a-z0-9.-]{1,30}\.[a-z]{2,6}"},
+    "choice": {"choice": ["yes", "no"]},
+    "any object": {"json_object": True},
+    "grammar": {"grammar": 'root ::= "a" root | "b"'},
+    "arithmetic": {
+        "grammar": 'root ::= e\ne ::= t ("+" t)*\nt ::= f ("*" f)*\nf ::= [0-9]+ | "(" e ")"'
+    },
+    "schema": {
+        "json": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 50},
+                "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 20},
+                "address": {
+                    "type": "object",
+                    "properties": {"street": {"type": "string"}, "zip": {"type": "string"}},
+                    "required": ["street"],
+                },
+                "kind": {"anyOf": [{"const": "a"}, {"enum": ["b", "c"]}, {"type": "null"}]},
+            },
+            "required": ["name", "age"],
+        }
+    },
+    "wide schema": {"json": {"type": "object", "properties": OPTIONAL}},
+    "long text": {"json": {"type": "string", "maxLength": 5000}},
+    "natural ambiguity": {"grammar": 'root ::= e\ne ::= e "+" e | e "*" e | [0-9]'},
+    "recursive schema": {
+        "json": {
+            "$ref": "#/$defs/node",
+            "$defs": {
+                "node": {
+                    "type": "object",
+                    "properties": {
+                        "value": {"type": "string"},
+                        "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+                    },
+                }
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("constraint", HARMLESS.values(), ids=HARMLESS)
+def test_harmless_constraint_passes(
+    run: LoopThread, vllm_engine: Engine, constraint: dict[str, Any]
+) -> None:
+    """What people use passes the guard and binds the answer."""
+    (chunk,) = run(collect(vllm_engine, job(constraint)))
+    assert chunk.tokens
