@@ -187,10 +187,14 @@ class OpenAIReply:
 
 @dataclass(frozen=True, slots=True)
 class OpenAISchemas:
-    """JSON schemas of one kind of OpenAI call, for the API description."""
+    """JSON schemas of what OpenAI calls take and answer, by kind, for the API description.
 
-    request: Mapping[str, object]
-    response: Mapping[str, object]
+    They refer to `definitions` as components of an OpenAPI document.
+    """
+
+    requests: Mapping[str, object] = field(default_factory=_nothing)
+    answers: Mapping[str, object] = field(default_factory=_nothing)
+    definitions: Mapping[str, object] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True)

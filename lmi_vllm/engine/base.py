@@ -3,7 +3,7 @@
 Each promise below has a contract test that runs over every engine (`tests/contract/`).
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from lmi_vllm.messages import (
@@ -40,8 +40,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def openai_schemas(self) -> Mapping[str, OpenAISchemas]:
-        """What its OpenAI handlers read and answer, by kind; `$defs` refer to components."""
+    def openai_schemas(self) -> OpenAISchemas:
+        """What its OpenAI handlers read and answer; slow the first time."""
         ...
 
     def generate(self, job: GenerationJob) -> AsyncIterator[GenerationChunk]:

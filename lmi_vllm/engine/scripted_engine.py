@@ -46,7 +46,7 @@ class ScriptedEngine:
     seconds_per_token: float = 0.0
     max_model_len: int = 2048
     task: str = "generate"
-    openai_schemas: Mapping[str, OpenAISchemas] = field(default_factory=dict)
+    openai_schemas: OpenAISchemas = field(default_factory=OpenAISchemas)
     refused_adapters: Mapping[str, str] = field(default_factory=dict)  # name -> reason
     adapters: dict[str, AdapterRef] = field(default_factory=dict)
     jobs: list[GenerationJob] = field(default_factory=list)

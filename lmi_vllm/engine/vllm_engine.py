@@ -115,7 +115,7 @@ class VllmEngine:
         return self._task
 
     @property
-    def openai_schemas(self) -> Mapping[str, OpenAISchemas]:
+    def openai_schemas(self) -> OpenAISchemas:
         """The schemas of vLLM's own request and response models."""
         return openai_schemas()
 

@@ -3,12 +3,14 @@
 With `vllm_openai.py` the files we expect to touch at a vLLM upgrade.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -126,22 +128,17 @@ def request_adapter(kind: str) -> "TypeAdapter[Any]":
     return TypeAdapter(ROUTES[kind].request)
 
 
-def openai_schemas() -> Mapping[str, OpenAISchemas]:
-    """Return JSON schemas of each kind's request and response, as vLLM's models have them.
-
-    Definitions stay under `$defs` and are referred to as components of an OpenAPI document.
-    """
-    found = {
-        kind: OpenAISchemas(
-            request_adapter(kind).json_schema(ref_template=SCHEMA_REFERENCE),
-            _response_schema(route.response),
-        )
-        for kind, route in ROUTES.items()
-    }
-    found["models"] = OpenAISchemas({}, _response_schema(ModelList))
-    return MappingProxyType(found)
-
-
-def _response_schema(model: Any) -> Mapping[str, Any]:
-    adapter: TypeAdapter[Any] = TypeAdapter(model)
-    return adapter.json_schema(mode="serialization", ref_template=SCHEMA_REFERENCE)
+@functools.cache
+def openai_schemas() -> OpenAISchemas:
+    """Return the JSON schemas of vLLM's request and response models, by kind."""
+    wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
+        *((kind, "validation", request_adapter(kind)) for kind in ROUTES),
+        *((kind, "serialization", TypeAdapter(route.response)) for kind, route in ROUTES.items()),
+        ("models", "serialization", TypeAdapter(ModelList)),
+    ]
+    found, shared = TypeAdapter.json_schemas(wanted, ref_template=SCHEMA_REFERENCE)
+    return OpenAISchemas(
+        requests={kind: schema for (kind, mode), schema in found.items() if mode == "validation"},
+        answers={kind: schema for (kind, mode), schema in found.items() if mode != "validation"},
+        definitions=shared.get("$defs", {}),
+    )

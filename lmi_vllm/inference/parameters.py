@@ -64,7 +64,7 @@ def _strings(value: object) -> object:
 Whole = Annotated[int, BeforeValidator(_whole)]
 TokenId = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=INT32_MAX)]
 Number = Annotated[float, BeforeValidator(_number)]
-Strings = Annotated[list[str], BeforeValidator(_strings)]
+Strings = Annotated[list[str], BeforeValidator(_strings, json_schema_input_type=list[str] | str)]
 
 
 class GenerationParameters(BaseModel):
@@ -85,7 +85,7 @@ class GenerationParameters(BaseModel):
     repetition_penalty: Number | None = Field(None, gt=0.0, le=2.0)
     presence_penalty: Number | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: Number | None = Field(None, ge=-2.0, le=2.0)
-    seed: Annotated[int, BeforeValidator(_seed)] | None = Field(
+    seed: Annotated[int, BeforeValidator(_seed, json_schema_input_type=int | str)] | None = Field(
         None, ge=-INT64_MAX - 1, le=INT64_MAX
     )
     stop_sequences: Strings | None = None

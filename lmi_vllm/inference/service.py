@@ -91,6 +91,11 @@ class InferenceService:
         self.profile = runtime.profile
 
     @property
+    def loaded_engine(self) -> Engine | None:
+        """The engine of the loaded model, ready or not; None before there was one."""
+        return None if self._runtime is None else self._runtime.engine
+
+    @property
     def runtime(self) -> Runtime:
         """The loaded model.
 

@@ -16,9 +16,11 @@ from lmi_vllm.errors import Fault, LmiError, RouteFamily, UnauthorizedError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import add_adapter_routes
 from lmi_vllm.web.errors import error_response, from_http_exception
-from lmi_vllm.web.inference_routes import OPENAI_ROUTES, add_inference_routes
+from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
 from lmi_vllm.web.management_routes import add_management_routes
+from lmi_vllm.web.openapi import add_description_routes
+from lmi_vllm.web.route_families import OPEN_PATHS, family_of
 from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
 
 logger = logging.getLogger(__name__)
@@ -30,8 +32,6 @@ NO_CACHE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
         "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
     }
 )
-# Routes that a platform must reach without a key (http-api.md 13).
-OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
 FIRST_ERROR_STATUS: Final = 400
 REQUEST_ID_HEADER: Final = "x-request-id"
 
@@ -58,18 +58,13 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     add_management_routes(app)
     add_adapter_routes(app)
     add_vllm_adapter_routes(app)
+    add_description_routes(app)
     return app
 
 
 def route_family(request: web.Request) -> RouteFamily:
     """Return the dialect in which `request` has to be refused."""
-    path = request.path
-    if path.startswith("/v1/") or path in OPENAI_ROUTES:
-        return RouteFamily.OPENAI
-    if path.startswith(("/invocations", "/predictions")) or path.endswith("/invoke"):
-        is_tgi = request.app[SERVICE].profile.tgi_compat
-        return RouteFamily.TGI if is_tgi else RouteFamily.LMI
-    return RouteFamily.SERVER
+    return family_of(request.path, is_tgi=request.app[SERVICE].profile.tgi_compat)
 
 
 def _common(options: WebOptions) -> Middleware:

@@ -1,7 +1,6 @@
 """`/ping`, `/invocations`, `/predictions` and `/v1`: HTTP to service calls, and stream writing."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import orjson
@@ -19,27 +18,9 @@ from lmi_vllm.inference.bodies import form_field
 from lmi_vllm.inference.streams import close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.keys import REQUEST_ID, SERVICE
+from lmi_vllm.web.route_families import OPENAI_ROUTES
 
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
-# vLLM's routes -> the kind of call (engine/vllm_routes.py).
-OPENAI_ROUTES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "/v1/chat/completions": "chat/completions",
-        "/v1/completions": "completions",
-        "/v1/responses": "responses",
-        "/v1/embeddings": "embeddings",
-        "/tokenize": "tokenize",
-        "/detokenize": "detokenize",
-        "/rerank": "rerank",
-        "/v1/rerank": "rerank",
-        "/v2/rerank": "rerank",
-        "/score": "score",
-        "/v1/score": "score",
-        "/classify": "classify",
-        "/pooling": "pooling",
-        "/v1/models": "models",
-    }
-)
 PING_METHODS: Final = ("GET", "HEAD", "POST")
 READ_METHODS: Final = ("GET", "HEAD")
 

@@ -1,0 +1,335 @@
+"""What every route is for, takes and answers: the one table behind /openapi.json and /docs.
+
+A route that is not here fails `tests/web/test_openapi.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+JSON: Final = "application/json"
+JSONLINES: Final = "application/jsonlines"
+SSE: Final = "text/event-stream"
+PLAIN: Final = "text/plain"
+
+HEALTH, INFERENCE, OPENAI = "Health", "Inference", "OpenAI"
+MODELS, ADAPTERS, SERVER = "Models", "Adapters", "Server"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
+
+    `takes` and `answers` name components, or a kind of OpenAI call after `openai:`; `answers` by
+    content type. `statuses` are those it may answer besides `status` and the errors of its dialect.
+    """
+
+    method: str
+    path: str
+    tag: str
+    summary: str
+    answers: Mapping[str, str]
+    takes: str = ""
+    example: Any = None
+    answer_example: Any = None
+    query: tuple[str, ...] = ()  # names of QUERY_PARAMETERS
+    status: int = 200
+    statuses: tuple[int, ...] = ()
+    examples: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "limit": {"schema": {"type": "integer"}, "description": "Entries on a page, at most 100."},
+        "next_page_token": {
+            "schema": {"type": "integer", "minimum": 0, "maximum": 1000000},
+            "description": "Where the page begins: `nextPageToken` of the one before.",
+        },
+        "model_name": {
+            "schema": {"type": "string"},
+            "description": "The model; needed only where none was loaded at the start.",
+        },
+        "name": {"schema": {"type": "string"}, "description": "The adapter's name."},
+        "src": {
+            "schema": {"type": "string"},
+            "description": "Folder, file://, s3:// or .tar.gz of the adapter.",
+        },
+        "preload": {"schema": {"type": "boolean"}, "description": "Load it now."},
+        "pin": {"schema": {"type": "boolean"}, "description": "Never evict it."},
+        "starting_after": {
+            "schema": {"type": "integer"},
+            "description": "Number of the last event seen.",
+        },
+        "stream": {"schema": {"type": "boolean"}, "description": "Events instead of one answer."},
+    }
+)
+PATH_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "model": "Name of the served model, as in GET /models.",
+        "version": "Version of the model; there is one.",
+        "name": "Name of the adapter.",
+        "action": "What to do: `update`.",
+        "response_id": "Id of an earlier response.",
+    }
+)
+
+_ROWS: Final = MappingProxyType({JSON: "Inference", JSONLINES: "Stream", SSE: "Stream"})
+_GENERATE: Final = {
+    "generate": {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}},
+    "stream": {
+        "inputs": "The moon is",
+        "parameters": {"max_new_tokens": 5, "details": True},
+        "stream": True,
+    },
+    "several prompts": {"inputs": ["The moon is", "The river runs"]},
+    "chat": {"messages": [{"role": "user", "content": "What is the capital of France?"}]},
+    "completion": {"prompt": "The capital of France is", "max_tokens": 8},
+}
+_GENERATED: Final = {"generated_text": " Paris. The city lies on the river Seine."}
+_READY: Final = {"model": {"status": "Healthy"}}
+_ADAPTER: Final = {"name": "capitals", "src": "/adapters/capitals", "preload": True, "pin": False}
+
+
+def _health(path: str, summary: str, answer: str, example: object) -> tuple[Operation, ...]:
+    return tuple(
+        Operation(
+            method,
+            path,
+            HEALTH,
+            summary,
+            {JSON: answer},
+            answer_example=example,
+            statuses=(503,),
+        )
+        for method in ("get", "post")
+    )
+
+
+def _inference(path: str, summary: str) -> tuple[Operation, ...]:
+    return (
+        Operation(
+            "post",
+            path,
+            INFERENCE,
+            summary,
+            _ROWS,
+            takes="Invocation",
+            examples=_GENERATE,
+            answer_example=_GENERATED,
+        ),
+        _options(path, INFERENCE),
+    )
+
+
+def _openai(path: str, kind: str, summary: str, example: object) -> tuple[Operation, ...]:
+    streams = {SSE: "Stream"} if kind in ("chat/completions", "completions", "responses") else {}
+    return (
+        Operation(
+            "post",
+            path,
+            OPENAI,
+            summary,
+            {JSON: f"openai:{kind}", **streams},
+            takes=f"openai:{kind}",
+            example=example,
+            statuses=(404, 422),
+        ),
+        _options(path, OPENAI),
+    )
+
+
+def _options(path: str, tag: str) -> Operation:
+    return Operation("options", path, tag, "An empty object.", {JSON: "Nothing"}, answer_example={})
+
+
+def _adapters(prefix: str) -> tuple[Operation, ...]:
+    one = prefix + "/{name}"
+    status = {JSON: "Status"}
+    return (
+        Operation(
+            "get",
+            prefix,
+            ADAPTERS,
+            "The registered adapters, by name, a page at a time.",
+            {JSON: "AdapterPage"},
+            query=("limit", "next_page_token"),
+            answer_example={"adapters": [_ADAPTER]},
+        ),
+        Operation(
+            "post",
+            prefix,
+            ADAPTERS,
+            "Register an adapter.",
+            status,
+            takes="NewAdapter",
+            query=("name", "src", "preload", "pin"),
+            example={"name": "capitals", "src": "/adapters/capitals"},
+            answer_example={"status": "Adapter capitals registered"},
+        ),
+        Operation(
+            "get",
+            one,
+            ADAPTERS,
+            "One adapter.",
+            {JSON: "Adapter"},
+            answer_example=_ADAPTER,
+        ),
+        Operation(
+            "delete",
+            one,
+            ADAPTERS,
+            "Unregister an adapter, after its last request.",
+            status,
+            answer_example={"status": "Adapter capitals unregistered"},
+        ),
+        Operation(
+            "post",
+            one + "/{action}",
+            ADAPTERS,
+            "Update an adapter (action `update`): other files, or pinned or not.",
+            status,
+            takes="AdapterChange",
+            query=("src", "preload", "pin"),
+            example={"pin": True},
+            answer_example={"status": "Adapter capitals updated"},
+        ),
+    )
+
+
+_TEXTS: Final = ["the moon is a ball", "rain"]
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *_health("/ping", "Whether requests are answered, and the phase before.", "Health", _READY),
+    *_health("/ready", "As /ping.", "Health", _READY),
+    *_health("/health", "As /ping.", "Health", _READY),
+    *_health(
+        "/live", "Whether the process can still become ready.", "Liveness", {"status": "Healthy"}
+    ),
+    _options("/", SERVER),
+    *_inference(
+        "/invocations",
+        "Answer a payload of any family: inputs, prompt, messages; on embedding models inputs, "
+        "input, query with documents, text_1 with text_2.",
+    ),
+    *_inference("/predictions/{model}", "As /invocations, on a model by its name."),
+    *_inference("/predictions/{model}/{version}", "As /invocations, on a version of a model."),
+    *_inference("/models/{model}/invoke", "As /invocations: SageMaker's multi-model path."),
+    *_openai(
+        "/v1/chat/completions",
+        "chat/completions",
+        "Chat, as vLLM answers it.",
+        {"messages": [{"role": "user", "content": "What is the capital of France?"}]},
+    ),
+    *_openai(
+        "/v1/completions",
+        "completions",
+        "A completion, as vLLM answers it.",
+        {"prompt": "The capital of France is", "max_tokens": 8},
+    ),
+    *_openai(
+        "/v1/responses",
+        "responses",
+        "The Responses API, as vLLM answers it.",
+        {"input": "What is the capital of France?", "max_output_tokens": 12},
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{response_id}",
+        OPENAI,
+        "An earlier response, where VLLM_ENABLE_RESPONSES_API_STORE=1 keeps them.",
+        {JSON: "openai:responses", SSE: "Stream"},
+        query=("starting_after", "stream"),
+    ),
+    Operation(
+        "post",
+        "/v1/responses/{response_id}/cancel",
+        OPENAI,
+        "End a response that runs in the background.",
+        {JSON: "openai:responses"},
+    ),
+    *_openai("/v1/embeddings", "embeddings", "Embeddings, as vLLM.", {"input": _TEXTS}),
+    *_openai("/tokenize", "tokenize", "A text's tokens, as vLLM.", {"prompt": "The moon"}),
+    *_openai("/detokenize", "detokenize", "The text of tokens, as vLLM.", {"tokens": [300, 301]}),
+    *(
+        operation
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+        for operation in _openai(
+            path, "rerank", "Documents by relevance.", {"query": "rain", "documents": _TEXTS}
+        )
+    ),
+    *(
+        operation
+        for path in ("/score", "/v1/score")
+        for operation in _openai(
+            path, "score", "How alike texts are.", {"text_1": "rain", "text_2": _TEXTS}
+        )
+    ),
+    *_openai("/classify", "classify", "A text's class, as vLLM.", {"input": "rain"}),
+    *_openai("/pooling", "pooling", "A model's raw pooled output, as vLLM.", {"input": "rain"}),
+    Operation(
+        "get",
+        "/v1/models",
+        OPENAI,
+        "The served model and its adapters.",
+        {JSON: "openai:models"},
+    ),
+    Operation(
+        "options", "/v1/models", OPENAI, "An empty object.", {JSON: "Nothing"}, answer_example={}
+    ),
+    Operation(
+        "post",
+        "/v1/load_lora_adapter",
+        ADAPTERS,
+        "Load an adapter, in vLLM's words.",
+        {PLAIN: "Text"},
+        takes="LoadLora",
+        example={"lora_name": "capitals", "lora_path": "/adapters/capitals"},
+        answer_example="Success: LoRA adapter 'capitals' added successfully.",
+        statuses=(404, 507),
+    ),
+    Operation(
+        "post",
+        "/v1/unload_lora_adapter",
+        ADAPTERS,
+        "Unload an adapter, in vLLM's words.",
+        {PLAIN: "Text"},
+        takes="UnloadLora",
+        example={"lora_name": "capitals"},
+        answer_example="Success: LoRA adapter 'capitals' removed successfully.",
+        statuses=(404,),
+    ),
+    Operation(
+        "get",
+        "/models",
+        MODELS,
+        "The one model, if there is one.",
+        {JSON: "ModelPage"},
+        answer_example={
+            "models": [{"modelName": "model", "modelUrl": "/opt/ml/model", "status": "READY"}]
+        },
+    ),
+    Operation(
+        "get",
+        "/models/{model}",
+        MODELS,
+        "One model in detail.",
+        {JSON: "ModelDescriptions"},
+        answer_example=[{"workflowName": "model", "models": [{"modelName": "model"}]}],
+    ),
+    *_adapters("/adapters"),
+    *_adapters("/models/{model}/adapters"),
+    *(
+        Operation(
+            "get",
+            path,
+            SERVER,
+            "Every series of the process, vLLM's among them, as Prometheus text.",
+            {PLAIN: "Text"},
+            answer_example="vllm:num_requests_running 0.0",
+        )
+        for path in ("/metrics", "/server/metrics")
+    ),
+    Operation("get", "/openapi.json", SERVER, "This description.", {JSON: "Description"}),
+    Operation("get", "/docs", SERVER, "This description as a page to read.", {"text/html": "Text"}),
+)

@@ -1,0 +1,37 @@
+"""Which dialect a path refuses in; the error middleware and the API description both ask here."""
+
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.errors import RouteFamily
+
+# Routes that a platform must reach without a key (http-api.md 13).
+OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
+# vLLM's routes -> the kind of call (engine/vllm_routes.py).
+OPENAI_ROUTES: Final = MappingProxyType(
+    {
+        "/v1/chat/completions": "chat/completions",
+        "/v1/completions": "completions",
+        "/v1/responses": "responses",
+        "/v1/embeddings": "embeddings",
+        "/tokenize": "tokenize",
+        "/detokenize": "detokenize",
+        "/rerank": "rerank",
+        "/v1/rerank": "rerank",
+        "/v2/rerank": "rerank",
+        "/score": "score",
+        "/v1/score": "score",
+        "/classify": "classify",
+        "/pooling": "pooling",
+        "/v1/models": "models",
+    }
+)
+
+
+def family_of(path: str, *, is_tgi: bool) -> RouteFamily:
+    """Return the dialect in which requests for `path` are refused."""
+    if path.startswith("/v1/") or path in OPENAI_ROUTES:
+        return RouteFamily.OPENAI
+    if path.startswith(("/invocations", "/predictions")) or path.endswith("/invoke"):
+        return RouteFamily.TGI if is_tgi else RouteFamily.LMI
+    return RouteFamily.SERVER
