@@ -10,6 +10,7 @@
     │   ├── PayloadError             a field is missing, of the wrong type or out of range
     │   ├── UnknownAdapterError      the request names an adapter that is not registered
     │   └── UnknownModelNameError    the payload names a model that is not served
+    ├── CustomCodeError              a hook of the user's failed on a request (424 on LMI routes)
     ├── ManagementError              a management call cannot be carried out
     │   ├── BadParameterError        400
     │   ├── ResourceNotFoundError    404
@@ -39,6 +40,7 @@ class Fault(StrEnum):
     """Whose fault an error is; with the route family it decides the status."""
 
     CLIENT = "client"
+    CUSTOM_CODE = "custom_code"
     NOT_FOUND = "not_found"
     BAD_PARAMETER = "bad_parameter"
     UNAUTHORIZED = "unauthorized"
@@ -121,6 +123,13 @@ class UnknownModelNameError(RequestError):
     """A payload's `model` field names a model that is not served here."""
 
     kind = "NotFoundError"
+
+
+class CustomCodeError(LmiError):
+    """A handler or formatter that the user brought failed on a request."""
+
+    fault = Fault.CUSTOM_CODE
+    kind = "BadRequestException"
 
 
 class ManagementError(LmiError):
@@ -246,6 +255,7 @@ class EngineDeadError(EngineFailureError):
 STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
     {
         Fault.CLIENT: 424,
+        Fault.CUSTOM_CODE: 424,
         Fault.NOT_FOUND: 404,
         Fault.BAD_PARAMETER: 400,
         Fault.UNAUTHORIZED: 401,
@@ -263,7 +273,7 @@ FAMILY_STATUS: Final[Mapping[RouteFamily, Mapping[Fault, int]]] = MappingProxyTy
     {
         RouteFamily.SERVER: MappingProxyType({}),
         RouteFamily.LMI: MappingProxyType({}),
-        RouteFamily.OPENAI: MappingProxyType({Fault.CLIENT: 400}),
+        RouteFamily.OPENAI: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
         RouteFamily.TGI: MappingProxyType({Fault.CLIENT: 422, Fault.OVERLOAD: 429}),
     }
 )

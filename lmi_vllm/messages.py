@@ -176,13 +176,17 @@ class OpenAICall:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIReply:
-    """vLLM's own answer: either `body`, or the SSE events of `stream`, one event per item."""
+    """vLLM's own answer: either `body`, or the SSE events of `stream`, one event per item.
+
+    `response` is the object that `body` was written from, where there is one.
+    """
 
     status: int
     body: bytes = b""
     content_type: str = "application/json"
     stream: AsyncIterator[bytes] | None = None
     headers: Mapping[str, str] = field(default_factory=_nothing)
+    response: object = None
 
 
 @dataclass(frozen=True, slots=True)

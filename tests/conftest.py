@@ -10,6 +10,7 @@ from pytest_aiohttp import AiohttpClient
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.custom_code import CustomCode
 from lmi_vllm.inference.service import InferenceService, Runtime
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions, create_app
@@ -52,15 +53,19 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
         limit: int = 1000,
         options: WebOptions | None = None,
         is_ready: bool = True,
+        code: CustomCode | None = None,
     ) -> TestClient:
         profile = profile or ServingProfile(model_name="demo")
         admission = Admission()
         admission.limit = limit
         admission.model_name = profile.model_name
         service = InferenceService(admission, profile)
-        registry = AdapterRegistry(engine, str, is_enabled=profile.enable_lora)
+        code = code or CustomCode()
+        registry = AdapterRegistry(
+            engine, str, is_enabled=profile.enable_lora, load_code=code.load_adapter
+        )
         if is_ready:
-            service.attach(Runtime(engine, profile, registry))
+            service.attach(Runtime(engine, profile, registry, code))
             admission.become(State.HEALTHY)
         return await aiohttp_client(create_app(service, options))
 

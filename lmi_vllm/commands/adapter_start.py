@@ -13,7 +13,8 @@ from types import MappingProxyType
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError, ModelSourceError
 from lmi_vllm.inference.adapter_entry import Adapter
-from lmi_vllm.inference.adapters import AdapterRegistry
+from lmi_vllm.inference.adapters import AdapterRegistry, ignore_change
+from lmi_vllm.inference.custom_code import CustomCode
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.startup.adapter_check import describe_base
 from lmi_vllm.startup.adapter_source import AdapterSources, local_adapters
@@ -70,13 +71,15 @@ class AdapterMemory:
             self._unrestored[name] = entry
 
 
-async def load_adapters(
+async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     model: ModelArtifacts,
     arguments: EngineArguments,
     profile: ServingProfile,
     settings: Settings,
     environ: Mapping[str, str],
     engine: Engine,
+    *,
+    code: CustomCode,
 ) -> AdapterRegistry:
     """Return the registry with every adapter of this start loaded.
 
@@ -90,7 +93,8 @@ async def load_adapters(
         _sources(model, arguments, environ).resolve,
         is_enabled=profile.enable_lora,
         reserved_names=profile.served_names,
-        **({"on_change": memory.keep} if memory else {}),
+        load_code=code.load_adapter,
+        on_change=memory.keep if memory else ignore_change,
     )
     if not profile.enable_lora:
         return registry

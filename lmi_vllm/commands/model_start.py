@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from lmi_vllm.commands.adapter_start import load_adapters
+from lmi_vllm.commands.code_start import check_custom_code, load_custom_code
 from lmi_vllm.commands.model_files import ModelFiles, ReadyFiles
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
@@ -25,6 +26,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Phase
+from lmi_vllm.inference.custom_code import CustomCode
 from lmi_vllm.inference.pooling import GENERATE, pooling_kind
 from lmi_vllm.inference.service import InferenceService, Runtime
 from lmi_vllm.messages import (
@@ -80,6 +82,7 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
         *memory_errors(settings),
     ):
         raise ConfigurationError(errors)
+    check_custom_code(settings, model)
     for warning in (*explanation.warnings, *said.warnings):
         logger.warning("%s", warning)
     arguments = build_engine_arguments(settings, model, devices)
@@ -105,6 +108,7 @@ class ModelStart:
         self.engine_kind = engine_kind
         self._files = ModelFiles(plan.model, plan.arguments, settings, environ, self._report)
         self._thread: ThreadPoolExecutor | None = None
+        self._code: CustomCode | None = None
 
     async def prepare(self) -> ReadyFiles:
         """Fetch the model and import the engine, both at once; returns what the engine is given.
@@ -150,16 +154,20 @@ class ModelStart:
         engine = await self._start_engine(ready.arguments)
         try:
             self.service.admission.enter_phase(Phase.ADAPTERS)
+            if self._code is None:  # an engine that comes back finds it loaded
+                self._code = await self._load_code(engine, ready)
             if adapters is None:
-                adapters = await self._load_adapters(engine, ready)
+                adapters = await self._load_adapters(engine, ready, self._code)
             else:
                 await adapters.move_to(engine)
             self.service.admission.enter_phase(Phase.WARM_UP)
             await warm_up(engine)
+            await self._code.call_handler_at_start()
         except BaseException:
             await engine.close()
             raise
-        return Runtime(engine, replace(self.plan.profile, task=engine.task), adapters)
+        profile = replace(self.plan.profile, task=engine.task)
+        return Runtime(engine, profile, adapters, self._code)
 
     def _report(self, progress: DownloadProgress) -> None:
         self.service.admission.report_progress(asdict(progress))
@@ -203,7 +211,14 @@ class ModelStart:
             self._thread = new_engine_thread()
         return self._thread
 
-    async def _load_adapters(self, engine: Engine, ready: ReadyFiles) -> AdapterRegistry:
+    async def _load_code(self, engine: Engine, ready: ReadyFiles) -> CustomCode:
+        return await load_custom_code(
+            self.settings, self.environ, ready.model, self.plan.profile, engine
+        )
+
+    async def _load_adapters(
+        self, engine: Engine, ready: ReadyFiles, code: CustomCode
+    ) -> AdapterRegistry:
         return await load_adapters(
             ready.model,
             ready.arguments,
@@ -211,6 +226,7 @@ class ModelStart:
             self.settings,
             self.environ,
             engine,
+            code=code,
         )
 
 

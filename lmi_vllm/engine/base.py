@@ -75,6 +75,11 @@ class Engine(Protocol):
         """Forget `adapter` and its weights; unknown ones are ignored."""
         ...
 
+    @property
+    def tokenizer(self) -> object:
+        """The model's tokenizer; None where there is none. Copy it to use it in another thread."""
+        ...
+
     async def check_health(self) -> None:
         """Return quickly when alive.
 

@@ -46,6 +46,7 @@ class ScriptedEngine:
     seconds_per_token: float = 0.0
     max_model_len: int = 2048
     task: str = "generate"
+    tokenizer: object = None
     openai_schemas: OpenAISchemas = field(default_factory=OpenAISchemas)
     refused_adapters: Mapping[str, str] = field(default_factory=dict)  # name -> reason
     adapters: dict[str, AdapterRef] = field(default_factory=dict)

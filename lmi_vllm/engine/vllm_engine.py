@@ -125,6 +125,11 @@ class VllmEngine:
         return int(self._llm.get_num_unfinished_requests())
 
     @property
+    def tokenizer(self) -> object:
+        """The tokenizer that vLLM uses; it is not safe to share with another thread."""
+        return self._tokenizer
+
+    @property
     def progress(self) -> int:
         """Steps of the engine whose outputs have arrived."""
         return self._llm.steps

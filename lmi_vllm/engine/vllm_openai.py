@@ -7,7 +7,7 @@ import logging
 import secrets
 from argparse import Namespace
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -182,7 +182,8 @@ def _reply(result: Any, route: HandlerRoute) -> OpenAIReply:
         return OpenAIReply(200, content_type="text/event-stream", stream=_encoded(result))
     status = result.error.code if isinstance(result, ErrorResponse) else 200
     by_alias = {"mode": "json", "by_alias": True} if route.is_by_alias else {}
-    return _json_reply(JSONResponse(result.model_dump(**by_alias), status))
+    reply = _json_reply(JSONResponse(result.model_dump(**by_alias), status))
+    return replace(reply, response=result)
 
 
 def _json_reply(response: Response) -> OpenAIReply:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.hooks.functions import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 
@@ -12,9 +13,9 @@ from lmi_vllm.messages import AdapterRef
 class Adapter:
     """A registered adapter: `src` as given, `path` on disk; preload and pin as requested.
 
-    `ref` is there while its weights are loaded. `options` are the other parameters of its
-    registration, kept and otherwise unused. Adapters found in the model directory are `is_local`:
-    they come back by themselves at the next start.
+    `ref` is there while its weights are loaded; `hooks` are those of its own model.py. `options`
+    are the other parameters of its registration, kept and otherwise unused. Adapters found in the
+    model directory are `is_local`: they come back by themselves at the next start.
     """
 
     name: str
@@ -25,6 +26,15 @@ class Adapter:
     is_local: bool = False
     path: str = ""
     ref: AdapterRef | None = None
+    hooks: Hooks = NO_HOOKS
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a request holds of the adapter it named: one load of its weights, and its hooks."""
+
+    ref: AdapterRef | None = None
+    hooks: Hooks = NO_HOOKS
 
 
 def check_flags(adapter: Adapter) -> None:

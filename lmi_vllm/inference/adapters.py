@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,27 +18,35 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
     UnknownAdapterError,
 )
-from lmi_vllm.inference.adapter_entry import Adapter, check_flags
+from lmi_vllm.hooks.functions import NO_HOOKS, Hooks
+from lmi_vllm.inference.adapter_entry import Adapter, Lease, check_flags
 from lmi_vllm.inference.turns import Turns, Use
 from lmi_vllm.messages import AdapterRef
 
-__all__ = ["Adapter", "AdapterRegistry"]
+__all__ = ["Adapter", "AdapterRegistry", "Lease"]
 logger = logging.getLogger(__name__)
 
 FIRST_ENGINE_ID: Final = 1000  # below are ids the engine keeps for itself
 Resolve = Callable[[str], str]
+LoadCode = Callable[[str, str], Awaitable[Hooks]]  # name, path
 
 
 def ignore_change(_: Collection[Adapter]) -> None:
     """Keep nothing: the state of the registry ends with the process."""
 
 
+async def no_code(_name: str, _path: str) -> Hooks:
+    """Load no code of adapters."""
+    return NO_HOOKS
+
+
 class AdapterRegistry:
     """Names -> adapters; calls for one name queue, engine calls run one at a time.
 
-    `resolve` turns a source into a local directory, or raises AdapterRefusedError. `on_change` gets
-    all adapters after each change. A call that was begun is carried out, whether or not its client
-    stays: half a change would leave weights behind that nobody can remove.
+    `resolve` turns a source into a local directory, or raises AdapterRefusedError; so does
+    `load_code` for the hooks in it. `on_change` gets all adapters after each change. A call that
+    was begun is carried out, whether or not its client stays: half a change would leave weights
+    behind that nobody can remove.
     """
 
     def __init__(
@@ -48,12 +56,14 @@ class AdapterRegistry:
         *,
         is_enabled: bool,
         reserved_names: Collection[str] = (),
+        load_code: LoadCode = no_code,
         on_change: Callable[[Collection[Adapter]], None] = ignore_change,
     ) -> None:
         self._engine = engine
         self._resolve = resolve
         self.is_enabled = is_enabled
         self._reserved_names = frozenset(reserved_names)
+        self._load_code = load_code
         self._on_change = on_change
         self._adapters: dict[str, Adapter] = {}
         self._uses: dict[int, Use] = {}
@@ -162,9 +172,7 @@ class AdapterRegistry:
             return adapter
 
     @contextlib.asynccontextmanager
-    async def lease(
-        self, name: str | None, alias: str | None = None
-    ) -> AsyncIterator[AdapterRef | None]:
+    async def lease(self, name: str | None, alias: str | None = None) -> AsyncIterator[Lease]:
         """Hold the adapter a request named from admission to its last token; None is the base.
 
         Raises:
@@ -172,14 +180,18 @@ class AdapterRegistry:
             RequestError: it is registered, but cannot be loaded now.
         """
         if not name:
-            yield None
+            yield Lease()
             return
         adapter = self._adapters.get(name)
         if adapter is None:
             raise UnknownAdapterError(alias or name)
-        ref = adapter.ref or await self._load_on_first_use(name, alias)
-        with self._uses.setdefault(ref.engine_id, Use()).hold():
-            yield ref
+        if adapter.ref is None:
+            adapter = await self._load_on_first_use(name, alias)
+        lease = Lease(adapter.ref, adapter.hooks)
+        if lease.ref is None:
+            raise UnknownAdapterError(alias or name)
+        with self._uses.setdefault(lease.ref.engine_id, Use()).hold():
+            yield lease
 
     async def _register(self, adapter: Adapter, shown: str) -> None:
         async with self._name_turns.turn(adapter.name):
@@ -193,19 +205,19 @@ class AdapterRegistry:
                     f"The adapter {shown} conflicts with a served base model of that name"
                 )
             check_flags(adapter)
-            path = await self._resolved(adapter)
-            adapter = replace(adapter, path=path)
+            adapter = await self._with_code(replace(adapter, path=await self._resolved(adapter)))
             self._adapters[adapter.name] = (
-                await self._loaded(adapter) if adapter.preload else adapter
+                await self._loaded_or_forgotten(adapter) if adapter.preload else adapter
             )
         await self._changed()
 
     async def _replace(self, adapter: Adapter, timeout_seconds: float) -> None:
         async with self._name_turns.turn(adapter.name):
             current = self.describe(adapter.name)
-            adapter = replace(adapter, path=await self._resolved(adapter))
-            self._adapters[adapter.name] = await self._loaded(adapter)
+            adapter = await self._with_code(replace(adapter, path=await self._resolved(adapter)))
+            self._adapters[adapter.name] = await self._loaded_or_forgotten(adapter)
         await self._drop(current.ref, timeout_seconds)
+        current.hooks.forget()
         await self._changed()
 
     async def _update(
@@ -222,7 +234,13 @@ class AdapterRegistry:
                     "Unpinning adapter is not supported. Unregister the adapter and register it "
                     "again without pin."
                 )
-            wanted = replace(wanted, path=current.path, ref=current.ref, is_local=current.is_local)
+            wanted = replace(
+                wanted,
+                path=current.path,
+                ref=current.ref,
+                is_local=current.is_local,
+                hooks=current.hooks,
+            )
             if wanted.preload and (wanted.ref is None or wanted.pin):
                 wanted = await self._loaded(wanted)
             elif not wanted.preload and current.preload:
@@ -241,14 +259,15 @@ class AdapterRegistry:
             except BaseException:
                 self._adapters[name] = adapter
                 raise
+            adapter.hooks.forget()
         await self._changed()
 
-    async def _load_on_first_use(self, name: str, alias: str | None) -> AdapterRef:
+    async def _load_on_first_use(self, name: str, alias: str | None) -> Adapter:
         await self._to_its_end(self._load_now(name))
         adapter = self._adapters.get(name)
-        if adapter is None or adapter.ref is None:
+        if adapter is None:
             raise UnknownAdapterError(alias or name)
-        return adapter.ref
+        return adapter
 
     async def _load_now(self, name: str) -> None:
         async with self._name_turns.turn(name):
@@ -265,6 +284,17 @@ class AdapterRegistry:
             return await asyncio.to_thread(self._resolve, adapter.src)
         except AdapterRefusedError as error:
             raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
+
+    async def _with_code(self, adapter: Adapter) -> Adapter:
+        return replace(adapter, hooks=await self._load_code(adapter.name, adapter.path))
+
+    async def _loaded_or_forgotten(self, adapter: Adapter) -> Adapter:
+        """Return the adapter loaded; what its code left behind goes with a refusal."""
+        try:
+            return await self._loaded(adapter)
+        except BaseException:
+            adapter.hooks.forget()
+            raise
 
     async def _loaded(self, adapter: Adapter) -> Adapter:
         """Return the adapter loaded, under a new id unless it already is; pinned if it is to be."""

@@ -17,7 +17,9 @@ class ErrorKind(StrEnum):
     ANY = "error_rate_any"
 
 
-_SERVER_FAULTS = frozenset({Fault.CLIENT, Fault.ENGINE, Fault.DEADLINE, Fault.MEMORY})
+_SERVER_FAULTS = frozenset(
+    {Fault.CLIENT, Fault.CUSTOM_CODE, Fault.ENGINE, Fault.DEADLINE, Fault.MEMORY}
+)
 _FIRST_SERVER_ERROR = 500
 _FAILED_DEPENDENCY = 424
 

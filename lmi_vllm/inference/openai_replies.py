@@ -25,7 +25,7 @@ def lmi_reply(answer: OpenAIReply, framing: Framing) -> Reply:
             return Reply(200, framing.content_type, stream=answer.stream)
         return Reply(200, framing.content_type, stream=_without_sse(answer.stream))
     if answer.status >= 400:  # noqa: PLR2004 (an error status)
-        raise _error_of(answer)
+        raise error_of(answer)
     return Reply(answer.status, answer.content_type, answer.body + b"\n")
 
 
@@ -39,7 +39,8 @@ async def _without_sse(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         await close_iterator(events)
 
 
-def _error_of(answer: OpenAIReply) -> LmiError:
+def error_of(answer: OpenAIReply) -> LmiError:
+    """Return vLLM's error object as the error of ours that has its meaning and text."""
     text = str(orjson.loads(answer.body)["error"]["message"])
     if answer.status == 503:  # noqa: PLR2004 (vLLM's own queue limit)
         return NotReadyError(text, retry_after_seconds=1)

@@ -1,10 +1,9 @@
 """Join payload, adapter, engine and formatter into a `Reply`; knows no HTTP."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi_vllm.engine.base import Engine
@@ -18,6 +17,7 @@ from lmi_vllm.errors import (
     openai_error,
     status_of,
 )
+from lmi_vllm.hooks.functions import NO_HOOKS
 from lmi_vllm.inference.adapter_selection import (
     ADAPTER_ALIAS_HEADER,
     adapter_name,
@@ -26,6 +26,7 @@ from lmi_vllm.inference.adapter_selection import (
 from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.bodies import decode_body
+from lmi_vllm.inference.custom_code import CustomCode
 from lmi_vllm.inference.formatters import (
     FRAMINGS,
     Schema,
@@ -35,6 +36,17 @@ from lmi_vllm.inference.formatters import (
     encode_results,
     format_result,
     rank_candidates,
+)
+from lmi_vllm.inference.hooked import (
+    apply_input_hook,
+    decode_payload,
+    differing_adapters,
+    formatted,
+    has_hooks,
+    joined,
+    openai_request,
+    request_content,
+    select_hooks,
 )
 from lmi_vllm.inference.limits import check_limits, sequence_count
 from lmi_vllm.inference.model_list import with_adapters
@@ -51,7 +63,14 @@ from lmi_vllm.inference.pooling import (
     parse_pooling_request,
     vectors_reply,
 )
-from lmi_vllm.inference.streams import HeldStream, close_iterator, deadline_error, next_within
+from lmi_vllm.inference.request_hold import RequestHold
+from lmi_vllm.inference.streams import (
+    HeldStream,
+    close_iterator,
+    deadline_error,
+    gathered,
+    next_within,
+)
 from lmi_vllm.messages import (
     AdapterRef,
     GenerationChunk,
@@ -73,6 +92,7 @@ class Runtime:
     engine: Engine
     profile: ServingProfile
     adapters: AdapterRegistry
+    code: CustomCode = field(default_factory=CustomCode)
 
 
 class InferenceService:
@@ -156,30 +176,73 @@ class InferenceService:
 
     async def _infer(self, call: InferenceCall) -> Reply:
         runtime = self.runtime
-        async with contextlib.AsyncExitStack() as resources:
+        async with RequestHold() as resources:
             resources.enter_context(self.admission.admit())
-            payload = decode_body(call.body, call.content_type)
-            if runtime.profile.task != GENERATE:
-                return await self._pool(runtime, call, payload, resources)
-            family = dispatch(payload)
-            if family is Family.GENERATION:
-                reply = await self._generate(runtime, call, payload, resources)
-            else:
-                answer = await self._openai(runtime, call, family, payload, resources)
-                framing = choose_framing(
-                    call.accept,
-                    runtime.profile.output_formatter,
-                    tgi_compat=runtime.profile.tgi_compat,
-                )
-                reply = lmi_reply(answer, framing)
+            reply = await runtime.code.handle(call, request_content(call))
+            if reply is None:
+                payload = decode_payload(runtime.code, runtime.adapters, call)
+                reply = await self._answer(runtime, call, payload, resources)
             return _held(reply, resources)
+
+    async def _answer(
+        self, runtime: Runtime, call: InferenceCall, payload: Any, resources: RequestHold
+    ) -> Reply:
+        """Answer a decoded payload, its adapter's hooks around it."""
+        code, adapters = runtime.code, runtime.adapters
+        names = differing_adapters(call, payload, adapters)
+        if names and await has_hooks(code, adapters, call, names, resources):
+            return await self._answer_each(runtime, call, payload, names, resources)
+        hooks, name = NO_HOOKS, None
+        if not names:
+            hooks, name = await select_hooks(code, adapters, call, payload, resources)
+        payload = await apply_input_hook(code, hooks, call, payload, name)
+        if hooks.output is not None:
+            kind, body = openai_request(runtime.profile, adapters, call, payload)
+            answer = await self._openai(runtime, call, kind, body, resources)
+            return await formatted(code, hooks.output, call, payload, answer)
+        if runtime.profile.task != GENERATE:
+            return await self._pool(runtime, call, payload, resources)
+        family = dispatch(payload)
+        if family is Family.GENERATION:
+            return await self._generate(runtime, call, payload, resources)
+        answer = await self._openai(runtime, call, family, payload, resources)
+        framing = choose_framing(
+            call.accept, runtime.profile.output_formatter, tgi_compat=runtime.profile.tgi_compat
+        )
+        return lmi_reply(answer, framing)
+
+    async def _answer_each(
+        self,
+        runtime: Runtime,
+        call: InferenceCall,
+        payload: dict[str, Any],
+        names: list[str | None],
+        resources: RequestHold,
+    ) -> Reply:
+        """Answer each prompt of a list as a request of its own: their adapters' hooks differ."""
+        self._admit_list("inputs", len(names), resources)
+        parts = enumerate(zip(payload["inputs"], names, strict=True))
+        works = [
+            self._answer(
+                runtime,
+                replace(call, request_id=f"{call.request_id}-{position}"),
+                {**payload, "inputs": prompt, "adapters": name or ""},
+                resources,
+            )
+            for position, (prompt, name) in parts
+        ]
+        replies = await gathered(works)
+        if any(reply.stream is not None for reply in replies):
+            raise PayloadError("inputs: streaming takes one prompt, not a list")
+        bodies = [reply.body for reply in replies]
+        return Reply(200, FRAMINGS["json"].content_type, joined(bodies))
 
     async def _pool(
         self,
         runtime: Runtime,
         call: InferenceCall,
         payload: dict[str, Any],
-        resources: contextlib.AsyncExitStack,
+        resources: RequestHold,
     ) -> Reply:
         """Answer on a model that embeds, classifies or ranks."""
         request = parse_pooling_request(payload, runtime.profile, runtime.adapters.__contains__)
@@ -190,7 +253,7 @@ class InferenceService:
 
     async def _answer_openai(self, call: InferenceCall, kind: str) -> Reply:
         runtime = self.runtime
-        async with contextlib.AsyncExitStack() as resources:
+        async with RequestHold() as resources:
             if kind == "models":
                 answer = await runtime.engine.answer_openai(
                     OpenAICall("models", {}, call.properties, call.request_id)
@@ -198,11 +261,19 @@ class InferenceService:
                 listed = with_adapters(answer.body, runtime.adapters)
                 return Reply(answer.status, answer.content_type, listed)
             resources.enter_context(self.admission.admit())
-            payload = decode_body(call.body, "application/json")
+            code = runtime.code
+            own = await code.handle(call, request_content(call))
+            if own is not None:
+                return _held(own, resources)
+            payload: Any = decode_body(call.body, "application/json")
+            hooks, name = await select_hooks(code, runtime.adapters, call, payload, resources)
+            payload = await apply_input_hook(code, hooks, call, payload, name)
             answer = await self._openai(runtime, call, kind, payload, resources)
             reply = Reply(
                 answer.status, answer.content_type, answer.body, answer.stream, answer.headers
             )
+            if hooks.output is not None and answer.status == 200:  # noqa: PLR2004 (success)
+                reply = await code.format_output(hooks.output, call, payload, answer)
             return _held(reply, resources)
 
     async def _openai(
@@ -211,7 +282,7 @@ class InferenceService:
         call: InferenceCall,
         kind: str,
         payload: Mapping[str, Any],
-        resources: contextlib.AsyncExitStack,
+        resources: RequestHold,
     ) -> OpenAIReply:
         check_limits(payload, runtime.profile.limits)
         if kind != "responses":  # its list of inputs is one conversation
@@ -239,7 +310,7 @@ class InferenceService:
         runtime: Runtime,
         call: InferenceCall,
         payload: dict[str, Any],
-        resources: contextlib.AsyncExitStack,
+        resources: RequestHold,
     ) -> Reply:
         request = parse_lmi_request(payload, runtime.profile, call.tgi_route)
         self._unread_names.warn(request.unread)
@@ -334,7 +405,7 @@ class InferenceService:
         self.admission.error_rates.record(error)
         return error
 
-    def _admit_list(self, name: str, sequences: int, resources: contextlib.AsyncExitStack) -> None:
+    def _admit_list(self, name: str, sequences: int, resources: RequestHold) -> None:
         """Take the further places of a list: each sequence it asks for counts as a request."""
         if sequences > self.admission.limit:
             raise PayloadError(
@@ -356,13 +427,13 @@ class InferenceService:
         runtime: Runtime,
         call: InferenceCall,
         name: str | None,
-        resources: contextlib.AsyncExitStack,
+        resources: RequestHold,
     ) -> AdapterRef | None:
         alias = call.properties.get(ADAPTER_ALIAS_HEADER)
-        return await resources.enter_async_context(runtime.adapters.lease(name, alias))
+        return (await resources.lease(runtime.adapters, name, alias)).ref
 
 
-def _held(reply: Reply, resources: contextlib.AsyncExitStack) -> Reply:
+def _held(reply: Reply, resources: RequestHold) -> Reply:
     """Move what the request holds into its stream; without one it is released on return."""
     if reply.stream is None:
         return reply
@@ -388,13 +459,8 @@ def _job(
 async def _gather(
     runtime: Runtime, request: LmiRequest, jobs: list[GenerationJob], schema: Schema
 ) -> list[dict[str, Any]]:
-    """Return one result per job, in order; the first failure ends the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_result(runtime, request, job, schema)) for job in jobs]
-    except* LmiError as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+    """Return one result per job, in order."""
+    return await gathered([_result(runtime, request, job, schema) for job in jobs])
 
 
 async def _result(

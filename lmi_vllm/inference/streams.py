@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from lmi_vllm.errors import DeadlineError
+from lmi_vllm.errors import DeadlineError, LmiError
 
 Item = TypeVar("Item")
 
@@ -65,6 +65,16 @@ async def next_within(items: AsyncIterator[Item], seconds: float, setting: str) 
             return await anext(items, None)
     except TimeoutError:
         raise deadline_error(seconds, setting) from None
+
+
+async def gathered(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
+    """Return all results, in order; the first failure ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except* LmiError as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def deadline_error(seconds: float, setting: str) -> DeadlineError:

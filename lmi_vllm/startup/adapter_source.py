@@ -1,6 +1,5 @@
 """Where an adapter's files are: `src` as a client or a folder gives it -> a checked directory."""
 
-import logging
 import os
 import shutil
 import tempfile
@@ -21,8 +20,6 @@ from lmi_vllm.startup.archives import extract_archive, is_archive
 from lmi_vllm.startup.downloads import fetch_model
 from lmi_vllm.startup.s3_download import cache_directory
 from lmi_vllm.startup.secure_mode import adapter_violations, read_secure_mode
-
-logger = logging.getLogger(__name__)
 
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"
@@ -139,11 +136,6 @@ class AdapterSources:
                 f"{src} brings a model.py; code that was fetched is loaded only with "
                 f"{CUSTOM_CODE}=all"
             )
-        logger.warning(
-            "%s has a model.py: hooks of adapters are not available yet, its code is NOT loaded "
-            "and requests are formatted without it",
-            src,
-        )
 
 
 def resolve_adapter_source(src: str, environ: Mapping[str, str]) -> str:

@@ -50,18 +50,12 @@ NAMED: Final[Mapping[str, str]] = MappingProxyType(
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "traces are not available yet",
     }
 )
-CUSTOM_CODE: Final = (
-    "hooks in model.py are not available yet, and answers without them would differ; remove the "
-    "file, or set LMI_CUSTOM_CODE=none to serve without it"
-)
 
 
 def reason_without_effect(setting: Setting) -> str | None:
     """Return why this release does not act on a setting; None where it does, or it is off."""
     if not setting.is_set:
         return None
-    if setting.name == "entryPoint" and not str(setting.value).startswith("djl_python."):
-        return f"{CUSTOM_CODE}; serve refuses to start"
     if not _is_active(setting.name, setting.value):
         return None
     if setting.name in REFUSED:
@@ -80,9 +74,6 @@ def notices(settings: Settings, directory: Path | None, environ: Mapping[str, st
             (warnings if is_named else errors).append(
                 f"{setting.name} ({setting.origin}): {reason}"
             )
-    is_off = environ.get("LMI_CUSTOM_CODE", "").lower() == "none"
-    if directory is not None and (directory / "model.py").is_file() and not is_off:
-        errors.append(f"{directory / 'model.py'}: {CUSTOM_CODE}")
     return Notices(tuple(warnings), tuple(errors))
 
 

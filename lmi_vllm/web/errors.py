@@ -21,7 +21,7 @@ from lmi_vllm.errors import (
 )
 
 # Faults that inference routes answer in the handler-level shape; all others are the server's.
-_HANDLER_LEVEL: Final = frozenset({Fault.CLIENT, Fault.ENGINE})
+_HANDLER_LEVEL: Final = frozenset({Fault.CLIENT, Fault.CUSTOM_CODE, Fault.ENGINE})
 
 
 def error_response(

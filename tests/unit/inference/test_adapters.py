@@ -84,8 +84,8 @@ async def test_unregister_is_bounded_by_its_timeout() -> None:
     engine = ScriptedEngine()
     registry = registry_over(engine)
     await registry.register(Adapter("a", "/a"))
-    async with registry.lease("a") as ref:
-        assert ref is not None
+    async with registry.lease("a") as lease:
+        assert lease.ref is not None
         await registry.unregister("a", 0.05)
         assert engine.adapters == {}
 
@@ -124,8 +124,8 @@ async def test_new_engine_gets_every_loaded_adapter() -> None:
     engine = ScriptedEngine()
     await registry.move_to(engine)
     assert {name: ref.pinned for name, ref in engine.adapters.items()} == {"a": True}
-    async with registry.lease("a") as ref:
-        assert ref == engine.adapters["a"]
+    async with registry.lease("a") as lease:
+        assert lease.ref == engine.adapters["a"]
 
 
 async def test_adapter_that_does_not_come_back_keeps_nobody_waiting() -> None:

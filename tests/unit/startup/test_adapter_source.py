@@ -1,7 +1,6 @@
 """Where an adapter may come from, and what is refused on the way."""
 
 import io
-import logging
 import os
 import tarfile
 from pathlib import Path
@@ -115,16 +114,6 @@ def test_secure_mode_refuses_what_it_forbids(adapter: Path, control: str, name: 
     with pytest.raises(BadParameterError, match=control):
         resolve(adapter, **secure)
     assert resolve(adapter)
-
-
-def test_code_in_an_adapter_is_never_silent(
-    adapter: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A model.py whose hooks are not loaded is a warning that says so."""
-    (adapter / "model.py").write_text("")
-    with caplog.at_level(logging.WARNING):
-        resolve(adapter)
-    assert "its code is NOT loaded" in caplog.text
 
 
 def test_local_adapters_are_folders_that_are_not_hidden(tmp_path: Path) -> None:

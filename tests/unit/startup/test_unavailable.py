@@ -67,12 +67,3 @@ def test_notices_are_silent_by_default(tmp_path: Path) -> None:
     said = notices(load_settings({}), tmp_path, {})
     assert said.errors == ()
     assert said.warnings == ()
-
-
-def test_notices_refuses_custom_code_unless_switched_off(tmp_path: Path) -> None:
-    """A model.py would change answers: the start ends, unless LMI_CUSTOM_CODE=none."""
-    (tmp_path / "model.py").write_text("def handle(inputs): ...\n")
-    (refusal,) = notices(load_settings({}), tmp_path, {}).errors
-    assert "model.py" in refusal
-    off = {"LMI_CUSTOM_CODE": "none"}
-    assert notices(load_settings(off), tmp_path, off).errors == ()

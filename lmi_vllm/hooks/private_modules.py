@@ -1,0 +1,105 @@
+"""Modules of one adapter that nobody else can see, nor they those of another adapter.
+
+Two adapters may both bring a `model.py` and a `prompts.py`. Python keeps one module per name, so an
+adapter's files become submodules of a package with a name of its own, and an import statement in
+one of them looks there first: each such file gets builtins whose `__import__` does so. Neither the
+Python path nor anybody else's modules change.
+"""
+
+import builtins
+import importlib
+import importlib.abc
+import importlib.machinery
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+_numbers = itertools.count(1)
+
+
+class SourceLoader(importlib.machinery.SourceFileLoader):
+    """Compiles the file as it is now: a stale or forged cache beside it is never read."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of the source."""
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+class PrivateModules(importlib.abc.MetaPathFinder):
+    """The modules of one folder, under a package name that is used once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._package = f"lmi_vllm_adapter_code_{next(_numbers)}"
+        self._builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
+
+    def load(self, name: str) -> ModuleType:
+        """Return the module of that name in the folder, run."""
+        package = ModuleType(self._package)
+        package.__path__ = [str(self._folder)]
+        sys.modules[self._package] = package
+        sys.meta_path.insert(0, self)
+        return importlib.import_module(f"{self._package}.{name}")
+
+    def forget(self) -> None:
+        """Remove every trace; functions that are still held go on working."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for name in [*sys.modules]:
+            if name == self._package or name.startswith(f"{self._package}."):
+                del sys.modules[name]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find the submodules of this package, and nothing else."""
+        _ = target
+        if not fullname.startswith(f"{self._package}."):
+            return None
+        for entry in path or ():
+            # The finder calls what it gets for a loader, whether it is a class or not.
+            loaders: Any = (self._loader, importlib.machinery.SOURCE_SUFFIXES)
+            spec = importlib.machinery.FileFinder(entry, loaders).find_spec(fullname)
+            if spec is not None:
+                return spec
+        return None
+
+    def _loader(self, fullname: str, path: str) -> "_PrivateLoader":
+        return _PrivateLoader(fullname, path, self._builtins)
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] = (),
+        level: int = 0,
+    ) -> ModuleType:
+        top = name.partition(".")[0]
+        if level or not self._has(top):
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        private = f"{self._package}.{name}"
+        if fromlist:
+            return builtins.__import__(private, globals, locals, fromlist, 0)
+        importlib.import_module(private)
+        return sys.modules[f"{self._package}.{top}"]
+
+    def _has(self, top: str) -> bool:
+        folder = self._folder
+        return (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file()
+
+
+class _PrivateLoader(SourceLoader):
+    def __init__(self, fullname: str, path: str, own_builtins: dict[str, Any]) -> None:
+        super().__init__(fullname, path)
+        self._builtins = own_builtins
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module with import statements that see the folder first."""
+        vars(module)["__builtins__"] = self._builtins
+        super().exec_module(module)

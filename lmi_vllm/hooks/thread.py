@@ -1,0 +1,60 @@
+"""One thread with an event loop of its own, for all code that users bring.
+
+Such code may block for as long as it likes: health, other requests' tokens and shutdown go on. It
+is one thread, so that code which was written for LMI's one loop finds no more concurrency here.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+_END: Final = object()
+
+
+class CodeThread:
+    """Runs functions and coroutines there; the thread starts with the first, and ends with us."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what the function returns; what it raises is raised here.
+
+        A cancelled caller does not wait: a coroutine is cancelled, a running function goes on.
+        """
+        call = _call(function, arguments)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._started()))
+
+    async def iterate(self, items: Any) -> AsyncIterator[Any]:
+        """Yield the items of an iterator, async or not, each taken on the thread."""
+        try:
+            while (item := await self.run(_next, items)) is not _END:
+                yield item
+        finally:
+            close = getattr(items, "aclose", None) or getattr(items, "close", None)
+            if close is not None:
+                with contextlib.suppress(RuntimeError):  # its cancellation is still running
+                    await self.run(close)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="custom-code", daemon=True).start()
+        return self._loop
+
+
+async def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        result = function(*arguments)
+        return await result if inspect.isawaitable(result) else result
+    except (SystemExit, KeyboardInterrupt) as error:  # would end the loop
+        raise RuntimeError(f"the code called for the end of the process ({error!r})") from error
+
+
+async def _next(items: Any) -> Any:
+    if hasattr(items, "__anext__"):
+        return await anext(items, _END)
+    return next(items, _END)

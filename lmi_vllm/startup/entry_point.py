@@ -1,0 +1,41 @@
+"""An entry point that is a URL: fetched once into the cache as model.py (configuration.md 7.2)."""
+
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.errors import DownloadError
+from lmi_vllm.startup.masking import mask_urls
+from lmi_vllm.startup.s3_download import cache_directory
+
+TIMEOUT_SECONDS: Final = 60
+MAX_BYTES: Final = 16 << 20
+
+
+def fetch_entry_point(url: str, environ: Mapping[str, str]) -> Path:
+    """Return the file of an http(s) URL, from the cache if it is there.
+
+    Raises:
+        DownloadError: it cannot be fetched; the text names URL and reason.
+    """
+    target = cache_directory(f"entry-point:{url}", environ) / "model.py"
+    if target.is_file():
+        return target
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+            content = answer.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise DownloadError(f"entryPoint {mask_urls(url)} cannot be fetched: {reason}") from error
+    if len(content) > MAX_BYTES:
+        raise DownloadError(f"entryPoint {mask_urls(url)} is larger than {MAX_BYTES} bytes")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file, name = tempfile.mkstemp(dir=target.parent, prefix=".entry-point-")
+    with os.fdopen(file, "wb") as partial:
+        partial.write(content)
+    Path(name).rename(target)
+    return target
