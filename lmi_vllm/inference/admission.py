@@ -56,6 +56,7 @@ class Admission:
         self._began = time.monotonic()
         self._engine_began: float | None = None
         self._progress: Mapping[str, object] = MappingProxyType({})
+        self.download: Mapping[str, object] = MappingProxyType({})  # the last numbers of one
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -88,8 +89,8 @@ class Admission:
         self.enter_phase(Phase.ENGINE)
 
     def report_progress(self, progress: Mapping[str, object]) -> None:
-        """Keep the numbers of a running download for `/ping`; called from any thread."""
-        self._progress = progress
+        """Keep the numbers of a running download for `/ping` and the metrics, from any thread."""
+        self._progress = self.download = progress
 
     def become(self, state: State) -> None:
         """Enter `state`; once draining or failed, there is no way back to healthy."""

@@ -1,6 +1,8 @@
 """Models, adapters and metrics: HTTP to calls (http-api.md 10, adapters-api.md 4)."""
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -14,6 +16,15 @@ from lmi_vllm.web.keys import SERVICE
 # What grows without end where something is not cleaned up; counted when asked for.
 TASKS: Final = Gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
 IN_FLIGHT: Final = Gauge("lmi_requests_in_flight", "Admitted requests, running and waiting.")
+# As `/ping` shows them while a model is fetched; the last ones stay, 0 without any.
+DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
+    {
+        "bytes": Gauge("lmi_download_bytes", "Bytes of the model that have arrived."),
+        "bytes_total": Gauge("lmi_download_bytes_expected", "Bytes of the model to fetch."),
+        "files": Gauge("lmi_download_files", "Files of the model that are complete."),
+        "files_total": Gauge("lmi_download_files_expected", "Files of the model to fetch."),
+    }
+)
 
 
 def add_management_routes(app: web.Application) -> None:
@@ -27,7 +38,10 @@ def add_management_routes(app: web.Application) -> None:
 async def metrics(request: web.Request) -> web.Response:
     """Answer with every series of the process, vLLM's among them, as Prometheus text."""
     TASKS.set(len(asyncio.all_tasks()))
-    IN_FLIGHT.set(request.app[SERVICE].admission.in_flight)
+    admission = request.app[SERVICE].admission
+    IN_FLIGHT.set(admission.in_flight)
+    for name, gauge in DOWNLOAD.items():
+        gauge.set(float(str(admission.download.get(name, 0))))
     return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -70,3 +70,19 @@ async def test_health_liveness(serve: ServeScripted, state: State, status: int) 
 async def test_health_liveness_methods(serve: ServeScripted, method: str, status: int) -> None:
     """/live takes the methods of /ping."""
     assert (await (await serve()).request(method, "/live")).status == status
+
+
+async def test_health_download_numbers_are_metrics_too(serve: ServeScripted) -> None:
+    """While a model is fetched `/ping` and the metrics tell the same; the metrics keep the end."""
+    client = await serve(is_ready=False)
+    admission = admission_of(client)
+    admission.enter_phase(Phase.DOWNLOAD)
+    admission.report_progress({"files": 2, "files_total": 5, "bytes": 70, "bytes_total": 900})
+    (entry,) = (await (await client.get("/ping")).json()).values()
+    assert (entry["bytes"], entry["bytes_total"]) == (70, 900)
+    admission.enter_phase(Phase.ENGINE)
+    lines = (await (await client.get("/metrics")).text()).splitlines()
+    assert "lmi_download_bytes 70.0" in lines
+    assert "lmi_download_bytes_expected 900.0" in lines
+    assert "lmi_download_files 2.0" in lines
+    assert "lmi_download_files_expected 5.0" in lines
