@@ -16,7 +16,7 @@ from integration.engine_restart import engine_of
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from tests.support.hub_server import Repository, hub_server
 from tests.support.no_network import without_network
-from tests.support.s3_server import BUCKET, S3Server, s3_server
+from tests.support.s3_server import BUCKET, S3Server, s3_server, tar_gz
 
 pytestmark = pytest.mark.vllm
 
@@ -85,6 +85,31 @@ def test_s3_prefix_is_served_with_its_options_and_adapters(
             url = ready(second)
             assert set(store.objects_sent) <= {"tiny/serving.properties", "tiny/requirements.txt"}
         assert answer(url) == ANSWER  # the store has gone
+
+    without_network(body)
+
+
+@pytest.mark.parametrize("place", ["store", "s3"])
+def test_archive_is_served_with_its_options_and_adapters(
+    server_process: StartServer, tmp_path: Path, place: str
+) -> None:
+    """A model.tar.gz, local or in S3, is unpacked before its own serving.properties is read."""
+    packed = tar_gz({f"model/{name}": body for name, body in model_directory().items()})
+
+    def body() -> None:
+        environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
+        with s3_server() as store:
+            if place == "store":
+                (tmp_path / "store").mkdir()
+                (tmp_path / "store" / "tiny.tar.gz").write_bytes(packed)
+                environ |= {"SERVING_MODEL_STORE": str(tmp_path / "store")}
+            else:
+                store.put({"packed/tiny.tar.gz": packed})
+                environ |= store.environ | {"HF_MODEL_ID": f"s3://{BUCKET}/packed/tiny.tar.gz"}
+            url = ready(server_process("--port", "0", environ=environ))
+        assert answer(url) == ANSWER
+        assert answer(url, adapters="capitals") == ANSWER.upper()
+        assert call(url, "/ping").json() == {"tiny": {"status": "Healthy"}}
 
     without_network(body)
 

@@ -5,7 +5,7 @@ The engine then gets local paths only, so that it works with the network cut.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -107,9 +107,18 @@ class ModelFiles:
         values.pop("revision", None)  # what was fetched is that revision
         if self.is_streamed:  # what was fetched are the small files beside the weights
             values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
-        for warning in checkpoint_warnings(model, values):
+        for warning in (*checkpoint_warnings(model, values), *self._unread(model)):
             logger.warning("%s", warning)
         return model, replace(self._arguments, values=values)
+
+    def _unread(self, model: ModelArtifacts) -> Iterator[str]:
+        """Options that came too late: of a prefix that held nothing but one archive."""
+        path = model.directory / "serving.properties" if model.directory else None
+        if path and path.is_file() and self._settings.properties is None:
+            yield (
+                f"{path} is not read: it was in an archive that is alone under its prefix; name "
+                "the archive itself in HF_MODEL_ID"
+            )
 
     async def _fetch_draft(self, arguments: EngineArguments) -> EngineArguments:
         draft = draft_reference(arguments.values)

@@ -14,16 +14,15 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from lmi_vllm.commands.model_settings import complete_settings
 from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
 from lmi_vllm.commands.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.errors import Fault, LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.startup.downloads import fetch_text
 from lmi_vllm.startup.masking import mask_urls
-from lmi_vllm.startup.properties import parse_properties
-from lmi_vllm.startup.settings import CommandLine, Settings, load_settings
+from lmi_vllm.startup.settings import CommandLine, Settings
 from lmi_vllm.startup.text_parsers import error_rate
 from lmi_vllm.web.app import WebOptions, create_app
 
@@ -109,7 +108,9 @@ class Server:
         """Serve the model; returns only when that is over."""
         heartbeat = asyncio.create_task(_heartbeat(service.admission, self._loading_seconds()))
         try:
-            await self._read_remote_properties()
+            self._settings = await complete_settings(
+                self._settings, self._typed, self._environ, service.admission
+            )
             plan = plan_start(self._settings, self._environ)
             if plan is not None:
                 return await self._serve_model(service, plan)
@@ -145,21 +146,6 @@ class Server:
     def _announce(self, admission: Admission) -> None:
         print(f"Ready on {self._url} after {admission.elapsed_seconds:.1f} s", flush=True)
         print(_curl_line(self._url), flush=True)
-
-    async def _read_remote_properties(self) -> None:
-        """Read the serving.properties of an S3 prefix that HF_MODEL_ID names, before the model.
-
-        It is small, and decides whether the rest is worth fetching (startup.md 2).
-        """
-        prefix = self._typed.model or self._environ.get("HF_MODEL_ID", "").strip()
-        if not prefix.startswith("s3://") or self._settings.properties is not None:
-            return
-        url = f"{prefix.rstrip('/*')}/serving.properties"
-        text = await asyncio.to_thread(fetch_text, url, self._environ)
-        if text is None:
-            return
-        found = parse_properties(text, url)
-        self._settings = load_settings(self._environ, self._typed, found)
 
     async def _drain(self, admission: Admission, stop: asyncio.Event) -> None:
         """Refuse new work, let running work end within the deadline; a second signal hurries."""

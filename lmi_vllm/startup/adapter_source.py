@@ -1,8 +1,6 @@
 """Where an adapter's files are: `src` as a client or a folder gives it -> a checked directory."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +14,9 @@ from lmi_vllm.errors import (
     DownloadError,
 )
 from lmi_vllm.startup.adapter_check import BaseModel, check_adapter
-from lmi_vllm.startup.archives import extract_archive, is_archive
+from lmi_vllm.startup.archives import is_archive
 from lmi_vllm.startup.downloads import fetch_model
+from lmi_vllm.startup.local_archives import unpack
 from lmi_vllm.startup.s3_download import cache_directory
 from lmi_vllm.startup.secure_mode import adapter_violations, read_secure_mode
 
@@ -102,25 +101,10 @@ class AdapterSources:
         """Return the folder of an archive's content; other paths as they are."""
         if not (path.is_file() and is_archive(path.name)):
             return path
-        status = path.stat()
-        identity = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
-        target = cache_directory(f"adapter:{identity}", self.environ)
-        if target.is_dir():
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
         try:
-            extract_archive(path, work / "content", src)
-            if not target.exists():
-                (work / "content").rename(target)
+            return unpack(path, self.environ, src, kind="adapter")
         except DownloadError as error:
             raise AdapterRefusedError(error.text) from error
-        except OSError as error:
-            if not target.is_dir():  # else another call has unpacked the same archive
-                raise AdapterRefusedError(f"{src} cannot be unpacked: {error}") from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        return target
 
     def _check_security(self, folder: Path, src: str) -> None:
         """Return when secure mode, where it is on, allows the files (startup.md 11)."""

@@ -13,6 +13,7 @@ from lmi_vllm.startup.engine_args import Translation, translate
 from lmi_vllm.startup.masking import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.startup.model_checks import checkpoint_warnings
 from lmi_vllm.startup.model_source import find_in_store, locate_model
+from lmi_vllm.startup.model_store import is_file
 from lmi_vllm.startup.options import EffectWord
 from lmi_vllm.startup.resolved import DEFAULT_ORIGIN, Setting, Settings
 from lmi_vllm.startup.unavailable import reason_without_effect
@@ -46,7 +47,7 @@ def explain(
     translation = translate(settings, model, devices)
     errors = [*settings.errors, *([problem] if problem else []), *translation.errors]
     about_model = checkpoint_warnings(model, translation.arguments.values)
-    warnings = (*settings.warnings, *translation.warnings, *about_model)
+    warnings = (*settings.warnings, *translation.warnings, *about_model, *_packed(model))
     hide = _secret_hider(settings)
     explanation = Explanation(
         engine_args=_masked(translation.arguments.values),
@@ -65,10 +66,18 @@ def _find_model(
     try:
         return locate_model(settings, environ), None
     except ModelSourceError as error:
-        finding = find_in_store(settings)
+        finding = find_in_store(settings, environ)
         is_named = "model_id" in settings.options or finding.url is not None
         is_adapter = "adapter_config.json" in str(error)
         return None, str(error) if finding.problem or is_named or is_adapter else None
+
+
+def _packed(model: ModelArtifacts | None) -> tuple[str, ...]:
+    """What is not known of a model that lies in an archive."""
+    if model is None or model.directory is not None or not is_file(model.model):
+        return ()
+    return (f"{model.model} is unpacked when the server starts: the serving.properties that may "
+            f"be in it is not shown here",)  # fmt: skip
 
 
 def _secret_hider(settings: Settings) -> Callable[[str], str]:

@@ -8,14 +8,22 @@ from typing import Final
 
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.startup.local_archives import with_unpacked
 from lmi_vllm.startup.masking import mask_urls
-from lmi_vllm.startup.model_store import ARCHIVE_ENDINGS, StoreFinding, is_directory, search_store
+from lmi_vllm.startup.model_store import (
+    ARCHIVE_ENDINGS,
+    StoreFinding,
+    is_archive,
+    is_directory,
+    is_file,
+    search_store,
+)
 from lmi_vllm.startup.resolved import Setting, Settings
 from lmi_vllm.startup.text_parsers import java_true
 
 _MODEL_FILES: Final = ("config.json", "params.json")
 _S3: Final = "s3://"
-_NAMES_DIRECTORY: Final = ("HF_MODEL_ID", "--model")
+_NAMES_DIRECTORY: Final = ("HF_MODEL_ID", "--model")  # beside load_models, where no id is set
 _ID_NAMES_MODEL: Final = ("HF_MODEL_ID", "OPTION_MODEL_ID", "--model", "--demo")
 
 
@@ -24,7 +32,7 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
 
     Raises ModelSourceError when there is no model, several, or one that cannot be served.
     """
-    finding = find_in_store(settings)
+    finding = find_in_store(settings, environ)
     if finding.problem is not None:
         raise ModelSourceError(finding.problem)
     if finding.directory is not None:
@@ -34,6 +42,8 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
         return _named_model(settings, model_id, finding)
     if finding.url is not None:
         return _listed_model(settings, finding)
+    if finding.archive is not None and finding.directory is None:
+        return _packed_model(settings, finding.archive, str(finding.name))
     if finding.directory is not None:
         return _model_of_directory(settings, finding.directory, finding.name)
     if java_true(environ.get("SAGEMAKER_MULTI_MODEL", "")) or _load_models(settings) == "NONE":
@@ -44,11 +54,11 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
     )
 
 
-def find_in_store(settings: Settings) -> StoreFinding:
+def find_in_store(settings: Settings, environ: Mapping[str, str]) -> StoreFinding:
     """What the configured store holds."""
-    return search_store(
-        Path(str(settings.server_value("model_store"))), str(settings.server_value("load_models"))
-    )
+    store = Path(str(settings.server_value("model_store")))
+    finding = search_store(store, str(settings.server_value("load_models")))
+    return with_unpacked(finding, environ)
 
 
 def _load_models(settings: Settings) -> str:
@@ -66,6 +76,11 @@ def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -
         _refuse_adapter(path)
         if is_named_by_id and (settings.properties is None or _is_inside(settings, path)):
             directory = path
+    elif is_file(path):
+        advice = "name its directory"
+        if is_archive(path.name):
+            advice = "put it into the model store, or name it with --models"
+        raise ModelSourceError(f"model id {reference} ({model_id.origin}) is a file: {advice}")
     elif _looks_like_path(reference):
         raise ModelSourceError(
             f"model id {mask_urls(reference)} ({model_id.origin}) is a path that does not exist"
@@ -114,6 +129,12 @@ def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
         raise ModelSourceError(f"load_models names {url}, which does not exist")
     name = clean_name(finding.name or model_name(url))
     return ModelArtifacts(name=name, reference=url, model=url, revision=_revision(settings))
+
+
+def _packed_model(settings: Settings, archive: Path, name: str) -> ModelArtifacts:
+    """An archive of the store that nobody has unpacked yet; `serve` does so before it plans."""
+    place = str(archive)
+    return ModelArtifacts(clean_name(name), place, place, revision=_revision(settings))
 
 
 def _model_of_directory(settings: Settings, directory: Path, name: str | None) -> ModelArtifacts:

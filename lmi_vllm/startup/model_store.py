@@ -16,9 +16,13 @@ DEFAULT_STORE: Final = "/opt/ml/model"
 
 @dataclass(frozen=True, slots=True)
 class StoreFinding:
-    """What a store holds: at most one of `directory`, `url` and `problem` is set."""
+    """What a store holds: at most one of `directory`, `archive`, `url` and `problem` is set.
+
+    An archive that has been unpacked has a directory too (local_archives.py).
+    """
 
     directory: Path | None = None
+    archive: Path | None = None
     url: str | None = None  # an entry of load_models that is no local directory
     name: str | None = None  # given as `name=url`
     problem: str | None = None
@@ -90,16 +94,17 @@ def _may_be_model(child: Path) -> bool:
 def _child(path: Path) -> StoreFinding:
     """The finding for one entry of the store."""
     if path.is_dir():
-        return StoreFinding(directory=_enter(path))
-    return StoreFinding(problem=_archive_problem(str(path)))
+        return StoreFinding(directory=entered(path))
+    return StoreFinding(archive=path, name=_stem(path))
 
 
-def _archive_problem(place: str) -> str:
-    """Why a local archive is not served."""
-    return f"{place} is an archive: extract it and name the directory (archives are not read yet)"
+def _stem(archive: Path) -> str:
+    """The name of an archive without its ending."""
+    ending = next(end for end in ARCHIVE_ENDINGS if archive.name.lower().endswith(end))
+    return archive.name[: -len(ending)]
 
 
-def _enter(directory: Path) -> Path:
+def entered(directory: Path) -> Path:
     """`directory`, or what lies below as long as its only child is a directory."""
     current = directory
     for child in _only_directories(directory):
@@ -127,7 +132,7 @@ def _listed(entries: list[str]) -> StoreFinding:
     name = name.split(":")[0] if name else None
     path = Path(url.removeprefix("file://"))
     if is_directory(path):
-        return StoreFinding(directory=_enter(path), name=name)
+        return StoreFinding(directory=entered(path), name=name)
     if is_file(path) and is_archive(path.name):
-        return StoreFinding(problem=_archive_problem(str(path)))
+        return StoreFinding(archive=path, name=name or _stem(path))
     return StoreFinding(url=url, name=name)

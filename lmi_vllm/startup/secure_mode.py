@@ -6,12 +6,14 @@ Only what somebody set is looked at: serving.properties and `OPTION_*`, not our 
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.startup.model_source import find_in_store
+from lmi_vllm.startup.model_store import StoreFinding
 from lmi_vllm.startup.resolved import RawValue, Settings
 from lmi_vllm.startup.secure_allow_list import ALLOWED_KEYS
 from lmi_vllm.startup.settings import OptionAliases, OptionVariables, ServingProperties
@@ -60,15 +62,11 @@ def read_secure_mode(environ: Mapping[str, str]) -> SecureMode | None:
 
 
 def start_violations(
-    settings: Settings,
-    environ: Mapping[str, str],
-    directory: Path | None,
-    untrusted: Iterable[Path] = (),
+    settings: Settings, environ: Mapping[str, str], directory: Path | None
 ) -> tuple[str, ...]:
     """Everything that secure mode forbids in a start; nothing where it is off.
 
-    `directory` is the model directory where there is one. `untrusted` are directories to scan like
-    a channel: what was unpacked out of one.
+    `directory` is the model directory where there is one.
     """
     mode = read_secure_mode(environ)
     if mode is None:
@@ -79,7 +77,7 @@ def start_violations(
     found = [
         *_control_names(mode), *_options(settings, environ), *_python(settings),
         *_remote_code(mode, settings, environ), *_entry_point(mode, settings),
-        *_model_directory(mode, directory), *_channels(mode, untrusted),
+        *_model_directory(mode, directory), *_channels(mode, find_in_store(settings, environ)),
     ]  # fmt: skip
     for folder in _adapter_folders(settings, directory):
         found += _adapter(mode, folder)
@@ -155,12 +153,15 @@ def _model_directory(mode: SecureMode, directory: Path | None) -> Iterator[str]:
             yield f"{directory / name} is forbidden by {control}"
 
 
-def _channels(mode: SecureMode, untrusted: Iterable[Path]) -> Iterator[str]:
+def _channels(mode: SecureMode, finding: StoreFinding) -> Iterator[str]:
+    """The channels, and what was unpacked out of an archive in one."""
     for channel in mode.channels:
         if not channel.is_dir():
             yield f"{CHANNELS}: {channel} is not a directory"
-    for folder in (*mode.channels, *untrusted):
-        if folder.is_dir():
+            continue
+        yield from _untrusted_files(mode, channel)
+        packed, folder = finding.archive, finding.directory
+        if packed and folder and packed.resolve().is_relative_to(channel.resolve()):
             yield from _untrusted_files(mode, folder)
 
 

@@ -21,6 +21,7 @@ from lmi_vllm.startup.configuration_files import (
     serving_properties_paths,
 )
 from lmi_vllm.startup.findings import Found, Layers, Report
+from lmi_vllm.startup.local_archives import with_unpacked
 from lmi_vllm.startup.model_store import DEFAULT_STORE, search_store
 from lmi_vllm.startup.options import (
     ALIAS_VARIABLES,
@@ -316,9 +317,8 @@ def load_settings(
     config = config_properties(environ, command_line, report)
     server = _merge(server_sources(environ, command_line, config, report))
     store, chosen = server.winners.get("model_store"), server.winners.get("load_models")
-    finding = search_store(
-        Path(store.text if store else DEFAULT_STORE), chosen.text if chosen else "ALL"
-    )
+    folder = Path(store.text if store else DEFAULT_STORE)
+    finding = with_unpacked(search_store(folder, chosen.text if chosen else "ALL"), environ)
     paths = serving_properties_paths(environ, command_line, finding)
     file = choose_properties(paths, extra_properties, report)
     model = _merge(model_sources(environ, command_line, file))

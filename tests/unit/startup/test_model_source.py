@@ -8,8 +8,10 @@ import pytest
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.startup.local_archives import unpack
 from lmi_vllm.startup.model_source import clean_name, locate_model
 from lmi_vllm.startup.settings import CommandLine, load_settings
+from tests.support.s3_server import tar_gz, zip_file
 
 Locate = Callable[..., ModelArtifacts | None]
 
@@ -102,11 +104,50 @@ def test_several_models_are_an_error_naming_them(store: Path, locate: Locate) ->
     assert (model.name, model.directory) == ("mine", store / "b")
 
 
-def test_archive_is_a_clear_error(store: Path, locate: Locate) -> None:
-    """Local archives are not read yet."""
-    touch(store, "m.tar.gz")
-    with pytest.raises(ModelSourceError, match="archive"):
-        locate()
+@pytest.mark.parametrize("name", ["m.tar.gz", "m.tgz", "m.zip", "m.mar", "M.ZIP"])
+@pytest.mark.parametrize("by_list", [False, True], ids=["store", "load_models"])
+def test_archive_is_a_model_once_unpacked(
+    store: Path, locate: Locate, tmp_path: Path, name: str, by_list: bool
+) -> None:
+    """Before that it is named as it lies there; afterwards it is a directory like any other."""
+    files = {"inner/config.json": b"{}", "inner/serving.properties": b"option.dtype=fp16"}
+    (store / name).write_bytes(
+        zip_file(files) if name.lower().endswith((".zip", ".mar")) else tar_gz(files)
+    )
+    environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
+    if by_list:
+        environ["SERVING_LOAD_MODELS"] = str(store / name)
+    packed = locate(environ)
+    assert packed == ModelArtifacts(name[0], str(store / name), str(store / name))
+    unpack(store / name, environ, name)
+    located = locate(environ)
+    assert located is not None
+    assert located.name == name[0]
+    assert located.directory is not None
+    assert located.directory.is_relative_to(tmp_path / "cache")
+    assert (located.directory / "config.json").read_bytes() == b"{}"
+    settings = load_settings({"SERVING_MODEL_STORE": str(store), **environ})
+    assert settings.option_value("dtype") == "float16", "the archive's own serving.properties"
+    assert [path.name for path in store.iterdir()] == [name], "the store is only read"
+
+
+def test_archive_that_changes_is_unpacked_anew(store: Path, tmp_path: Path) -> None:
+    """The copy in the cache belongs to one size and time of the archive."""
+    environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
+    (store / "m.zip").write_bytes(zip_file({"config.json": b"1"}))
+    first = unpack(store / "m.zip", environ, "m.zip")
+    assert unpack(store / "m.zip", environ, "m.zip") == first
+    (store / "m.zip").write_bytes(zip_file({"config.json": b"22"}))
+    second = unpack(store / "m.zip", environ, "m.zip")
+    assert (second / "config.json").read_bytes() == b"22"
+    assert not [path for path in second.parent.iterdir() if path.name.startswith(".unpacking")]
+
+
+def test_archive_as_model_id_says_where_it_belongs(locate: Locate, tmp_path: Path) -> None:
+    """HF_MODEL_ID names directories; for an archive the text says what to do instead."""
+    (tmp_path / "m.zip").touch()
+    with pytest.raises(ModelSourceError, match="is a file: put it into the model store"):
+        locate({"HF_MODEL_ID": str(tmp_path / "m.zip")})
 
 
 def test_directory_of_something_else_is_an_error(store: Path, locate: Locate) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.startup.local_archives import unpack
 from lmi_vllm.startup.properties import parse_properties
 from lmi_vllm.startup.secure_mode import KNOWN_CONTROLS, adapter_violations, start_violations
 from lmi_vllm.startup.settings import CommandLine, load_settings
+from tests.support.s3_server import zip_file
 
 ALL = ",".join(KNOWN_CONTROLS)
 TEMPLATED = json.dumps({"chat_template": "{{ messages }}"})
@@ -246,3 +248,17 @@ def test_secure_mode_checks_adapters(tmp_path: Path, name: str, text: str, contr
     (found,) = adapter_violations(tmp_path, environ)
     assert found == f"{tmp_path / name} is forbidden by {control}"
     assert adapter_violations(tmp_path, {**environ, "SAGEMAKER_SECURE_MODE": "false"}) == ()
+
+
+def test_secure_mode_scans_what_was_unpacked_out_of_a_channel(tmp_path: Path) -> None:
+    """A pickle inside an archive of a channel is found where it was unpacked to."""
+    store, cache = tmp_path / "store", tmp_path / "cache"
+    store.mkdir()
+    (store / "m.zip").write_bytes(zip_file({"config.json": b"{}", "a/x.bin": b""}))
+    environ = {"SERVING_MODEL_STORE": str(store), "SERVING_DOWNLOAD_DIR": str(cache)}
+    folder = unpack(store / "m.zip", environ, "m.zip")
+    (found,) = violations("DISALLOW_PICKLE_FILES", channels=str(store), **environ)
+    assert found == f"{folder / 'a' / 'x.bin'} is forbidden by DISALLOW_PICKLE_FILES"
+    other = tmp_path / "other"
+    other.mkdir()
+    assert violations("DISALLOW_PICKLE_FILES", channels=str(other), **environ) == ()
