@@ -58,7 +58,7 @@ def test_hooks_get_the_payload_and_the_raw_response(hooked: RunningServer) -> No
 
 def test_hooks_of_all_payload_families(hooked: RunningServer) -> None:
     """Completions, chat, and a list of prompts, which is one response with several choices."""
-    text = {"prompt": "The capital of France is", "max_tokens": 2, "temperature": 0}
+    text = {"prompt": "The capital of France is", "max_tokens": 3, "temperature": 0}
     assert call(hooked.url, "/invocations", text).json()["answer"] == [" Paris"]
     asked = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     answer = call(hooked.url, "/v1/chat/completions", {**asked, "temperature": 0})

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from lmi_vllm.commands.model_settings import complete_settings
 from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
+from lmi_vllm.commands.session_store import copy_sessions, sessions_of
 from lmi_vllm.commands.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.errors import Fault, LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
@@ -76,7 +77,8 @@ class Server:
             stop.clear()
             await self._drain(admission, stop)
             life.cancel()
-        await self._close_engine(stop)
+        copy = copy_sessions(self._settings, service.sessions, self._environ)
+        await asyncio.gather(copy, self._close_engine(stop))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(runner.cleanup(), 2)
         return outcome.code, outcome.reason
@@ -138,6 +140,7 @@ class Server:
         admission.hides_failure = policy.hides_failure
         service.model_url = plan.model.reference
         service.profile = plan.profile
+        service.sessions = sessions_of(self._settings)
         _log_plan(plan)
         start = ModelStart(service, self._settings, self._environ, plan, self._engine_kind)
         self._supervisor = Supervisor(service, start, policy, partial(self._announce, admission))

@@ -28,6 +28,9 @@ _NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 )
 
+# Calls that only count or show tokens: nothing is generated for a hook to look at.
+UNHOOKED_KINDS: Final = frozenset({"tokenize", "detokenize"})
+
 
 def decode_payload(code: CustomCode, adapters: AdapterRegistry, call: InferenceCall) -> Any:
     """Return the payload; bytes and JSON that only an input hook can read, where there is one.

@@ -38,6 +38,7 @@ from lmi_vllm.inference.formatters import (
     rank_candidates,
 )
 from lmi_vllm.inference.hooked import (
+    UNHOOKED_KINDS,
     apply_input_hook,
     decode_payload,
     differing_adapters,
@@ -64,6 +65,7 @@ from lmi_vllm.inference.pooling import (
     vectors_reply,
 )
 from lmi_vllm.inference.request_hold import RequestHold
+from lmi_vllm.inference.sessions import Sessions, is_session_request
 from lmi_vllm.inference.streams import (
     HeldStream,
     close_iterator,
@@ -102,6 +104,7 @@ class InferenceService:
         self.admission = admission
         self.profile = profile or ServingProfile()
         self.model_url = ""
+        self.sessions = Sessions()
         self._unread_names = UnreadNames()
         self._runtime: Runtime | None = None
 
@@ -180,6 +183,7 @@ class InferenceService:
             resources.enter_context(self.admission.admit())
             reply = await runtime.code.handle(call, request_content(call))
             if reply is None:
+                await self.sessions.check(call.properties)
                 payload = decode_payload(runtime.code, runtime.adapters, call)
                 reply = await self._answer(runtime, call, payload, resources)
             return _held(reply, resources)
@@ -196,6 +200,8 @@ class InferenceService:
         if not names:
             hooks, name = await select_hooks(code, adapters, call, payload, resources)
         payload = await apply_input_hook(code, hooks, call, payload, name)
+        if runtime.profile.task == GENERATE and is_session_request(payload):
+            return await self.sessions.answer(payload, call.properties)
         if hooks.output is not None:
             kind, body = openai_request(runtime.profile, adapters, call, payload)
             answer = await self._openai(runtime, call, kind, body, resources)
@@ -261,12 +267,12 @@ class InferenceService:
                 listed = with_adapters(answer.body, runtime.adapters)
                 return Reply(answer.status, answer.content_type, listed)
             resources.enter_context(self.admission.admit())
-            code = runtime.code
-            own = await code.handle(call, request_content(call))
-            if own is not None:
+            code, is_hooked = runtime.code, kind not in UNHOOKED_KINDS
+            if is_hooked and (own := await code.handle(call, request_content(call))) is not None:
                 return _held(own, resources)
             payload: Any = decode_body(call.body, "application/json")
             hooks, name = await select_hooks(code, runtime.adapters, call, payload, resources)
+            hooks = hooks if is_hooked else NO_HOOKS
             payload = await apply_input_hook(code, hooks, call, payload, name)
             answer = await self._openai(runtime, call, kind, payload, resources)
             reply = Reply(

@@ -1,0 +1,159 @@
+"""Sticky sessions: create, check, close (http-api.md 9). Their only state is on the disk.
+
+A session is a directory named by its id with one small file in it that says when it expires. Who
+restarts, or serves beside us over the same `sessions_path`, finds the same sessions.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.errors import EngineFailureError, PayloadError, RequestError
+from lmi_vllm.messages import Reply
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER: Final = "X-Amzn-SageMaker-Session-Id"
+CLOSED_HEADER: Final = "X-Amzn-SageMaker-Closed-Session-Id"
+NEW_SESSION: Final = "NEW_SESSION"
+CLOSE: Final = "CLOSE"
+REQUEST_TYPE: Final = "requestType"
+DEFAULT_ROOT: Final = Path("/dev/shm/djl_sessions")
+# So that nobody fills the disk, in memory by default, with sessions that are never closed.
+MAX_SESSIONS: Final = 10_000
+
+_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_FILE: Final = ".session.json"
+
+
+class Sessions:
+    """The sessions below `root`, each for `expiration_seconds` from its creation."""
+
+    def __init__(
+        self,
+        root: Path = DEFAULT_ROOT,
+        expiration_seconds: float = 1200.0,
+        *,
+        is_enabled: bool = True,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.root = root
+        self._expiration_seconds = expiration_seconds
+        self._is_enabled = is_enabled
+        self._now = now
+        self._turn = asyncio.Lock()
+
+    async def check(self, properties: Mapping[str, str]) -> None:
+        """Return when the request names a session of ours, an expired one, or none.
+
+        Raises:
+            PayloadError: the session is unknown, or sessions are off.
+        """
+        given = properties.get(SESSION_HEADER.lower(), "").strip()
+        if given and not self._is_enabled:
+            raise PayloadError("stateful sessions not enabled")
+        name = _session_id(properties)
+        if not name:
+            return
+        expires = await asyncio.to_thread(self._expiry, name)
+        if expires is None:
+            raise PayloadError("session not found")
+        if expires <= self._now():
+            logger.info("session %s has expired; the request goes on without one", name)
+
+    async def answer(self, payload: Mapping[str, Any], properties: Mapping[str, str]) -> Reply:
+        """Create or close a session.
+
+        Raises:
+            PayloadError: another request type, no such session, or sessions are off.
+            EngineFailureError: the disk refuses.
+        """
+        if not self._is_enabled:
+            raise PayloadError("stateful sessions not enabled")
+        kind = payload[REQUEST_TYPE]
+        if kind not in (NEW_SESSION, CLOSE):
+            raise PayloadError(f"{REQUEST_TYPE}: expected {NEW_SESSION} or {CLOSE} (got {kind!r})")
+        name = _session_id(properties)
+        if kind == CLOSE and not name:
+            raise PayloadError("invalid session_id")
+        async with self._turn:
+            try:
+                if kind == CLOSE:
+                    return await asyncio.to_thread(self._close, name)
+                return await asyncio.to_thread(self._create)
+            except OSError as error:
+                text = f"sessions_path {self.root}: {error.strerror or error}"
+                raise EngineFailureError(text) from error
+
+    def _create(self) -> Reply:
+        """Make a session; those that have expired go first."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        if self._remove_expired() >= MAX_SESSIONS:
+            raise RequestError(f"there are {MAX_SESSIONS} sessions already; close some")
+        name = str(uuid.uuid4())
+        expires = self._now() + self._expiration_seconds
+        folder = self.root / name
+        folder.mkdir(mode=0o700)
+        partial = folder / f"{_FILE}.partial"
+        partial.write_bytes(orjson.dumps({"expires": expires}))
+        partial.rename(folder / _FILE)
+        logger.info("session %s created", name)
+        shown = datetime.fromtimestamp(expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return _reply(f"Session {name} created", SESSION_HEADER, f"{name}; Expires={shown}")
+
+    def _close(self, name: str) -> Reply:
+        if self._expiry(name) is None:
+            raise PayloadError("session not found")
+        shutil.rmtree(self.root / name)
+        logger.info("session %s closed", name)
+        return _reply(f"Session {name} closed", CLOSED_HEADER, name)
+
+    def _remove_expired(self) -> int:
+        """Remove what has expired and return how many are left."""
+        left = 0
+        for entry in os.scandir(self.root):
+            expires = self._expiry(entry.name)
+            if expires is not None and expires <= self._now():
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                left += expires is not None
+        return left
+
+    def _expiry(self, name: str) -> float | None:
+        """Return when a session expires, in seconds since the epoch; None where there is none."""
+        if not _ID.fullmatch(name):
+            return None
+        try:
+            return float(orjson.loads((self.root / name / _FILE).read_bytes())["expires"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            logger.warning("session %s cannot be read: %s", name, error)
+            return None
+
+
+def is_session_request(payload: Mapping[str, Any]) -> bool:
+    """Return whether a payload asks for a session instead of an answer (http-api.md 4)."""
+    is_other = any(key in payload for key in ("prompt", "inputs", "messages"))
+    return REQUEST_TYPE in payload and not is_other
+
+
+def _session_id(properties: Mapping[str, str]) -> str:
+    """Return the id a request carries, "" without one; what follows a semicolon is its expiry."""
+    given = properties.get(SESSION_HEADER.lower(), "").partition(";")[0].strip()
+    return "" if given == NEW_SESSION else given
+
+
+def _reply(result: str, header: str, value: str) -> Reply:
+    body = orjson.dumps({"result": result}) + b"\n"
+    return Reply(200, "application/json", body, headers={header: value})

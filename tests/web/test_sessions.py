@@ -1,0 +1,176 @@
+"""Sticky sessions: exact answers, expiry, and what the disk keeps (http-api.md 9)."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from lmi_vllm.inference.sessions import Sessions
+from lmi_vllm.web.keys import SERVICE
+from tests.conftest import ServeScripted
+
+HEADER = "X-Amzn-SageMaker-Session-Id"
+GREETING = {"inputs": "x"}
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
+SHOWN = re.compile(r"([0-9a-f-]{36}); Expires=2030-01-02T03:24:05Z")
+
+
+class Clock:
+    """A clock that stands still until told otherwise."""
+
+    def __init__(self) -> None:
+        self.seconds = 1893553445.75  # 2030-01-02T03:04:05Z
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Return the sessions' clock."""
+    return Clock()
+
+
+@pytest.fixture
+async def client(serve: ServeScripted, tmp_path: Path, clock: Clock) -> TestClient:
+    """Return a client of a server whose sessions are below tmp_path."""
+    client = await serve()
+    client.app[SERVICE].sessions = Sessions(tmp_path / "sessions", 1200, now=clock)
+    return client
+
+
+async def post(client: TestClient, body: object, session: str | None = None) -> tuple[int, str]:
+    """Return status and body of a request that names a session."""
+    headers = {} if session is None else {HEADER: session}
+    answer = await client.post("/invocations", json=body, headers=headers)
+    return answer.status, await answer.text()
+
+
+async def create(client: TestClient) -> str:
+    """Return the id of a new session."""
+    answer = await client.post("/invocations", json={"requestType": "NEW_SESSION"})
+    assert answer.status == 200
+    return answer.headers[HEADER].partition(";")[0]
+
+
+async def test_new_session_answers_in_exact_bytes(client: TestClient) -> None:
+    """The id in body and header, its expiry in whole seconds of UTC; the header may say NEW too."""
+    for headers in ({}, {HEADER: "NEW_SESSION"}):
+        answer = await client.post(
+            "/invocations", json={"requestType": "NEW_SESSION"}, headers=headers
+        )
+        found = SHOWN.fullmatch(answer.headers[HEADER])
+        assert found, answer.headers[HEADER]
+        assert await answer.text() == f'{{"result":"Session {found[1]} created"}}\n'
+        assert answer.content_type == "application/json"
+
+
+async def test_session_is_used_and_closed(client: TestClient) -> None:
+    """Any payload goes with it; once closed it is unknown."""
+    name = await create(client)
+    assert (await post(client, GREETING, name))[0] == 200
+    assert (await post(client, GREETING, f"{name}; Expires=2030-01-02T03:04:05Z"))[0] == 200
+    answer = await client.post(
+        "/invocations", json={"requestType": "CLOSE"}, headers={HEADER: name}
+    )
+    assert await answer.text() == f'{{"result":"Session {name} closed"}}\n'
+    assert answer.headers["X-Amzn-SageMaker-Closed-Session-Id"] == name
+    gone = (424, '{"error":"session not found","code":424}\n')
+    assert await post(client, GREETING, name) == gone
+    assert await post(client, {"requestType": "CLOSE"}, name) == gone
+
+
+@pytest.mark.parametrize(
+    ("body", "session", "text"),
+    [
+        (GREETING, UNKNOWN, "session not found"),
+        (GREETING, "../../etc", "session not found"),
+        ({"requestType": "CLOSE"}, None, "invalid session_id"),
+        ({"requestType": "CLOSE"}, "", "invalid session_id"),
+        ({"requestType": "CLOSE"}, UNKNOWN, "session not found"),
+        (
+            {"requestType": "OPEN"},
+            None,
+            "requestType: expected NEW_SESSION or CLOSE (got 'OPEN')",
+        ),
+    ],
+)
+async def test_session_refusals(
+    client: TestClient, body: object, session: str | None, text: str
+) -> None:
+    """Each is a 424 with its own text."""
+    expected = json.dumps({"error": text, "code": 424}, separators=(",", ":")) + "\n"
+    assert await post(client, body, session) == (424, expected)
+
+
+@pytest.mark.parametrize("session", [None, "", "NEW_SESSION"])
+async def test_no_session_is_fine(client: TestClient, session: str | None) -> None:
+    """Without an id a request has no session."""
+    assert (await post(client, GREETING, session))[0] == 200
+
+
+async def test_session_comes_as_custom_attribute(client: TestClient) -> None:
+    """SageMaker passes on nothing else."""
+    headers = {"X-Amzn-SageMaker-Custom-Attributes": f"{HEADER}={UNKNOWN}"}
+    answer = await client.post("/invocations", json=GREETING, headers=headers)
+    assert answer.status == 424
+
+
+async def test_expired_session_is_none_and_goes_with_the_next_new_one(
+    client: TestClient, clock: Clock, tmp_path: Path
+) -> None:
+    """Use does not extend it; it is accepted as no session until it is removed."""
+    name = await create(client)
+    clock.seconds += 1199
+    assert (await post(client, GREETING, name))[0] == 200
+    clock.seconds += 2
+    assert (await post(client, GREETING, name))[0] == 200
+    assert (tmp_path / "sessions" / name).is_dir()
+    other = await create(client)
+    assert {path.name for path in (tmp_path / "sessions").iterdir()} == {other}
+    assert (await post(client, GREETING, name))[0] == 424
+
+
+async def test_sessions_come_back_from_the_disk(
+    client: TestClient, clock: Clock, tmp_path: Path
+) -> None:
+    """A server that starts over the same directory knows them; what is no session is left alone."""
+    name = await create(client)
+    (tmp_path / "sessions" / "other").mkdir()
+    (tmp_path / "sessions" / UNKNOWN).mkdir()
+    client.app[SERVICE].sessions = Sessions(tmp_path / "sessions", 1200, now=clock)
+    assert (await post(client, GREETING, name))[0] == 200
+    assert (await post(client, GREETING, UNKNOWN))[0] == 424
+    await create(client)
+    assert (tmp_path / "sessions" / "other").is_dir()
+
+
+async def test_sessions_switched_off_refuse_only_what_needs_them(
+    client: TestClient, tmp_path: Path
+) -> None:
+    """Requests without a session are served as ever."""
+    client.app[SERVICE].sessions = Sessions(tmp_path, is_enabled=False)
+    off = (424, '{"error":"stateful sessions not enabled","code":424}\n')
+    assert await post(client, GREETING, UNKNOWN) == off
+    assert await post(client, {"requestType": "NEW_SESSION"}) == off
+    assert (await post(client, GREETING))[0] == 200
+
+
+async def test_sessions_are_created_side_by_side(client: TestClient, tmp_path: Path) -> None:
+    """Every one of them is its own."""
+    names = await asyncio.gather(*(create(client) for _ in range(20)))
+    assert len({*names}) == len([*(tmp_path / "sessions").iterdir()]) == 20
+
+
+async def test_session_directory_that_cannot_be_written_is_named(
+    client: TestClient, tmp_path: Path
+) -> None:
+    """The operator's fault: 500, naming the option."""
+    (tmp_path / "file").write_text("")
+    client.app[SERVICE].sessions = Sessions(tmp_path / "file" / "below")
+    status, text = await post(client, {"requestType": "NEW_SESSION"})
+    assert (status, "sessions_path" in text) == (500, True)
