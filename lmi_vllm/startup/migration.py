@@ -180,6 +180,9 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     for flag in flags:
         migration.carry(flag.source, _carry_flag(flag, flags))
     properties = migration.properties
+    address = _vllm_address(flags)
+    if address.startswith("https") and "SERVING_INFERENCE_ADDRESS" not in migration.environment:
+        migration.carry("(default)", Carried("SERVING_INFERENCE_ADDRESS", address))
     if "option.model_id" in properties:
         model = properties["option.model_id"]
         migration.default("option.served_model_name", model, "vllm serve answers to the model id")
@@ -203,10 +206,15 @@ def _carry_flag(flag: Flag, flags: Sequence[Flag]) -> Carried:
     if flag.is_engine or find_option(flag.name) is not None:
         return Carried(f"option.{flag.name}", flag.text)
     if flag.name in ("host", "port"):
-        given = {other.name: other.text for other in flags}
-        address = f"http://{given.get('host') or '0.0.0.0'}:{given.get('port') or '8000'}"
-        return Carried("SERVING_INFERENCE_ADDRESS", address)
+        return Carried("SERVING_INFERENCE_ADDRESS", _vllm_address(flags))
     return _FRONT_END.get(flag.name, _OTHER_FRONT_END)(flag.text)
+
+
+def _vllm_address(flags: Sequence[Flag]) -> str:
+    """Where `vllm serve` listens; with a key or certificate by https."""
+    given = {flag.name: flag.text for flag in flags}
+    scheme = "https" if given.keys() & {"ssl_keyfile", "ssl_certfile"} else "http"
+    return f"{scheme}://{given.get('host') or '0.0.0.0'}:{given.get('port') or '8000'}"
 
 
 def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migration:

@@ -290,7 +290,10 @@ def address(text: str) -> str:
     stripped = text.strip()
     if re.fullmatch(r"unix:.+", stripped):
         return stripped
-    if re.fullmatch(r"(https?://)?(\[[0-9a-fA-F:]+\]|[^\s:/]+)(:\d{1,5})?/?", stripped):
+    match = re.fullmatch(r"(https?://)?(\[[0-9a-fA-F:]+\]|[^\s:/]+)(?::(\d{1,5}))?/?", stripped)
+    if match:
+        if match[3]:
+            port(match[3])
         return stripped.rstrip("/")
     raise ValueError("an address such as http://127.0.0.1:8080 is needed")
 

@@ -1,6 +1,6 @@
 """Settings of the specification without effect in this release: refused or named, never ignored.
 
-A row leaves this table when its feature arrives. What protects somebody (TLS) or
+A row leaves this table when its feature arrives. What protects somebody or
 changes answers (custom code) refuses the start; the rest is one warning.
 """
 
@@ -25,9 +25,6 @@ class Notices:
 
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "certificate_file": "TLS is not available yet; put a proxy in front that ends it",
-        "private_key_file": "TLS is not available yet; put a proxy in front that ends it",
-        "management_address": "a second address for management is not available yet",
         "LMI_FRONTEND_PROCESSES": "several front-end processes are not available yet",
         "lmcache_config_file": "LMCache set-up is not available yet; pass kv_transfer_config",
         "lmcache_auto_config": "LMCache set-up is not available yet; pass kv_transfer_config",

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.startup import text_parsers
+from lmi_vllm.startup.listen import ListenAddress, read_address
 from lmi_vllm.startup.resolved import CommandLine, Setting
 
 
@@ -124,9 +125,13 @@ def settle_address(
 ) -> Setting:
     """The inference address after `--host`, `--port` and SAGEMAKER_BIND_TO_PORT."""
     value = str(configured.value)
-    if value.startswith("unix:") and command_line.host is None and command_line.port is None:
-        return configured
-    scheme, host, port = split_address(value)
+    if value.startswith("unix:"):
+        asked = (command_line.host, command_line.port, environ.get("SAGEMAKER_BIND_TO_PORT"))
+        if asked in ((None, None, None), (None, None, "")):
+            return configured
+        value = ""  # a platform that names a host or port reaches us there only
+    found = read_address(value)
+    host, port = found.host, found.port
     origins = []
     if command_line.host is not None:
         host = command_line.host
@@ -135,25 +140,19 @@ def settle_address(
         port = command_line.port
         origins.append("--port")
     elif environ.get("SAGEMAKER_BIND_TO_PORT"):
-        try:
-            port = text_parsers.port(environ["SAGEMAKER_BIND_TO_PORT"])
-            origins.append("SAGEMAKER_BIND_TO_PORT")
-        except ValueError as error:
-            text = environ["SAGEMAKER_BIND_TO_PORT"]
-            fail(f"SAGEMAKER_BIND_TO_PORT={text} cannot be used: {error}")
+        origins.append("SAGEMAKER_BIND_TO_PORT")
+        port = _platform_port(environ["SAGEMAKER_BIND_TO_PORT"], fail)
+    address = ListenAddress(found.scheme, host.strip("[]") or "127.0.0.1", port).url()
     if not origins:
-        return replace(configured, value=f"{scheme}://{host}:{port}")
+        return replace(configured, value=address)
     if len(origins) == 1 and configured.is_set:
         origins.append(configured.origin)
-    shown_host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return replace(configured, value=f"{scheme}://{shown_host}:{port}", origin=", ".join(origins))
+    return replace(configured, value=address, origin=", ".join(origins))
 
 
-def split_address(address: str) -> tuple[str, str, int]:
-    """Scheme, host and port of `address`; http and 8080 where they are left out."""
-    match = re.fullmatch(r"(?:(https?)://)?(\[.+\]|[^:/]*)(?::(\d+))?/?", address)
-    if match is None:
-        return "http", "127.0.0.1", 8080
-    scheme, host, port = match.groups()
-    default_port = 8443 if scheme == "https" else 8080
-    return scheme or "http", host or "127.0.0.1", int(port) if port else default_port
+def _platform_port(text: str, fail: Callable[[str], None]) -> int:
+    try:
+        return text_parsers.port(text)
+    except ValueError as error:
+        fail(f"SAGEMAKER_BIND_TO_PORT={text} cannot be used: {error}")
+        return 0

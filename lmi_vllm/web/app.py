@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
@@ -36,6 +37,14 @@ FIRST_ERROR_STATUS: Final = 400
 REQUEST_ID_HEADER: Final = "x-request-id"
 
 
+class Routes(StrEnum):
+    """Which routes a listener has: all, or with a management address one half each."""
+
+    ALL = "all"
+    INFERENCE = "inference"
+    MANAGEMENT = "management"
+
+
 @dataclass(frozen=True, slots=True)
 class WebOptions:
     """What the HTTP layer needs to know of the configuration."""
@@ -43,6 +52,7 @@ class WebOptions:
     max_request_size: int = 64 << 20  # bytes
     request_id_header: str = REQUEST_ID_HEADER  # of requests; answers always use x-request-id
     api_keys: tuple[str, ...] = ()
+    routes: Routes = Routes.ALL
     statuses: Mapping[Fault, int] = field(default_factory=lambda: MappingProxyType({}))
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -54,10 +64,12 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     app[SERVICE] = service
     app[OPTIONS] = options
     app.on_response_prepare.append(_add_headers)
-    add_inference_routes(app)
-    add_management_routes(app)
-    add_adapter_routes(app)
-    add_vllm_adapter_routes(app)
+    if options.routes is not Routes.MANAGEMENT:
+        add_inference_routes(app)
+    if options.routes is not Routes.INFERENCE:
+        add_management_routes(app)
+        add_adapter_routes(app)
+        add_vllm_adapter_routes(app)
     add_description_routes(app)
     return app
 

@@ -116,8 +116,12 @@ VLLM = (
     (["acme/x", "--port", "9000"], {"SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:9000"}),
     (["acme/x", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"],
      {"option.enable_auto_tool_choice": "true", "option.tool_call_parser": "hermes"}),
-    (["acme/x", "--ssl-keyfile", "/k", "--allowed-origins", '["a", "b"]'],
-     {"SERVING_PRIVATE_KEY_FILE": "/k", "SERVING_CORS_ALLOWED_ORIGIN": "a,b"}),
+    (["acme/x", "--ssl-keyfile", "/k", "--ssl-certfile", "/c"],
+     {"SERVING_PRIVATE_KEY_FILE": "/k", "SERVING_CERTIFICATE_FILE": "/c",
+      "SERVING_INFERENCE_ADDRESS": "https://0.0.0.0:8000"}),
+    (["acme/x", "--ssl-keyfile", "/k", "--ssl-certfile", "/c", "--port", "9"],
+     {"SERVING_INFERENCE_ADDRESS": "https://0.0.0.0:9"}),
+    (["acme/x", "--allowed-origins", '["a", "b"]'], {"SERVING_CORS_ALLOWED_ORIGIN": "a,b"}),
     (["acme/x", "--num-gpu-blocks-override", "-1"], {"option.num_gpu_blocks_override": "-1"}),
 )  # fmt: skip
 

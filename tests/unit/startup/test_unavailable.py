@@ -11,9 +11,6 @@ from lmi_vllm.startup.unavailable import NAMED, REFUSED, notices
 
 # A value that asks for the feature, by name; anything else asks with "1".
 VALUES = {
-    "certificate_file": "/cert.pem",
-    "private_key_file": "/key.pem",
-    "management_address": "http://127.0.0.1:9000",
     "LMI_FRONTEND_PROCESSES": "2",
     "LMI_CONSOLE": "on",
     "LMI_CACHE_URI": "s3://b/p",

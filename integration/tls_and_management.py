@@ -1,0 +1,142 @@
+"""A PEM pair gives TLS, a management address its own port, and keys guard every route on both."""
+
+import http.client
+import json
+import re
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from integration.client import call
+from integration.conftest import ServerProcess, StartServer
+from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.app import Routes, WebOptions, create_app
+from lmi_vllm.web.route_families import OPEN_PATHS
+from tests.support.certificates import make_pair
+
+ARGUMENTS = ("--demo", "--port", "0", "--engine", "scripted")
+KEY = "sesame-open"
+
+
+@dataclass(frozen=True)
+class Both:
+    """A server with two listeners."""
+
+    server: ServerProcess
+    inference: str
+    management: str
+
+
+def start_both(start: StartServer, **environ: str) -> Both:
+    """Start a server whose management routes have their own port."""
+    settings = {"SERVING_MANAGEMENT_ADDRESS": "http://127.0.0.1:0"} | environ
+    server = start(*ARGUMENTS, environ=settings)
+    management = server.wait_for_line("Management on ", 20).split()[-1]
+    inference = server.wait_listening()
+    server.wait_ready(20)
+    return Both(server, inference, management)
+
+
+def test_tls_answers_and_refuses_older_protocols(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """The certificate is the configured one; TLS 1.1 and plain text get nothing."""
+    pair = make_pair(tmp_path)
+    environ = {
+        "SERVING_INFERENCE_ADDRESS": "https://127.0.0.1:0",
+        "SERVING_CERTIFICATE_FILE": str(pair.certificate),
+        "SERVING_PRIVATE_KEY_FILE": str(pair.key),
+    }
+    server = server_process("--demo", "--engine", "scripted", environ=environ)
+    url = server.wait_listening()
+    server.wait_ready(20)
+    assert url.startswith("https://127.0.0.1:")
+    context = ssl.create_default_context(cafile=str(pair.certificate))
+    request = urllib.request.Request(
+        f"{url}/invocations", b'{"inputs": "hi"}', {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, context=context, timeout=20) as answer:
+        assert "generated_text" in json.load(answer)
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}/ping", context=old, timeout=20)
+    with pytest.raises((ConnectionError, http.client.HTTPException)):
+        call(url.replace("https", "http"), "/ping", seconds=20)
+
+
+def test_tls_fault_ends_the_start(server_process: StartServer, tmp_path: Path) -> None:
+    """A key of another certificate is exit 1 with both files named, before the port opens."""
+    pair, other = make_pair(tmp_path), make_pair(tmp_path, "other")
+    environ = {
+        "SERVING_INFERENCE_ADDRESS": "https://127.0.0.1:0",
+        "SERVING_CERTIFICATE_FILE": str(pair.certificate),
+        "SERVING_PRIVATE_KEY_FILE": str(other.key),
+    }
+    server = server_process("--demo", "--engine", "scripted", environ=environ)
+    assert server.wait_exit() == 1
+    last = server.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"lmi-vllm: error: private_key_file {other.key} does not belong to")
+
+
+def test_management_address_has_only_management(server_process: StartServer) -> None:
+    """Each listener answers its own routes and knows nothing of the other's."""
+    both = start_both(server_process)
+    for path in ("/models", "/metrics", "/server/metrics"):
+        assert call(both.management, path).status == 200
+        assert call(both.inference, path).status == 404
+    assert call(both.inference, "/ping").status == 200
+    assert call(both.inference, "/invocations", {"inputs": "x"}).status == 200
+    assert call(both.management, "/invocations", {"inputs": "x"}).status == 404
+    assert call(both.management, "/v1/completions", {"prompt": "x"}).status == 404
+
+
+def test_management_address_taken(server_process: StartServer) -> None:
+    """A second port that is taken ends the start, and the first one with it."""
+    both = start_both(server_process)
+    server = server_process(*ARGUMENTS, environ={"SERVING_MANAGEMENT_ADDRESS": both.management})
+    assert server.wait_exit() == 1
+    assert f"cannot listen on {both.management}: " in server.stderr
+
+
+def routes_of(routes: Routes) -> list[tuple[str, str]]:
+    """Return method and path of everything a listener answers."""
+    app = create_app(InferenceService(Admission()), WebOptions(routes=routes))
+    found = set()
+    for route in app.router.routes():
+        assert route.resource is not None
+        path = re.sub(r"{\w+}", "model", route.resource.canonical)
+        found.add(("POST" if route.method == "*" else route.method, path))
+    return sorted(found)
+
+
+def test_api_keys_guard_every_route_on_both_listeners(server_process: StartServer) -> None:
+    """Without a key, and with a wrong one, only the health routes answer; with it, all do."""
+    both = start_both(server_process, LMI_API_KEY=KEY)
+    for url, routes in ((both.inference, Routes.INFERENCE), (both.management, Routes.MANAGEMENT)):
+        for method, path in routes_of(routes):
+            is_open = path in OPEN_PATHS
+            for headers in ({}, {"x-api-key": KEY[:-1]}, {"Authorization": "Bearer "}):
+                answer = call(url, path, method=method, headers=headers)
+                assert (answer.status == 401) is not is_open, (method, path)
+            answer = call(url, path, method=method, headers={"Authorization": f"Bearer {KEY}"})
+            assert answer.status != 401, (method, path)
+    assert call(both.inference, "/nothing").status == 401
+    assert KEY not in both.server.stderr + "".join(both.server.seen)
+
+
+def test_unix_socket_answers(server_process: StartServer, tmp_path: Path) -> None:
+    """`unix:` is a listener too."""
+    path = tmp_path / "s"
+    server = server_process(
+        "--demo", "--engine", "scripted", environ={"SERVING_INFERENCE_ADDRESS": f"unix:{path}"}
+    )
+    assert server.wait_listening() == f"unix:{path}"
+    assert path.is_socket()

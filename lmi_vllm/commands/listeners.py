@@ -1,0 +1,168 @@
+"""The open ports: one listener for all routes, or a second one for management (startup.md 13)."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+
+from lmi_vllm.errors import Fault, StartupError
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.startup.listen import ListenAddress, listen_plan
+from lmi_vllm.startup.settings import Settings
+from lmi_vllm.web.app import Routes, WebOptions, create_app
+from lmi_vllm.web.tls import tls_context
+
+BACKLOG: Final = 2048
+CLOSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """What is open; `url` is where requests are answered."""
+
+    url: str
+    runners: tuple[web.AppRunner, ...]
+
+    async def close(self) -> None:
+        """Close every port and connection."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                asyncio.gather(*(runner.cleanup() for runner in self.runners)), 2 * CLOSE_SECONDS
+            )
+
+
+async def open_listeners(
+    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+) -> Listeners:
+    """Open what the settings ask for; the application answers `/ping` from here on.
+
+    Raises:
+        StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
+    """
+    plan = listen_plan(settings)
+    options = _web_options(settings, environ)
+    is_tls = plan.inference.is_tls or (plan.management is not None and plan.management.is_tls)
+    tls = tls_context(plan.certificate_file, plan.private_key_file) if is_tls else None
+    if plan.management is None:
+        runner, url = await _open(plan.inference, service, options, tls)
+        print(f"Listening on {url}", flush=True)
+        return Listeners(url, (runner,))
+    inference = replace(options, routes=Routes.INFERENCE)
+    management = replace(options, routes=Routes.MANAGEMENT)
+    runner, url = await _open(plan.inference, service, inference, tls)
+    try:
+        second, second_url = await _open(plan.management, service, management, tls)
+    except StartupError:
+        await runner.cleanup()
+        raise
+    print(f"Management on {second_url}", f"Listening on {url}", sep="\n", flush=True)
+    return Listeners(url, (runner, second))
+
+
+async def _open(
+    address: ListenAddress,
+    service: InferenceService,
+    options: WebOptions,
+    tls: ssl.SSLContext | None,
+) -> tuple[web.AppRunner, str]:
+    """Return the running application of one listener and its URL."""
+    # A client that goes away cancels its handler, and with it the engine's work.
+    runner = web.AppRunner(
+        create_app(service, options),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=CLOSE_SECONDS,
+    )
+    await runner.setup()
+    site: web.BaseSite
+    if address.path:
+        site = web.UnixSite(runner, address.path, backlog=BACKLOG)
+    else:
+        context = tls if address.is_tls else None
+        site = web.TCPSite(
+            runner,
+            address.host,
+            address.port,
+            ssl_context=context,
+            backlog=BACKLOG,
+            reuse_port=False,
+        )
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        reason = error.strerror or error
+        raise StartupError(f"cannot listen on {address.url()}: {reason}") from error
+    bound = None if address.path else runner.addresses[0][1]  # port 0 means any free one
+    return runner, address.url(bound)
+
+
+def curl_line(url: str, *, has_key: bool) -> str:
+    """Return a command that tries the server."""
+    body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
+    reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
+    if url.startswith("unix:"):
+        reachable = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
+    key = ' -H "Authorization: Bearer $LMI_API_KEY"' if has_key else ""
+    return (
+        f"Try: curl -s {reachable}/invocations{key} -H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
+    cors = {
+        f"Access-Control-Allow-{header}": str(value)
+        for header, key in (
+            ("Origin", "cors_allowed_origin"),
+            ("Methods", "cors_allowed_methods"),
+            ("Headers", "cors_allowed_headers"),
+        )
+        if (value := settings.server_value(key))
+    }
+    return WebOptions(
+        max_request_size=int(str(settings.server_value("max_request_size"))),
+        request_id_header=str(settings.server_value("request_id_header_key") or "x-request-id"),
+        api_keys=api_keys(environ),
+        statuses=_statuses(settings),
+        cors_headers=MappingProxyType(cors),
+    )
+
+
+def _statuses(settings: Settings) -> Mapping[Fault, int]:
+    """Return the configured error codes by fault (http-api.md 12)."""
+    keys = {
+        Fault.BAD_PARAMETER: "bad_request_http_code",
+        Fault.OVERLOAD: "throttle_error_http_code",
+        Fault.NOT_READY: "wlm_error_http_code",
+        Fault.ENGINE: "server_error_http_code",
+        Fault.DEADLINE: "server_error_http_code",
+    }
+    return MappingProxyType(
+        {fault: int(str(settings.server_value(key))) for fault, key in keys.items()}
+    )
+
+
+def api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys that open the server; none means it is open.
+
+    Raises:
+        StartupError: the key file cannot be read, or holds no key: never an open server instead.
+    """
+    keys = [environ["LMI_API_KEY"]] if environ.get("LMI_API_KEY") else []
+    if path := environ.get("LMI_API_KEY_FILE"):
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
+            raise StartupError(f"LMI_API_KEY_FILE {path}: {reason}") from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
+        keys += found
+    return tuple(keys)
