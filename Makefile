@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
 
-.PHONY: setup serve test check lint format unit contract integration docs bench storm chaos clean
+.PHONY: setup serve test check lint format unit contract integration docs bench storm chaos fuzz clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
 	@$(PYTHON) scripts/setup.py
@@ -40,6 +40,9 @@ docs: setup       ## generated pages into config/, and the recorded engine argum
 	$(PY) scripts/record_vllm_arguments.py
 	$(PY) scripts/make_docs.py
 
+fuzz: setup       ## schemathesis over our own API description, scripted and real engine
+	$(PYTEST) integration/openapi_fuzz.py -s $(ARGS)
+
 bench: setup
 	$(PY) -m integration.bench $(ARGS)
 
@@ -50,4 +53,4 @@ chaos: setup      ## mixed traffic, rubbish, hang-ups and engine kills, ten minu
 	$(PY) -m integration.chaos --seconds 600 $(ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-litellm .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

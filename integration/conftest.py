@@ -161,6 +161,43 @@ def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
         server.kill()
 
 
+@pytest.fixture(scope="session")
+def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A tiny BERT that embeds, configured by `option.task` alone."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.tiny_models import bert_embedder  # noqa: PLC0415 (imports torch)
+
+    folder = bert_embedder(tmp_path_factory.mktemp("embedder") / "model")
+    properties = "option.task=text-embedding\noption.enforce_eager=true\noption.dtype=fp32\n"
+    (folder / "serving.properties").write_text(properties, encoding="utf-8")
+    server = start_server(folder.parent, "--model", str(folder), "--port", "0")
+    try:
+        url = server.wait_listening()
+        server.wait_ready()
+        yield RunningServer(server, url)
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def tgi_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The embedded model in TGI mode, with a tool-call parser for its `/v1` routes."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    environ = {
+        "OPTION_TGI_COMPAT": "true",
+        "OPTION_ENABLE_AUTO_TOOL_CHOICE": "true",
+        "OPTION_TOOL_CALL_PARSER": "hermes",
+    }
+    folder = tmp_path_factory.mktemp("tgi")
+    server = start_server(folder, "--demo", "--port", "0", environ=environ)
+    try:
+        url = server.wait_listening()
+        server.wait_ready()
+        yield RunningServer(server, url)
+    finally:
+        server.kill()
+
+
 @pytest.fixture
 def scripted_server(server_process: StartServer) -> RunningServer:
     """A ready server on the scripted engine, ten tokens a second."""

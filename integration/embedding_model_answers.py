@@ -2,66 +2,49 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from integration.client import call
-from integration.conftest import RunningServer, StartServer, start_server
+from integration.conftest import RunningServer, StartServer
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server over a tiny BERT, configured by `option.task` alone."""
-    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
-    from tests.support.tiny_models import bert_embedder  # noqa: PLC0415 (imports torch)
-
-    folder = bert_embedder(tmp_path_factory.mktemp("embedder") / "model")
-    properties = "option.task=text-embedding\noption.enforce_eager=true\noption.dtype=fp32\n"
-    (folder / "serving.properties").write_text(properties, encoding="utf-8")
-    server = start_server(folder.parent, "--model", str(folder), "--port", "0")
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        yield RunningServer(server, url)
-    finally:
-        server.kill()
 
 
 def _length(vector: list[float]) -> float:
     return math.sqrt(sum(value * value for value in vector))
 
 
-def test_lmi_and_openai_give_the_same_vectors(embedder: RunningServer) -> None:
+def test_lmi_and_openai_give_the_same_vectors(embedding_server: RunningServer) -> None:
     """`inputs` gives an array of unit vectors; /v1/embeddings the model's own, in vLLM's shape."""
     texts = ["the moon is a ball", "rain"]
-    answer = call(embedder.url, "/invocations", {"inputs": texts})
+    answer = call(embedding_server.url, "/invocations", {"inputs": texts})
     assert answer.status == 200, answer.body
     assert answer.body.endswith(b"]]\n")
     vectors = answer.json()
     assert [len(vector) for vector in vectors] == [64, 64]
     assert [_length(vector) for vector in vectors] == pytest.approx([1, 1], abs=1e-4)
-    shaped = call(embedder.url, "/v1/embeddings", {"input": texts, "use_activation": True}).json()
+    shaped = call(
+        embedding_server.url, "/v1/embeddings", {"input": texts, "use_activation": True}
+    ).json()
     assert shaped["object"] == "list"
     assert [item["embedding"] for item in shaped["data"]] == vectors
     plain = call(
-        embedder.url, "/invocations", {"inputs": "rain", "parameters": {"normalize": False}}
+        embedding_server.url, "/invocations", {"inputs": "rain", "parameters": {"normalize": False}}
     ).json()
     assert _length(plain[0]) > 1.1
 
 
-def test_invocations_dispatch_by_the_payload_s_keys(embedder: RunningServer) -> None:
+def test_invocations_dispatch_by_the_payload_s_keys(embedding_server: RunningServer) -> None:
     """VLLM's own payloads work on /invocations as on their routes."""
     for path, body in (
         ("/v1/embeddings", {"input": "rain"}),
         ("/rerank", {"query": "rain", "documents": ["sea", "rain"]}),
         ("/score", {"text_1": "rain", "text_2": "sea"}),
     ):
-        there = call(embedder.url, path, body)
-        here = call(embedder.url, "/invocations", body)
+        there = call(embedding_server.url, path, body)
+        here = call(embedding_server.url, "/invocations", body)
         assert (there.status, here.status) == (200, 200), (there.body, here.body)
         assert here.body.endswith(b"\n")
         assert _without_times(here.json()) == _without_times(there.json())
@@ -71,18 +54,18 @@ def _without_times(document: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in document.items() if name not in ("id", "created")}
 
 
-def test_generation_is_refused_and_the_server_lives(embedder: RunningServer) -> None:
+def test_generation_is_refused_and_the_server_lives(embedding_server: RunningServer) -> None:
     """What the model cannot do is the client's fault: 424 here, 404 on vLLM's routes."""
-    refused = call(embedder.url, "/invocations", {"prompt": "x"})
+    refused = call(embedding_server.url, "/invocations", {"prompt": "x"})
     assert refused.status == 424
     assert "does not generate" in refused.json()["error"]
-    refused = call(embedder.url, "/v1/chat/completions", {"messages": []})
+    refused = call(embedding_server.url, "/v1/chat/completions", {"messages": []})
     assert refused.status == 404
-    refused = call(embedder.url, "/invocations", {"inputs": "moon " * 500})
+    refused = call(embedding_server.url, "/invocations", {"inputs": "moon " * 500})
     assert refused.status == 424
     assert "128" in refused.json()["error"]
-    assert call(embedder.url, "/ping").status == 200
-    assert call(embedder.url, "/invocations", {"inputs": "x"}).status == 200
+    assert call(embedding_server.url, "/ping").status == 200
+    assert call(embedding_server.url, "/invocations", {"inputs": "x"}).status == 200
 
 
 def test_runner_generate_on_an_embedder_fails_the_start(

@@ -102,7 +102,7 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
             },
             description="One row per token; an error after the first byte is the last row.",
         ),
-        "Stream": {"type": "string", "description": "Rows, each framed by the content type."},
+        "Stream": {"description": "Rows or events, each framed as the content type says."},
         "HandlerError": _object(
             {"error": _TEXT, "code": _WHOLE, "message": _TEXT}, "error", "code"
         ),

@@ -1,0 +1,57 @@
+"""schemathesis over our own API description: no 5xx, nothing that the description does not say.
+
+The bulk runs over the scripted engine, where a request costs no model; a slice of every route but
+those that change adapters runs over the real one.
+"""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from integration.client import call
+from integration.conftest import RunningServer, StartServer
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
+CHECKS += ",response_schema_conformance"
+BULK = 5000
+_GENERATED = re.compile(r"^\s*(\d+) generated", re.MULTILINE)
+
+pytest.importorskip("schemathesis", reason="needs schemathesis: make setup installs it")
+
+
+def _fuzz(url: str, *more: str) -> int:
+    """Return how many requests were made; fails on the first finding."""
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
+    command += ["--checks", CHECKS, "--phases", "examples,coverage,fuzzing", "--no-color", *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    report = done.stdout + done.stderr
+    assert done.returncode == 0, report[-6000:]
+    found = _GENERATED.search(report)
+    assert found, report[-3000:]
+    return int(found[1])
+
+
+def test_bulk_over_the_scripted_engine(server_process: StartServer) -> None:
+    """At least five thousand requests, and the server still answers."""
+    server = server_process("--demo", "--port", "0", "--engine", "scripted")
+    url = server.wait_listening()
+    server.wait_ready(20)
+    count = 0
+    while count < BULK:  # a slow machine makes fewer in a round
+        count += _fuzz(url, "--max-time", "60", "--seed", str(count + 1))
+    assert call(url, "/ping").status == 200
+    assert "Traceback" not in server.stderr
+    print(f"{count} requests over the scripted engine")
+
+
+@pytest.mark.vllm
+def test_slice_over_the_real_engine(demo_server: RunningServer) -> None:
+    """The same over vLLM, whose own models then describe its bodies."""
+    changing = "adapters|lora_adapter"
+    count = _fuzz(demo_server.url, "-n", "2", "--exclude-path-regex", changing, "--seed", "1")
+    assert count > 100
+    assert call(demo_server.url, "/ping").status == 200
+    assert call(demo_server.url, "/invocations", {"inputs": "The moon is"}).status == 200
+    print(f"{count} requests over the real engine")
