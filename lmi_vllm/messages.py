@@ -115,6 +115,15 @@ class GenerationJob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of a text and the characters it stands for; none of them for a special token."""
+
+    id: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token with its natural-log probability."""
 

@@ -3,7 +3,7 @@
 Each promise below has a contract test that runs over every engine (`tests/contract/`).
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from lmi_vllm.messages import (
@@ -13,6 +13,7 @@ from lmi_vllm.messages import (
     OpenAICall,
     OpenAIReply,
     OpenAISchemas,
+    PromptToken,
 )
 
 
@@ -53,6 +54,10 @@ class Engine(Protocol):
             PayloadError: the job itself is at fault (prompt too long, bad sampling value).
             EngineDeadError: the engine is gone; also while iterating.
         """
+        ...
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[PromptToken]:
+        """Return the tokens of `text`, with the characters of it that each stands for."""
         ...
 
     async def answer_openai(self, call: OpenAICall) -> OpenAIReply:

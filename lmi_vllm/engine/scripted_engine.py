@@ -6,6 +6,7 @@ Without a script it answers every prompt by repeating its words, one token each.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from lmi_vllm.messages import (
     OpenAICall,
     OpenAIReply,
     OpenAISchemas,
+    PromptToken,
 )
 
 
@@ -48,6 +50,7 @@ class ScriptedEngine:
     task: str = "generate"
     tokenizer: object = None
     openai_schemas: OpenAISchemas = field(default_factory=OpenAISchemas)
+    openai_error: Mapping[str, object] = field(default_factory=dict)  # ends streams as vLLM's
     refused_adapters: Mapping[str, str] = field(default_factory=dict)  # name -> reason
     adapters: dict[str, AdapterRef] = field(default_factory=dict)
     jobs: list[GenerationJob] = field(default_factory=list)
@@ -78,6 +81,13 @@ class ScriptedEngine:
                     yield step
         finally:
             self.running_requests -= 1
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[PromptToken]:
+        """Return a token for each word with the blanks before it, after a first empty one."""
+        await self.check_health()
+        words = [match.span() for match in re.finditer(r"\s*\S+", text)]
+        spans = [(0, 0), *words] if add_special_tokens else words
+        return [PromptToken(position, *span) for position, span in enumerate(spans)]
 
     async def answer_openai(self, call: OpenAICall) -> OpenAIReply:
         """Answer in the shape of vLLM's replies, without its content."""
@@ -147,8 +157,11 @@ class ScriptedEngine:
     async def _events(self, body: Mapping[str, object]) -> AsyncIterator[bytes]:
         self.running_requests += 1
         try:
-            for _ in range(3):
+            for position in range(3):
                 await self._sleep(self.seconds_per_token)
+                if position and self.openai_error:
+                    yield b"data: " + json.dumps(self.openai_error).encode() + b"\n\n"
+                    break
                 yield b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
         finally:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import copy
+import functools
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +43,7 @@ from lmi_vllm.messages import (
     OpenAICall,
     OpenAIReply,
     OpenAISchemas,
+    PromptToken,
     ServingProfile,
     TokenLogprob,
 )
@@ -97,6 +100,7 @@ class VllmEngine:
         self._task = task
         self._is_closing = False
         self._tokenizer: Any = started.llm.renderer.tokenizer
+        self._tokenize_turn = asyncio.Lock()
         self._special_ids = frozenset(self._tokenizer.all_special_ids if self._tokenizer else ())
         self._model_defaults: Mapping[str, Any] = {
             name: value
@@ -118,6 +122,11 @@ class VllmEngine:
     def openai_schemas(self) -> OpenAISchemas:
         """The schemas of vLLM's own request and response models."""
         return openai_schemas()
+
+    @functools.cached_property
+    def _own_tokenizer(self) -> Any:
+        """A copy of the tokenizer for a thread of its own."""
+        return copy.deepcopy(self._tokenizer)
 
     @property
     def running_requests(self) -> int:
@@ -151,6 +160,17 @@ class VllmEngine:
                         yield self._chunk(job, completion, prompt_tokens, prompt_logprobs)
         finally:
             await outputs.aclose()
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[PromptToken]:
+        """Return the tokens of `text`; see `Engine.tokenize`."""
+        async with self._tokenize_turn:  # a tokenizer is not made for two threads at once
+            encoding = await asyncio.to_thread(
+                self._own_tokenizer, text, add_special_tokens=add_special_tokens,
+                return_offsets_mapping=self._tokenizer.is_fast,
+            )  # fmt: skip
+        ids = encoding["input_ids"]
+        spans = encoding.get("offset_mapping") or [(0, 0)] * len(ids)  # as TGI without offsets
+        return [PromptToken(token, *span) for token, span in zip(ids, spans, strict=True)]
 
     async def answer_openai(self, call: OpenAICall) -> OpenAIReply:
         """Answer with vLLM's own handlers; see `Engine.answer_openai`."""

@@ -135,7 +135,7 @@ async def formatted(
         LmiError: vLLM refused the request, or the hook failed.
     """
     if answer.stream is None and answer.status >= 400:  # noqa: PLR2004 (an error status)
-        raise error_of(answer)
+        raise error_of(answer.body)
     return await code.format_output(hook, call, payload, answer)
 
 

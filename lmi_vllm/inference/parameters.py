@@ -129,7 +129,13 @@ class GenerationParameters(BaseModel):
     adapter_id: str | None = None
 
 
-WITHOUT_EFFECT: Final = ("typical_p", "watermark", "early_stopping", "cached_prompt")
+WITHOUT_EFFECT: Final = (
+    "typical_p",
+    "watermark",
+    "early_stopping",
+    "cached_prompt",
+    "adapters",  # it belongs beside `parameters`
+)
 CONSTRAINTS: Final = frozenset(
     {
         "guided_json",

@@ -67,6 +67,17 @@ def dispatch(payload: Mapping[str, Any]) -> Family:
     )
 
 
+def with_adapter_id(payload: Any, profile: ServingProfile) -> Any:
+    """Return the payload with TGI's `adapter_id` as `adapters` where there is none (TGI mode)."""
+    if not profile.tgi_compat or not isinstance(payload, dict):
+        return payload
+    parameters = payload.get("parameters")
+    if payload.get("adapters") is not None or not isinstance(parameters, dict):
+        return payload
+    name = parameters.get("adapter_id")
+    return payload if name is None else {**payload, "adapters": name}
+
+
 def parse_lmi_request(
     payload: Mapping[str, Any], profile: ServingProfile, tgi_route: TgiRoute | None = None
 ) -> LmiRequest:
@@ -75,6 +86,8 @@ def parse_lmi_request(
     Raises:
         PayloadError: names the field and what is allowed.
     """
+    if "inputs" not in payload:
+        raise PayloadError(f"inputs: expected text; example: {EXAMPLE_BODY}")
     prompts, is_list = _prompts(payload["inputs"])
     if tgi_route and is_list:
         raise PayloadError("inputs: expected text; lists are for /invocations")
@@ -103,7 +116,7 @@ def parse_lmi_request(
         return_full_text=bool(parameters.return_full_text),
         top_n_tokens=parameters.top_n_tokens or 0,
         wants_logprobs=wants_logprobs,
-        unread=tuple(unread_names(parameters)),
+        unread=_unread(parameters, profile),
     )
     _check_stream(request)
     return request
@@ -128,6 +141,12 @@ def _sampling(
     if parameters.decoder_input_details and _wants_details(parameters, profile, tgi_route):
         fields["prompt_logprobs"] = 1
     return fields
+
+
+def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[str, ...]:
+    names = unread_names(parameters)
+    is_ignored = parameters.adapter_id is not None and not profile.tgi_compat
+    return (*names, "adapter_id") if is_ignored else tuple(names)
 
 
 def _wants_details(

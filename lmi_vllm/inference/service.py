@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
+
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     BadParameterError,
@@ -13,11 +15,9 @@ from lmi_vllm.errors import (
     NotReadyError,
     PayloadError,
     ResourceNotFoundError,
-    RouteFamily,
-    openai_error,
-    status_of,
 )
 from lmi_vllm.hooks.functions import NO_HOOKS
+from lmi_vllm.inference import tgi
 from lmi_vllm.inference.adapter_selection import (
     ADAPTER_ALIAS_HEADER,
     adapter_name,
@@ -29,14 +29,14 @@ from lmi_vllm.inference.bodies import decode_body
 from lmi_vllm.inference.custom_code import CustomCode
 from lmi_vllm.inference.formatters import (
     FRAMINGS,
+    Framing,
     Schema,
     StreamFormatter,
     choose_framing,
     choose_schema,
     encode_results,
-    format_result,
-    rank_candidates,
 )
+from lmi_vllm.inference.generation import gather_results, make_job
 from lmi_vllm.inference.hooked import (
     UNHOOKED_KINDS,
     apply_input_hook,
@@ -51,13 +51,14 @@ from lmi_vllm.inference.hooked import (
 )
 from lmi_vllm.inference.limits import check_limits, sequence_count
 from lmi_vllm.inference.model_list import with_adapters
-from lmi_vllm.inference.openai_replies import SSE_DONE, lmi_reply
+from lmi_vllm.inference.openai_replies import V1_DIALECT, OpenAIDialect, lmi_reply
 from lmi_vllm.inference.parameters import UnreadNames
 from lmi_vllm.inference.payload import (
     Family,
     LmiRequest,
     dispatch,
     parse_lmi_request,
+    with_adapter_id,
 )
 from lmi_vllm.inference.pooling import (
     GENERATE,
@@ -66,6 +67,7 @@ from lmi_vllm.inference.pooling import (
 )
 from lmi_vllm.inference.request_hold import RequestHold
 from lmi_vllm.inference.sessions import Sessions, is_session_request
+from lmi_vllm.inference.stream_ends import StreamEnds, lmi_family
 from lmi_vllm.inference.streams import (
     HeldStream,
     close_iterator,
@@ -76,7 +78,6 @@ from lmi_vllm.inference.streams import (
 from lmi_vllm.messages import (
     AdapterRef,
     GenerationChunk,
-    GenerationJob,
     InferenceCall,
     OpenAICall,
     OpenAIReply,
@@ -161,6 +162,11 @@ class InferenceService:
         )
         return Reply(answer.status, answer.content_type, answer.body, answer.stream)
 
+    def describe_tgi(self) -> dict[str, Any]:
+        """Return what TGI's `/info` says."""
+        runtime = self.runtime
+        return tgi.describe(self.model_url, runtime.engine, runtime.profile)
+
     async def _until_shutdown(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         """Return the reply; a shutdown that cuts it off is an error with an answer."""
         rates = self.admission.error_rates
@@ -185,6 +191,7 @@ class InferenceService:
             if reply is None:
                 await self.sessions.check(call.properties)
                 payload = decode_payload(runtime.code, runtime.adapters, call)
+                payload = with_adapter_id(payload, runtime.profile)
                 reply = await self._answer(runtime, call, payload, resources)
             return _held(reply, resources)
 
@@ -208,14 +215,13 @@ class InferenceService:
             return await formatted(code, hooks.output, call, payload, answer)
         if runtime.profile.task != GENERATE:
             return await self._pool(runtime, call, payload, resources)
-        family = dispatch(payload)
+        family = Family.GENERATION if call.tgi_route else dispatch(payload)
         if family is Family.GENERATION:
             return await self._generate(runtime, call, payload, resources)
-        answer = await self._openai(runtime, call, family, payload, resources)
-        framing = choose_framing(
-            call.accept, runtime.profile.output_formatter, tgi_compat=runtime.profile.tgi_compat
-        )
-        return lmi_reply(answer, framing)
+        profile = runtime.profile
+        dialect = OpenAIDialect(lmi_family(profile), self._framing(call, profile))
+        answer = await self._openai(runtime, call, family, payload, resources, dialect)
+        return lmi_reply(answer, dialect.framing.content_type)
 
     async def _answer_each(
         self,
@@ -255,7 +261,7 @@ class InferenceService:
         answer = await self._openai(runtime, call, request.kind, request.body, resources)
         if request.is_vectors and answer.status == 200:  # noqa: PLR2004 (success)
             return vectors_reply(answer)
-        return lmi_reply(answer, FRAMINGS["json"])
+        return lmi_reply(answer)
 
     async def _answer_openai(self, call: InferenceCall, kind: str) -> Reply:
         runtime = self.runtime
@@ -271,6 +277,9 @@ class InferenceService:
             if is_hooked and (own := await code.handle(call, request_content(call))) is not None:
                 return _held(own, resources)
             payload: Any = decode_body(call.body, "application/json")
+            if kind == "tokenize" and tgi.is_tokenize_request(payload, runtime.profile):
+                tokens = await tgi.tokenize(payload, runtime.engine)
+                return Reply(200, "application/json", orjson.dumps(tokens))
             hooks, name = await select_hooks(code, runtime.adapters, call, payload, resources)
             hooks = hooks if is_hooked else NO_HOOKS
             payload = await apply_input_hook(code, hooks, call, payload, name)
@@ -289,6 +298,7 @@ class InferenceService:
         kind: str,
         payload: Mapping[str, Any],
         resources: RequestHold,
+        dialect: OpenAIDialect = V1_DIALECT,
     ) -> OpenAIReply:
         check_limits(payload, runtime.profile.limits)
         if kind != "responses":  # its list of inputs is one conversation
@@ -308,14 +318,16 @@ class InferenceService:
             raise deadline_error(seconds, "predict_timeout") from None
         if answer.stream is not None:
             resources.push_async_callback(close_iterator, answer.stream)
-            return replace(answer, stream=self._bounded(answer.stream, runtime.profile))
+            events = dialect.events(answer.stream)
+            ends = StreamEnds(self.admission, runtime.profile)
+            return replace(answer, stream=ends.events(events, dialect))
         return answer
 
     async def _generate(
         self,
         runtime: Runtime,
         call: InferenceCall,
-        payload: dict[str, Any],
+        payload: Mapping[str, Any],
         resources: RequestHold,
     ) -> Reply:
         request = parse_lmi_request(payload, runtime.profile, call.tgi_route)
@@ -330,7 +342,9 @@ class InferenceService:
         else:
             names = [adapter_name(call, payload, is_adapter)]
         refs = [await self._hold_adapter(runtime, call, name, resources) for name in names]
-        jobs = [_job(call, request, position, ref) for position, ref in enumerate(refs)]
+        jobs = [
+            make_job(request, call.request_id, position, ref) for position, ref in enumerate(refs)
+        ]
         schema = choose_schema(runtime.profile, call.tgi_route)
         if request.is_streaming:
             chunks = runtime.engine.generate(jobs[0])
@@ -339,7 +353,7 @@ class InferenceService:
         seconds = runtime.profile.predict_timeout
         try:
             async with asyncio.timeout(seconds):
-                results = await _gather(runtime, request, jobs, schema)
+                results = await gather_results(runtime.engine, request, jobs, schema)
         except TimeoutError:
             raise deadline_error(seconds, "predict_timeout") from None
         body = encode_results(results, is_list=request.is_list, schema=schema)
@@ -354,62 +368,16 @@ class InferenceService:
         schema: Schema,
     ) -> Reply:
         profile = runtime.profile
-        default = None if call.tgi_route else profile.output_formatter
-        framing = choose_framing(call.accept, default, tgi_compat=profile.tgi_compat)
+        framing = self._framing(call, profile)
         formatter = StreamFormatter(request, request.prompts[0], schema, framing)
         # The status line waits for the first chunk: what fails before it gets a status of its own.
         first = await next_within(chunks, profile.predict_timeout, "predict_timeout")
-        rows = self._rows(first, chunks, formatter, profile)
+        rows = StreamEnds(self.admission, profile).rows(first, chunks, formatter)
         return Reply(200, framing.content_type, stream=rows)
 
-    async def _rows(
-        self,
-        first: GenerationChunk | None,
-        chunks: AsyncIterator[GenerationChunk],
-        formatter: StreamFormatter,
-        profile: ServingProfile,
-    ) -> AsyncIterator[bytes]:
-        """Yield the framed rows of a stream; an error after the first byte is its last row."""
-        seconds, setting = _chunk_limit(profile)
-        chunk = first
-        try:
-            while chunk is not None:
-                yield formatter.rows(chunk)
-                if chunk.finish_reason is not None:
-                    return
-                chunk = await next_within(chunks, seconds, setting)
-        except (LmiError, asyncio.CancelledError) as raised:
-            error = self._last_word(raised)
-            family = RouteFamily.TGI if profile.tgi_compat else RouteFamily.LMI
-            yield formatter.error(error.text, status_of(error, family))
-        finally:
-            await close_iterator(chunks)
-
-    async def _bounded(
-        self, events: AsyncIterator[bytes], profile: ServingProfile
-    ) -> AsyncIterator[bytes]:
-        """Yield vLLM's events; what ends them early is a last SSE error event, and [DONE]."""
-        seconds, setting = profile.predict_timeout, "predict_timeout"
-        try:
-            while (event := await next_within(events, seconds, setting)) is not None:
-                yield event
-                seconds, setting = _chunk_limit(profile)
-        except (LmiError, asyncio.CancelledError) as raised:
-            error = self._last_word(raised)
-            status = status_of(error, RouteFamily.OPENAI)
-            yield FRAMINGS["sse"].frame(openai_error(error, error.text, status))
-            yield SSE_DONE
-        finally:
-            await close_iterator(events)
-
-    def _last_word(self, raised: BaseException) -> LmiError:
-        """Return what a stream says at its end; a client's own going away is raised again."""
-        error = raised if isinstance(raised, LmiError) else self.admission.shutdown_error()
-        if error is None:
-            raise raised
-        logger.warning("a stream ended early: %s", error)
-        self.admission.error_rates.record(error)
-        return error
+    def _framing(self, call: InferenceCall, profile: ServingProfile) -> Framing:
+        default = None if call.tgi_route else profile.output_formatter
+        return choose_framing(call.accept, default, tgi_compat=profile.tgi_compat)
 
     def _admit_list(self, name: str, sequences: int, resources: RequestHold) -> None:
         """Take the further places of a list: each sequence it asks for counts as a request."""
@@ -444,44 +412,3 @@ def _held(reply: Reply, resources: RequestHold) -> Reply:
     if reply.stream is None:
         return reply
     return replace(reply, stream=HeldStream(reply.stream, resources.pop_all()))
-
-
-def _job(
-    call: InferenceCall, request: LmiRequest, position: int, ref: AdapterRef | None
-) -> GenerationJob:
-    return GenerationJob(
-        request_id=f"{call.request_id}-{position}" if request.is_list else call.request_id,
-        prompt=request.prompts[position],
-        sampling=request.sampling,
-        adapter=ref,
-        is_streaming=request.is_streaming,
-        apply_model_defaults=request.apply_model_defaults,
-        truncate_prompt_tokens=request.truncate,
-        priority=request.priority,
-        beams=request.candidates.beams,
-    )
-
-
-async def _gather(
-    runtime: Runtime, request: LmiRequest, jobs: list[GenerationJob], schema: Schema
-) -> list[dict[str, Any]]:
-    """Return one result per job, in order."""
-    return await gathered([_result(runtime, request, job, schema) for job in jobs])
-
-
-async def _result(
-    runtime: Runtime, request: LmiRequest, job: GenerationJob, schema: Schema
-) -> dict[str, Any]:
-    chunks = runtime.engine.generate(job)
-    try:
-        sequences = [chunk async for chunk in chunks if chunk.finish_reason is not None]
-    finally:
-        await close_iterator(chunks)
-    ranked = rank_candidates(sequences, request.candidates)
-    return format_result(request, job.prompt, ranked, schema)
-
-
-def _chunk_limit(profile: ServingProfile) -> tuple[float, str]:
-    if profile.chunked_read_timeout < profile.predict_timeout:
-        return profile.chunked_read_timeout, "chunked_read_timeout"
-    return profile.predict_timeout, "predict_timeout"

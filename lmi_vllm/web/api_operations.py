@@ -4,7 +4,7 @@ A route that is not here fails `tests/web/test_openapi.py`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ class Operation:
     status: int = 200
     statuses: tuple[int, ...] = ()
     examples: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    is_tgi: bool = False  # with tgi_compat only
 
 
 QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
@@ -139,6 +140,20 @@ def _openai(path: str, kind: str, summary: str, example: object) -> tuple[Operat
     )
 
 
+def _tgi(
+    path: str, summary: str, answer: str | None, *, streams: bool = False
+) -> tuple[Operation, ...]:
+    """Return one of TGI's generating routes; those that may stream can be asked for jsonlines."""
+    answers = {JSON: answer} if answer else {}
+    rows = {SSE: "Stream", JSONLINES: "Stream"} if streams else {}
+    example = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 20}}
+    post = Operation(
+        "post", path, INFERENCE, summary, {**answers, **rows}, takes="TgiRequest",
+        example=example, is_tgi=True,
+    )  # fmt: skip
+    return (post,) if path == "/" else (post, replace(_options(path, INFERENCE), is_tgi=True))
+
+
 def _options(path: str, tag: str) -> Operation:
     return Operation("options", path, tag, "An empty object.", {JSON: "Nothing"}, answer_example={})
 
@@ -215,6 +230,19 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *_inference("/predictions/{model}", "As /invocations, on a model by its name."),
     *_inference("/predictions/{model}/{version}", "As /invocations, on a version of a model."),
     *_inference("/models/{model}/invoke", "As /invocations: SageMaker's multi-model path."),
+    *_tgi(
+        "/", "TGI's compatible route: an array of one, or a stream.", "Generations", streams=True
+    ),
+    *_tgi("/generate", "TGI's answer to one prompt.", "Generation"),
+    *_tgi("/generate_stream", "TGI's stream: an event per token.", None, streams=True),
+    Operation(
+        "get",
+        "/info",
+        INFERENCE,
+        "TGI's account of the model and its limits.",
+        {JSON: "TgiInfo"},
+        is_tgi=True,
+    ),
     *_openai(
         "/v1/chat/completions",
         "chat/completions",

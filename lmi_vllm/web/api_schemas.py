@@ -63,6 +63,27 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
             },
             "inputs",
         ),
+        "TgiRequest": _object(
+            {
+                "inputs": {"type": "string", "minLength": 1},
+                "parameters": any_of(reference("GenerationParameters"), _OR_NULL),
+                "stream": any_of(_FLAG, _OR_NULL),
+            },
+            "inputs",
+        ),
+        "TgiInfo": _object(
+            {
+                "model_id": _TEXT,
+                "max_concurrent_requests": _WHOLE,
+                "max_best_of": _WHOLE,
+                "max_stop_sequences": _WHOLE,
+                "max_input_tokens": _WHOLE,
+                "max_total_tokens": _WHOLE,
+                "version": _TEXT,
+            },
+            "model_id",
+            "max_total_tokens",
+        ),
         "EmbeddingInputs": _object(
             {
                 "inputs": any_of(_TEXT, list_of(_TEXT, minItems=1)),

@@ -22,6 +22,7 @@ from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.openapi import add_description_routes
 from lmi_vllm.web.route_families import OPEN_PATHS, family_of
+from lmi_vllm.web.tgi_routes import add_tgi_routes
 from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     app.on_response_prepare.append(_add_headers)
     if options.routes is not Routes.MANAGEMENT:
         add_inference_routes(app)
+        add_tgi_routes(app)
     if options.routes is not Routes.INFERENCE:
         add_management_routes(app)
         add_adapter_routes(app)

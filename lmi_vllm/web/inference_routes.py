@@ -11,7 +11,6 @@ from lmi_vllm.errors import (
     BadParameterError,
     MethodNotAllowedError,
     PayloadError,
-    ResourceNotFoundError,
 )
 from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.bodies import form_field
@@ -30,7 +29,6 @@ def add_inference_routes(app: web.Application) -> None:
     for path in ("/ping", "/ready", "/health"):
         app.router.add_route("*", path, ping)
     app.router.add_route("*", "/live", live)
-    app.router.add_route("*", "/", root)
     app.router.add_route("*", "/invocations", invocations)
     for path in (
         "/predictions/{model}",
@@ -44,19 +42,12 @@ def add_inference_routes(app: web.Application) -> None:
     app.router.add_route("*", "/v1/responses/{response_id}/cancel", cancel_response)
 
 
-async def root(request: web.Request) -> web.Response:
-    """Answer OPTIONS; there is nothing else at the root."""
-    if request.method != "OPTIONS":
-        raise ResourceNotFoundError
-    return _json({})
-
-
 async def ping(request: web.Request) -> web.Response:
     """Answer health: 200 only after a real token, 503 with the phase before."""
     if request.method not in PING_METHODS:
         raise MethodNotAllowedError
     status, body = request.app[SERVICE].admission.ping()
-    return _json(body, status)
+    return json_answer(body, status)
 
 
 async def live(request: web.Request) -> web.Response:
@@ -64,7 +55,7 @@ async def live(request: web.Request) -> web.Response:
     if request.method not in PING_METHODS:
         raise MethodNotAllowedError
     state = request.app[SERVICE].admission.state
-    return _json({"status": str(state)}, 503 if state is State.FAILED else 200)
+    return json_answer({"status": str(state)}, 503 if state is State.FAILED else 200)
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:
@@ -78,12 +69,12 @@ async def invocations(request: web.Request) -> web.StreamResponse:
     )
     service.check_model(name)
     if request.method == "OPTIONS":
-        return _json({})
+        return json_answer({})
     if request.method != "POST":
         raise MethodNotAllowedError
     if "handler" in properties:
         raise BadParameterError("The handler can't be overridden in a request")
-    call = await _call(request, properties)
+    call = await read_call(request, properties)
     if name is None and (name := form_field(call.body, call.content_type, "model_name")):
         service.check_model(name)
     return await send(request, await service.infer(call))
@@ -94,10 +85,10 @@ def openai_handler(kind: str) -> Handler:
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.method == "OPTIONS":
-            return _json({})
+            return json_answer({})
         if request.method not in (READ_METHODS if kind == "models" else ("POST",)):
             raise MethodNotAllowedError
-        call = await _call(request, request_properties(request.headers))
+        call = await read_call(request, request_properties(request.headers))
         return await send(request, await request.app[SERVICE].answer_openai(call, kind))
 
     return handler
@@ -130,7 +121,7 @@ async def cancel_response(request: web.Request) -> web.StreamResponse:
 async def _about_stored(
     request: web.Request, kind: str, arguments: Mapping[str, object]
 ) -> web.StreamResponse:
-    call = await _call(request, request_properties(request.headers))
+    call = await read_call(request, request_properties(request.headers))
     service = request.app[SERVICE]
     return await send(request, await service.answer_about_stored(call, kind, arguments))
 
@@ -167,12 +158,18 @@ def _text(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
-def _json(document: object, status: int = 200) -> web.Response:
+def json_answer(document: object, status: int = 200) -> web.Response:
+    """Return `document` as JSON with a final newline."""
     body = orjson.dumps(document) + b"\n"
     return web.Response(status=status, body=body, content_type="application/json")
 
 
-async def _call(request: web.Request, properties: Mapping[str, str]) -> InferenceCall:
+async def read_call(request: web.Request, properties: Mapping[str, str]) -> InferenceCall:
+    """Return the call that `request` brings, its body read.
+
+    Raises:
+        PayloadError: the body does not unpack.
+    """
     try:
         body = await request.read()
     except web.RequestPayloadError as error:

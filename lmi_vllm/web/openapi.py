@@ -108,6 +108,8 @@ def _paths(
 ) -> dict[str, dict[str, Any]]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
+        if operation.is_tgi and not service.profile.tgi_compat:
+            continue
         entry: dict[str, Any] = {
             "tags": [operation.tag],
             "summary": operation.summary,

@@ -26,6 +26,8 @@ OPENAI_ROUTES: Final = MappingProxyType(
         "/v1/models": "models",
     }
 )
+# TGI's own routes, with tgi_compat only.
+TGI_PATHS: Final = frozenset({"/", "/generate", "/generate_stream", "/info"})
 
 
 def family_of(path: str, *, is_tgi: bool) -> RouteFamily:
@@ -34,4 +36,6 @@ def family_of(path: str, *, is_tgi: bool) -> RouteFamily:
         return RouteFamily.OPENAI
     if path.startswith(("/invocations", "/predictions")) or path.endswith("/invoke"):
         return RouteFamily.TGI if is_tgi else RouteFamily.LMI
+    if is_tgi and path in TGI_PATHS:
+        return RouteFamily.TGI
     return RouteFamily.SERVER

@@ -1,7 +1,8 @@
 """Read the golden files: requests, what the engine does, and the exact answer.
 
 Each file holds cases by name. `script` is what the scripted engine yields: a chunk, or an error of
-ours by class name. `body` of an answer is the exact text on the wire.
+ours by class name. `openai_error` is how vLLM's stream fails after its first event.
+`body` of an answer is the exact text on the wire.
 """
 
 import json
@@ -11,7 +12,14 @@ from typing import Any
 
 import lmi_vllm.errors
 from lmi_vllm.engine.scripted_engine import Fail, Step
-from lmi_vllm.messages import GeneratedToken, GenerationChunk, ServingProfile, TokenLogprob
+from lmi_vllm.messages import (
+    GeneratedToken,
+    GenerationChunk,
+    ServingProfile,
+    TgiRoute,
+    TokenLogprob,
+)
+from lmi_vllm.web.tgi_routes import GENERATE
 
 FOLDER = Path(__file__).parent
 
@@ -30,6 +38,12 @@ class Golden:
     status: int
     content_type: str
     body: bytes
+    openai_error: dict[str, Any]
+
+    @property
+    def tgi_route(self) -> TgiRoute | None:
+        """Which of TGI's own routes it asks."""
+        return GENERATE.get(self.path)
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -61,6 +75,7 @@ def _case(name: str, raw: dict[str, Any]) -> Golden:
         status=response.get("status", 200),
         content_type=response["content_type"],
         body=response["body"].encode(),
+        openai_error=raw.get("openai_error", {}),
     )
 
 

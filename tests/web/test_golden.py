@@ -12,6 +12,7 @@ async def test_golden_answer_is_exact(
 ) -> None:
     """Every example of the specification is answered with these bytes."""
     engine.script = case.script
+    engine.openai_error = case.openai_error
     client = await serve(case.profile)
     response = await client.request(case.method, case.path, data=case.sent, headers=case.headers)
     assert (await response.read()).decode() == case.body.decode()

@@ -3,10 +3,9 @@ import pytest
 from lmi_vllm.engine.scripted_engine import Fail, Step
 from lmi_vllm.errors import LmiError, RouteFamily, status_of
 from lmi_vllm.inference.formatters import (
-    LMI_SCHEMA,
-    TGI_SCHEMA,
     StreamFormatter,
     choose_framing,
+    choose_schema,
     encode_results,
     format_result,
     rank_candidates,
@@ -24,9 +23,10 @@ GENERATIONS = [
 
 def stream_bytes(case: Golden, request: LmiRequest) -> bytes:
     """Return all rows of the case's script."""
-    schema = TGI_SCHEMA if case.profile.tgi_compat else LMI_SCHEMA
+    schema = choose_schema(case.profile, case.tgi_route)
     family = RouteFamily.TGI if case.profile.tgi_compat else RouteFamily.LMI
-    accept, default = case.headers.get("Accept", ""), case.profile.output_formatter
+    default = None if case.tgi_route else case.profile.output_formatter
+    accept = case.headers.get("Accept", "")
     framing = choose_framing(accept, default, tgi_compat=case.profile.tgi_compat)
     formatter = StreamFormatter(request, request.prompts[0], schema, framing)
 
@@ -42,7 +42,7 @@ def stream_bytes(case: Golden, request: LmiRequest) -> bytes:
 
 def whole_bytes(case: Golden, request: LmiRequest) -> bytes:
     """Return the body that the case's candidates make."""
-    schema = TGI_SCHEMA if case.profile.tgi_compat else LMI_SCHEMA
+    schema = choose_schema(case.profile, case.tgi_route)
     chunks = [step for step in case.script if isinstance(step, GenerationChunk)]
     ranked = rank_candidates(chunks, request.candidates)
     results = [format_result(request, prompt, ranked, schema) for prompt in request.prompts]
@@ -53,6 +53,6 @@ def whole_bytes(case: Golden, request: LmiRequest) -> bytes:
 def test_golden_rows_are_exact(case: Golden) -> None:
     """Payload rules and formatters alone give the bytes that the server sends."""
     assert dispatch(case.payload) == "generation"
-    request = parse_lmi_request(case.payload, case.profile)
+    request = parse_lmi_request(case.payload, case.profile, case.tgi_route)
     made = stream_bytes if request.is_streaming else whole_bytes
     assert made(case, request) == case.body

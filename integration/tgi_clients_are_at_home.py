@@ -1,0 +1,106 @@
+"""With tgi_compat the hub's own client gets text, details and streams from the real engine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import ValidationError
+
+from integration.client import call
+from integration.conftest import ServerProcess, start_server
+
+pytestmark = pytest.mark.vllm
+PROMPT = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the URL of a demo server in TGI mode."""
+    folder: Path = tmp_path_factory.mktemp("tgi")
+    server: ServerProcess = start_server(
+        folder, "--demo", "--port", "0", environ={"OPTION_TGI_COMPAT": "true"}
+    )
+    address = server.wait_listening()
+    server.wait_ready()
+    yield address
+    server.kill()
+
+
+def test_hub_client_text_details_and_stream(url: str) -> None:
+    """All four forms of the client's text_generation tell the same story."""
+    client = InferenceClient(model=url)
+    text = client.text_generation(PROMPT, max_new_tokens=20)
+    assert text
+    whole = client.text_generation(
+        PROMPT, max_new_tokens=20, details=True, decoder_input_details=True, top_n_tokens=2
+    )
+    assert whole.generated_text == text
+    details = whole.details
+    assert details.generated_tokens == len(details.tokens)
+    assert all(isinstance(token.logprob, float) for token in (*details.tokens, *details.prefill))
+    assert [len(top) for top in details.top_tokens] == [2] * len(details.tokens)
+    pieces = list(client.text_generation(PROMPT, max_new_tokens=20, stream=True))
+    assert "".join(pieces) == text
+    rows = list(client.text_generation(PROMPT, max_new_tokens=20, stream=True, details=True))
+    assert [row.index for row in rows] == list(range(1, len(rows) + 1))
+    assert rows[-1].generated_text == text
+    assert rows[-1].details.generated_tokens == len(rows) == details.generated_tokens
+    assert rows[-1].details.finish_reason == details.finish_reason
+
+
+def test_stop_sequence_stays_in_the_text(url: str) -> None:
+    """TGI keeps the stop sequence that ended the text, and calls it stop_sequence."""
+    client = InferenceClient(model=url)
+    whole = client.text_generation(PROMPT, stop=["is"], details=True, return_full_text=False)
+    assert whole.generated_text.endswith("is") or whole.details.finish_reason == "eos_token"
+    text = client.text_generation("Once upon a time", stop=[" the"], details=True)
+    assert text.generated_text.endswith(" the")
+    assert text.details.finish_reason == "stop_sequence"
+
+
+def test_grammar_seed_and_best_of(url: str) -> None:
+    """A grammar binds, a seed repeats, best_of ranks."""
+    client = InferenceClient(model=url)
+    bound = client.text_generation(
+        PROMPT, grammar={"type": "regex", "value": "[0-9]{4}"}, max_new_tokens=20
+    )
+    assert len(bound) == 4
+    assert bound.isdigit()
+    sampled = {
+        client.text_generation(PROMPT, do_sample=True, temperature=1.5, seed=5) for _ in range(2)
+    }
+    assert len(sampled) == 1
+    best = client.text_generation(PROMPT, best_of=3, do_sample=True, details=True)
+    assert len(best.details.best_of_sequences) == 2
+
+
+def test_adapter_id_answers_with_the_adapter(url: str) -> None:
+    """The demo's capitals adapter answers in capitals."""
+    text = InferenceClient(model=url).text_generation(
+        "The river runs", adapter_id="capitals", max_new_tokens=10
+    )
+    assert text == text.upper()
+    with pytest.raises(ValidationError, match="nobody"):
+        InferenceClient(model=url).text_generation("x", adapter_id="nobody", details=True)
+
+
+def test_tokenize_is_tgi_s_with_inputs_and_vllm_s_with_prompt(url: str) -> None:
+    """TGI's tokens cover the text character by character; vLLM's object stays reachable."""
+    text = "Die Straße, naïve 🌍 end"
+    tokens = call(url, "/tokenize", {"inputs": text}).json()
+    assert all(text[t["start"] : t["stop"]] == t["text"] for t in tokens)
+    covered = {index for t in tokens for index in range(t["start"], t["stop"])}
+    assert covered == set(range(len(text)))
+    theirs = call(url, "/tokenize", {"prompt": text}).json()
+    assert theirs["tokens"] == [token["id"] for token in tokens]
+    bare = call(url, "/tokenize", {"inputs": text, "add_special_tokens": False}).json()
+    assert [t["id"] for t in tokens if t["stop"]] == [t["id"] for t in bare]
+
+
+def test_info_names_the_model_and_its_length(url: str) -> None:
+    """The bounds that clients read are the server's own."""
+    info = call(url, "/info").json()
+    assert info["max_total_tokens"] == 2048
+    assert info["max_input_tokens"] == 2047
+    assert info["model_id"]

@@ -1,0 +1,79 @@
+"""Streams to their ends: rows until the last, or what the route's dialect says of a failure."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from lmi_vllm.errors import LmiError, RouteFamily, status_of
+from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.formatters import StreamFormatter
+from lmi_vllm.inference.openai_replies import OpenAIDialect
+from lmi_vllm.inference.streams import close_iterator, next_within
+from lmi_vllm.messages import GenerationChunk, ServingProfile
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnds:
+    """Bounds the silences of a stream and gives its failure the last word."""
+
+    admission: Admission
+    profile: ServingProfile
+
+    async def rows(
+        self,
+        first: GenerationChunk | None,
+        chunks: AsyncIterator[GenerationChunk],
+        formatter: StreamFormatter,
+    ) -> AsyncIterator[bytes]:
+        """Yield the framed rows of a stream; an error after the first byte is its last row."""
+        seconds, setting = self._chunk_limit
+        chunk = first
+        try:
+            while chunk is not None:
+                yield formatter.rows(chunk)
+                if chunk.finish_reason is not None:
+                    return
+                chunk = await next_within(chunks, seconds, setting)
+        except (LmiError, asyncio.CancelledError) as raised:
+            error = self._last_word(raised)
+            yield formatter.error(error.text, status_of(error, lmi_family(self.profile)))
+        finally:
+            await close_iterator(chunks)
+
+    async def events(
+        self, events: AsyncIterator[bytes], dialect: OpenAIDialect
+    ) -> AsyncIterator[bytes]:
+        """Yield vLLM's events; what ends them early is said in the route's own words."""
+        seconds, setting = self.profile.predict_timeout, "predict_timeout"
+        try:
+            while (event := await next_within(events, seconds, setting)) is not None:
+                yield event
+                seconds, setting = self._chunk_limit
+        except (LmiError, asyncio.CancelledError) as raised:
+            yield dialect.error(self._last_word(raised))
+        finally:
+            await close_iterator(events)
+
+    @property
+    def _chunk_limit(self) -> tuple[float, str]:
+        profile = self.profile
+        if profile.chunked_read_timeout < profile.predict_timeout:
+            return profile.chunked_read_timeout, "chunked_read_timeout"
+        return profile.predict_timeout, "predict_timeout"
+
+    def _last_word(self, raised: BaseException) -> LmiError:
+        """Return what a stream says at its end; a client's own going away is raised again."""
+        error = raised if isinstance(raised, LmiError) else self.admission.shutdown_error()
+        if error is None:
+            raise raised
+        logger.warning("a stream ended early: %s", error)
+        self.admission.error_rates.record(error)
+        return error
+
+
+def lmi_family(profile: ServingProfile) -> RouteFamily:
+    """Return whose words an error has on the routes of LMI."""
+    return RouteFamily.TGI if profile.tgi_compat else RouteFamily.LMI

@@ -1,0 +1,57 @@
+"""What TGI's own routes answer beside generated text (http-api.md 6.5)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmi_vllm._version import __version__
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.messages import ServingProfile
+
+
+def describe(model: str, engine: Engine, profile: ServingProfile) -> dict[str, Any]:
+    """Return TGI 3's `/info`; what has no meaning here is null."""
+    return {
+        "model_id": model,
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": profile.job_queue_size,
+        "max_best_of": profile.limits.max_sequences,
+        "max_stop_sequences": profile.limits.max_stop_strings,
+        "max_input_tokens": engine.max_model_len - 1,
+        "max_total_tokens": engine.max_model_len,
+        "validation_workers": 1,
+        "max_client_batch_size": profile.job_queue_size,
+        "router": "lmi_vllm",
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def is_tokenize_request(payload: Mapping[str, Any], profile: ServingProfile) -> bool:
+    """Whether a `/tokenize` body is TGI's; with `prompt` or `messages` it is vLLM's."""
+    return profile.tgi_compat and "inputs" in payload
+
+
+async def tokenize(payload: Mapping[str, Any], engine: Engine) -> list[dict[str, Any]]:
+    """Return TGI's list of tokens, each with the part of the text it stands for.
+
+    Raises:
+        PayloadError: `inputs` is no text.
+    """
+    text, adds_special = payload.get("inputs"), payload.get("add_special_tokens", True)
+    if not isinstance(text, str):
+        raise PayloadError("inputs: expected text")
+    if not isinstance(adds_special, bool):
+        raise PayloadError("add_special_tokens: expected true or false")
+    tokens = await engine.tokenize(text, add_special_tokens=adds_special)
+    return [
+        {
+            "id": token.id,
+            "text": text[token.start : token.stop],
+            "start": token.start,
+            "stop": token.stop,
+        }
+        for token in tokens
+    ]

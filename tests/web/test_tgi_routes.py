@@ -1,0 +1,148 @@
+"""TGI's routes beside their bytes (golden files): overload, adapters, readiness, the hub client."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from huggingface_hub import AsyncInferenceClient
+from huggingface_hub.errors import OverloadedError, ValidationError
+
+from lmi_vllm._version import __version__
+from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.messages import AdapterRef, GenerationJob, ServingProfile
+from tests.conftest import ServeScripted
+from tests.web.conftest import GatedEngine, admission_of, until
+
+TGI = ServingProfile(model_name="demo", tgi_compat=True, enable_lora=True)
+
+
+async def test_info_says_what_clients_may_ask(serve: ServeScripted) -> None:
+    """GET /info has TGI 3's names; the bounds are those of our settings and the engine."""
+    client = await serve(TGI)
+    response = await client.get("/info")
+    assert response.status == 200
+    assert await response.json() == {
+        "model_id": "",
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": 1000,
+        "max_best_of": 16,
+        "max_stop_sequences": 64,
+        "max_input_tokens": 2047,
+        "max_total_tokens": 2048,
+        "validation_workers": 1,
+        "max_client_batch_size": 1000,
+        "router": "lmi_vllm",
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/info"])
+async def test_tgi_routes_wait_for_the_model(serve: ServeScripted, path: str) -> None:
+    """Before the model is ready: 503 in TGI's shape, naming the phase, with Retry-After."""
+    client = await serve(TGI, is_ready=False)
+    response = await client.request(
+        "GET" if path == "/info" else "POST", path, json={"inputs": "x"}
+    )
+    assert (response.status, "Retry-After" in response.headers) == (503, True)
+    body = await response.json()
+    assert body["error_type"] == "unhealthy"
+    assert "settings phase" in body["error"]
+
+
+@pytest.mark.parametrize("engine", [GatedEngine()], ids=["gated"])
+@pytest.mark.parametrize("path", ["/generate", "/invocations"])
+async def test_tgi_overload_is_429(serve: ServeScripted, engine: GatedEngine, path: str) -> None:
+    """The request above the queue's limit is 429 `overloaded` with Retry-After."""
+    engine.gate = asyncio.Event()
+    client = await serve(TGI, limit=1)
+    first = asyncio.create_task(client.post("/generate", json={"inputs": "x"}))
+    await until(lambda: admission_of(client).in_flight == 1)
+    refused = await client.post(path, json={"inputs": "x"})
+    assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+    assert (await refused.json())["error_type"] == "overloaded"
+    hub = AsyncInferenceClient(model=str(client.make_url("/")).rstrip("/"))
+    with pytest.raises(OverloadedError):
+        await hub.text_generation("x", details=True)
+    engine.gate.set()
+    assert (await first).status == 200
+
+
+# Payload and headers -> the adapter that answers: adapter_id is below `adapters` (http-api.md 5).
+ADAPTER_IDS: dict[str, tuple[dict[str, Any], dict[str, str], str | None]] = {
+    "adapter_id": ({"parameters": {"adapter_id": "a"}}, {}, "a"),
+    "adapters win": ({"parameters": {"adapter_id": "a"}, "adapters": "b"}, {}, "b"),
+    "adapters empty is the base": (
+        {"parameters": {"adapter_id": "a"}, "adapters": ""},
+        {},
+        None,
+    ),
+    "header wins": (
+        {"parameters": {"adapter_id": "a"}},
+        {"X-Amzn-SageMaker-Adapter-Identifier": "b"},
+        "b",
+    ),
+    "above model": ({"parameters": {"adapter_id": "a"}, "model": "b"}, {}, "a"),
+    "null": ({"parameters": {"adapter_id": None}}, {}, None),
+}
+
+
+@pytest.mark.parametrize("path", ["/generate", "/invocations"])
+@pytest.mark.parametrize(("payload", "headers", "name"), ADAPTER_IDS.values(), ids=ADAPTER_IDS)
+async def test_tgi_adapter_id_selects_below_adapters(
+    serve: ServeScripted,
+    engine: ScriptedEngine,
+    payload: dict[str, Any],
+    headers: dict[str, str],
+    name: str | None,
+    path: str,
+) -> None:
+    """TGI's adapter_id chooses an adapter where nothing of LMI's does."""
+    client = await serve(TGI)
+    for known in ("a", "b"):
+        await client.post("/adapters", params={"name": known, "src": f"/{known}"})
+    response = await client.post(path, json={"inputs": "x", **payload}, headers=headers)
+    assert response.status == 200
+    adapter: AdapterRef | None = engine.jobs[-1].adapter
+    assert (adapter.name if adapter else None) == name
+
+
+async def test_tgi_adapter_id_is_no_adapter_without_the_mode(
+    serve: ServeScripted, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outside TGI mode adapter_id has no effect, and one warning says so."""
+    client = await serve(ServingProfile(model_name="demo", enable_lora=True))
+    for _ in range(2):
+        body = {"inputs": "x", "parameters": {"adapter_id": "a"}}
+        assert (await client.post("/invocations", json=body)).status == 200
+    job: GenerationJob = engine.jobs[-1]
+    assert job.adapter is None
+    assert [text for text in caplog.messages if "adapter_id" in text] == [
+        "request parameter 'adapter_id' has no effect"
+    ]
+
+
+async def test_hub_client_reads_every_answer(serve: ServeScripted) -> None:
+    """huggingface_hub's own client parses text, details, streams and errors of the routes."""
+    client = await serve(TGI)
+    hub = AsyncInferenceClient(model=str(client.make_url("/")).rstrip("/"))
+    assert await hub.text_generation("a b", max_new_tokens=3) == " a b a"
+    whole = await hub.text_generation("a b", max_new_tokens=3, details=True)
+    assert whole.generated_text == " a b a"
+    assert [token.logprob for token in whole.details.tokens] == [-0.5] * 3
+    assert whole.details.finish_reason == "length"
+    texts = [text async for text in await hub.text_generation("a b", max_new_tokens=3, stream=True)]
+    assert texts == [" a", " b", " a"]
+    rows = [
+        row
+        async for row in await hub.text_generation(
+            "a b", max_new_tokens=3, stream=True, details=True
+        )
+    ]
+    assert [row.index for row in rows] == [1, 2, 3]
+    assert [row.generated_text for row in rows] == [None, None, " a b a"]
+    assert rows[-1].details.generated_tokens == 3
+    with pytest.raises(ValidationError, match="temperature"):
+        await hub.text_generation("x", temperature=-1.0, details=True)
