@@ -15,6 +15,7 @@ from lmi_vllm.commands.session_store import copy_sessions, sessions_of
 from lmi_vllm.commands.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
 from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.startup.masking import mask_urls
@@ -52,6 +53,7 @@ class Server:
         admission.limit = int(str(self._settings.server_value("job_queue_size")))
         admission.error_rates = ErrorRates(_error_rates(self._settings))
         service = InferenceService(admission)
+        service.deferred = _deferred_results(self._settings)
         stop = _stop_signals()
         listeners = await open_listeners(service, self._settings, self._environ)
         self._url = listeners.url
@@ -147,6 +149,12 @@ def _stop_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+def _deferred_results(settings: Settings) -> DeferredResults:
+    capacity = settings.server_value("memory_cache_capacity")
+    batch = int(str(settings.server_value("cache_batch")))
+    return DeferredResults(DEFAULT_CAPACITY if capacity is None else int(str(capacity)), batch)
 
 
 def _failure_policy(settings: Settings) -> FailurePolicy:

@@ -133,6 +133,17 @@ class Admission:
                 DRAIN_RETRY_SECONDS,
             )
 
+    def check_room(self, count: int = 1) -> None:
+        """Return when `count` requests may come in now.
+
+        Raises:
+            NotReadyError: see `check_ready`.
+            OverloadError: they would pass the limit.
+        """
+        self.check_ready()
+        if self._in_flight + count > self.limit:
+            raise OverloadError(self.model_name)
+
     @contextlib.contextmanager
     def admit(self, count: int = 1) -> Iterator[None]:
         """Hold `count` places in the queue while the body runs.
@@ -141,9 +152,7 @@ class Admission:
             NotReadyError: see `check_ready`.
             OverloadError: the places would pass the limit; nobody admitted is touched.
         """
-        self.check_ready()
-        if self._in_flight + count > self.limit:
-            raise OverloadError(self.model_name)
+        self.check_room(count)
         self._in_flight += count
         self._idle.clear()
         task = asyncio.current_task()

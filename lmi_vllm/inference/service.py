@@ -27,6 +27,7 @@ from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.bodies import decode_body
 from lmi_vllm.inference.custom_code import CustomCode
+from lmi_vllm.inference.deferred import STARTING_TOKEN, DeferredResults, is_deferred
 from lmi_vllm.inference.formatters import (
     FRAMINGS,
     Framing,
@@ -106,6 +107,7 @@ class InferenceService:
         self.profile = profile or ServingProfile()
         self.model_url = ""
         self.sessions = Sessions()
+        self.deferred = DeferredResults()
         self._unread_names = UnreadNames()
         self._runtime: Runtime | None = None
 
@@ -146,7 +148,12 @@ class InferenceService:
             )
 
     async def infer(self, call: InferenceCall) -> Reply:
-        """Answer `/invocations` and its like: every payload family, by dispatch."""
+        """Answer `/invocations` and its like: every payload family, by dispatch; or later."""
+        if (token := call.properties.get(STARTING_TOKEN)) is not None:
+            return self.deferred.read(token, call.properties)
+        if is_deferred(call.properties):
+            self.admission.check_room()  # a refusal is answered now, not later
+            return self.deferred.start(self._until_shutdown(self._infer(call)))
         return await self._until_shutdown(self._infer(call))
 
     async def answer_openai(self, call: InferenceCall, kind: str) -> Reply:

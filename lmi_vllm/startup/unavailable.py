@@ -34,8 +34,6 @@ NAMED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "log_request_metric": "request metrics are at /metrics only",
         "metrics_aggregation": "request metrics are at /metrics only",
-        "memory_cache_capacity": "deferred results are not available yet",
-        "cache_batch": "deferred results are not available yet",
         "LMI_CACHE_URI": "compile caches are not kept between containers yet",
         "LMI_METRICS_EMF": "CloudWatch EMF lines are not available yet",
         "LMI_CONSOLE": "the console is not available yet",

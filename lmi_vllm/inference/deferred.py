@@ -1,0 +1,166 @@
+"""Deferred results: answer later what a client starts now and comes back for (http-api.md 14).
+
+A request with `x-synchronous: false` goes on by itself and leaves its pieces here; the token it was
+answered with, and a position behind it, is how they are asked for.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+import uuid
+from collections import OrderedDict
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.errors import BadParameterError, LmiError
+from lmi_vllm.inference.streams import close_iterator
+from lmi_vllm.messages import Reply
+
+logger = logging.getLogger(__name__)
+
+SYNCHRONOUS: Final = "x-synchronous"
+STARTING_TOKEN: Final = "x-starting-token"
+NEXT_TOKEN: Final = "x-next-token"
+MAX_ITEMS: Final = "x-max-items"
+DEFAULT_CAPACITY: Final = 1000  # results
+MAX_BYTES: Final = 256 << 20  # of all results together
+
+_TOKEN: Final = re.compile(r"([0-9a-f-]{36})(\d{0,9})")
+_ACCEPTED: Final = 202
+_FAILED: Final = 500
+
+
+@dataclass(slots=True)
+class _Result:
+    """What has come of one request so far."""
+
+    task: asyncio.Task[None] | None = None
+    head: Reply | None = None  # status, content type and headers, once known
+    pieces: list[bytes] = field(default_factory=list)
+    failure: str | None = None
+    is_done: bool = False
+    size: int = 0  # bytes of all pieces
+
+
+class DeferredResults:
+    """Results by token: the ones least recently asked for are forgotten first.
+
+    Pieces become readable in steps of `batch`. What is forgotten while it runs is cancelled.
+    """
+
+    def __init__(
+        self, capacity: int = DEFAULT_CAPACITY, batch: int = 1, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._capacity = capacity
+        self._batch = batch
+        self._max_bytes = max_bytes
+        self._results: OrderedDict[str, _Result] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def start(self, work: Coroutine[Any, Any, Reply]) -> Reply:
+        """Let `work` go on by itself and return its token."""
+        token = str(uuid.uuid4())
+        result = self._results[token] = _Result()
+        result.task = asyncio.create_task(self._collect(work, result))
+        self._forget_some()
+        return Reply(200, "text/plain", headers=_next(token))
+
+    def read(self, given: str, properties: Mapping[str, str]) -> Reply:
+        """Return the pieces there are from the position on that `given` carries.
+
+        Raises:
+            BadParameterError: the token is unknown, or the number of pieces is none.
+        """
+        found = _TOKEN.fullmatch(given.strip())
+        result = self._results.get(found[1]) if found else None
+        if found is None or result is None:
+            raise BadParameterError(f"Invalid {STARTING_TOKEN}: {given}")
+        most = _max_items(properties)
+        token, start = found[1], int(found[2] or 0)
+        self._results.move_to_end(token)
+        readable = len(result.pieces)
+        if not result.is_done:
+            readable -= readable % self._batch
+        end = min(readable, start + most) if most else readable
+        if result.is_done and result.failure is not None and start >= readable:
+            row = {"error": result.failure, "code": _FAILED}
+            return Reply(_FAILED, "application/json", orjson.dumps(row) + b"\n")
+        is_over = result.is_done and result.failure is None and end >= readable
+        headers = {} if is_over else _next(token, max(start, end))
+        if result.head is None or (not readable and not result.is_done):
+            return Reply(_ACCEPTED, "text/plain", headers=headers)
+        body = b"".join(result.pieces[start:end])
+        return replace(result.head, body=body, headers={**result.head.headers, **headers})
+
+    async def _collect(self, work: Coroutine[Any, Any, Reply], result: _Result) -> None:
+        try:
+            reply = await work
+            result.head = replace(reply, body=b"", stream=None)
+            if reply.stream is None:
+                self._add(result, reply.body)
+                return
+            async with contextlib.aclosing(_closable(reply)) as rows:
+                async for row in rows:
+                    self._add(result, row)
+        except LmiError as error:
+            result.failure = error.text
+        except Exception:
+            logger.exception("a deferred request failed")
+            result.failure = "Internal server error"
+        finally:
+            result.is_done = True
+            self._forget_some()
+
+    def _add(self, result: _Result, piece: bytes) -> None:
+        result.pieces.append(piece)
+        result.size += len(piece)
+
+    def _forget_some(self) -> None:
+        """Forget results until the bounds hold: what has ended first, then what runs."""
+        while len(self._results) > 1 and (
+            len(self._results) > self._capacity
+            or sum(result.size for result in self._results.values()) > self._max_bytes
+        ):
+            newest = next(reversed(self._results))
+            ended = (token for token, result in self._results.items() if result.is_done)
+            token = next((one for one in ended if one != newest), next(iter(self._results)))
+            result = self._results.pop(token)
+            if result.task is not None and not result.is_done:
+                result.task.cancel()
+
+
+async def _closable(reply: Reply) -> Any:
+    """Yield the rows of a reply; closing this one closes its stream, which aborts the engine."""
+    if reply.stream is None:
+        return
+    try:
+        async for row in reply.stream:
+            yield row
+    finally:
+        await close_iterator(reply.stream)
+
+
+def is_deferred(properties: Mapping[str, str]) -> bool:
+    """Return whether a request asks for a token instead of its answer."""
+    return properties.get(SYNCHRONOUS, "").strip().lower() == "false"
+
+
+def _max_items(properties: Mapping[str, str]) -> int:
+    """Return how many pieces are wanted at most; 0 is all there are."""
+    given = properties.get(MAX_ITEMS, "").strip()
+    if not given:
+        return 0
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", given):
+        raise BadParameterError(f"{MAX_ITEMS}: expected a whole number above 0 (got {given})")
+    return int(given)
+
+
+def _next(token: str, position: int = 0) -> dict[str, str]:
+    shown = f"{token}{position or ''}"
+    return {NEXT_TOKEN: shown, "X-Amzn-SageMaker-Custom-Attributes": f"{NEXT_TOKEN}={shown}"}
