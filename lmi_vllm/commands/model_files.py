@@ -14,6 +14,7 @@ from types import MappingProxyType
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.startup.downloads import DownloadProgress, fetch_model, fetch_text
+from lmi_vllm.startup.lmcache import lmcache_exports
 from lmi_vllm.startup.model_checks import checkpoint_warnings
 from lmi_vllm.startup.model_source import with_files
 from lmi_vllm.startup.requirements import REQUIREMENTS, install_requirements, requirements_of
@@ -79,7 +80,7 @@ class ModelFiles:
 
         Raises:
             DownloadError: the text says what cannot be had and why.
-            ConfigurationError: secure mode forbids what was fetched.
+            ConfigurationError: secure mode forbids what was fetched, or LMCache cannot be set up.
         """
         model, arguments = await self._fetch_model()
         arguments = await self._fetch_draft(arguments)
@@ -87,7 +88,8 @@ class ModelFiles:
         found = requirements_of(model.directory) if self._is_directory_fetched() else None
         if found is not None:
             await self._install(found)
-        return ReadyFiles(model, arguments)
+        exports = lmcache_exports(self._settings, model, arguments, self._environ)
+        return ReadyFiles(model, arguments, exports)
 
     def _is_directory_fetched(self) -> bool:
         """Whether the model directory itself comes from a store."""

@@ -26,8 +26,6 @@ class Notices:
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_FRONTEND_PROCESSES": "several front-end processes are not available yet",
-        "lmcache_config_file": "LMCache set-up is not available yet; pass kv_transfer_config",
-        "lmcache_auto_config": "LMCache set-up is not available yet; pass kv_transfer_config",
     }
 )
 NAMED: Final[Mapping[str, str]] = MappingProxyType(

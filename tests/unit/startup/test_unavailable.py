@@ -17,7 +17,6 @@ VALUES = {
     "error_rate_wlm": "5/PT1M",
     "error_rate_server": "5/PT1M",
     "error_rate_any": "5/PT1M",
-    "lmcache_config_file": "/lmcache.yaml",
 }
 SERVER_NAMES = {option.name for option in SERVER_SETTINGS}
 WRITTEN = {option.name: option.written for option in SERVER_SETTINGS}
