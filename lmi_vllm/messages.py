@@ -53,6 +53,15 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaPolicy:
+    """What the server fetches for URLs inside messages; the settings are LMI_MEDIA_<NAME>."""
+
+    allows_private: bool = False
+    max_bytes: int = 64 << 20  # of one image, sound or video
+    seconds: float = 30.0  # for one, redirects included
+
+
+@dataclass(frozen=True, slots=True)
 class ServingProfile:
     """What request handling needs to know of the configuration (specification names)."""
 
@@ -74,6 +83,7 @@ class ServingProfile:
     chat_template: str | None = None  # path or inline Jinja
     chat_template_content_format: str = "auto"
     limits: RequestLimits = field(default_factory=RequestLimits)
+    media: MediaPolicy = field(default_factory=MediaPolicy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
+from lmi_vllm.engine.vllm_media import guard_media
 from lmi_vllm.engine.vllm_openai import VllmOpenAI
 from lmi_vllm.engine.vllm_routes import openai_schemas
 from lmi_vllm.engine.vllm_start import StartedEngine, check_arguments, start_vllm
@@ -80,6 +81,7 @@ async def start_vllm_engine(
         if profile.limits.grammar_timeout:
             seconds = profile.limits.grammar_timeout
             started.llm.guard_grammars(GrammarGuard(started.llm, seconds, started.thread))
+        guard_media(profile.media)
         openai = await VllmOpenAI.create(started.llm, started.namespace, profile)
         return VllmEngine(started, openai, await _task(started.llm))
     except BaseException as error:

@@ -602,6 +602,12 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
     _variable("LMI_GRAMMAR_TIMEOUT", "Longest compilation of one, tried in a process of its own "
               "before the engine sees it; 0 is off.", values="seconds", default=10,
               read=parse.seconds_or_off),
+    _variable("LMI_MEDIA_ALLOW_PRIVATE", "URLs inside messages may lead to addresses that are not "
+              "public, and through a proxy.", values="bool", default=False, read=parse.boolean),
+    _variable("LMI_MEDIA_MAX_SIZE", "Largest file that a URL inside a message may lead to.",
+              values="bytes", default=64 << 20, read=parse.positive_int),
+    _variable("LMI_MEDIA_TIMEOUT", "Time such a file gets, redirects included.", values="seconds",
+              default=30, read=parse.seconds),
     _variable("LMI_METRICS_EMF", "Write CloudWatch EMF lines.", values="bool", default=False,
               read=parse.boolean),
     _variable("LMI_CONSOLE", "The web console; auto: on loopback, or when a key is set.",

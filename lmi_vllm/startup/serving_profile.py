@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lmi_vllm.messages import ModelArtifacts, RequestLimits, ServingProfile
+from lmi_vllm.messages import MediaPolicy, ModelArtifacts, RequestLimits, ServingProfile
 from lmi_vllm.startup.devices import Devices
 from lmi_vllm.startup.engine_args import translate
 from lmi_vllm.startup.engine_rules import served_task
@@ -34,6 +34,11 @@ def build_serving_profile(settings: Settings, model: ModelArtifacts | None) -> S
         chat_template=_text(settings.option_value("chat_template")),
         chat_template_content_format=str(settings.option_value("chat_template_content_format")),
         limits=_limits(settings, arguments),
+        media=MediaPolicy(
+            allows_private=settings.server_value("LMI_MEDIA_ALLOW_PRIVATE") is True,
+            max_bytes=_integer(settings.server_value("LMI_MEDIA_MAX_SIZE")),
+            seconds=_seconds(settings.server_value("LMI_MEDIA_TIMEOUT")),
+        ),
     )
 
 

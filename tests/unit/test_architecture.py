@@ -30,7 +30,7 @@ ROOMS = {
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
     "vllm": r"engine/vllm_\w+\.py",
-    "aiohttp": r"(web|commands)/\w+\.py|cli\.py",
+    "aiohttp": r"(web|commands)/\w+\.py|cli\.py|engine/media_fetch\.py",
     "pydantic_settings": r"startup/settings\.py",
     "pydantic": r"startup/settings\.py|inference/parameters\.py|engine/vllm_(openai|routes)\.py",
     "boto3": r"startup/(downloads|s3_\w+)\.py",

@@ -1,0 +1,161 @@
+"""Fetch what a message's URL names, as a stranger may ask for it: public addresses only.
+
+The check sits where a socket is made: it sees the address that is connected to, whatever the host
+was written as, whatever it resolves to a second time, and on every redirect.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Collection
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+
+from lmi_vllm.messages import MediaPolicy
+
+MAX_REDIRECTS: Final = 5
+CHUNK_BYTES: Final = 64 << 10
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_FIRST_ERROR: Final = 400
+# Azure answers for its machines at a public address; the other clouds' are link-local or private.
+_CLOUD_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
+# DNS64 gives addresses here for hosts that have IPv4 only (RFC 6052); the last four bytes count.
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class MediaRefusedError(Exception):
+    """The URL is not fetched, or not to its end; the text is for the client."""
+
+
+def is_public(address: str) -> bool:
+    """Whether the address belongs to the public internet, in whatever form it is written."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if found in _NAT64:
+        return _is_public(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
+    if isinstance(found, ipaddress.IPv6Address):
+        carried = (found.ipv4_mapped, found.sixtofour, *(found.teredo or ()))
+        if any(each is not None and not _is_public(each) for each in carried):
+            return False
+    return _is_public(found)
+
+
+def _is_public(address: IPAddress) -> bool:
+    is_special = address.is_multicast or address.is_reserved or address.is_unspecified
+    is_old_private = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
+    is_known = address in _CLOUD_ADDRESSES or is_special or is_old_private
+    return address.is_global and not is_known
+
+
+async def fetch_media(
+    url: str,
+    policy: MediaPolicy,
+    domains: Collection[str] = (),
+    *,
+    silence_seconds: float | None = None,
+    max_bytes: int | None = None,
+    follows_redirects: bool = True,
+) -> bytes:
+    """Return the bytes at `url`, within the policy's size and time, redirects included.
+
+    `domains` are the only hosts allowed, where there are any; each redirect is held to them.
+
+    Raises:
+        MediaRefusedError: it may not be fetched, is too large or late, or its server says no.
+    """
+    limit = min(policy.max_bytes, max_bytes or policy.max_bytes)
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=silence_seconds, sock_read=silence_seconds
+    )
+    guard = _Guard(policy)
+    connector = aiohttp.TCPConnector(socket_factory=guard.open_socket)
+    hops = MAX_REDIRECTS if follows_redirects else 0
+    try:
+        async with (
+            asyncio.timeout(policy.seconds),
+            # A proxy of the environment would do the connecting, where no address can be checked.
+            aiohttp.ClientSession(
+                connector=connector,
+                timeout=timeout,
+                trust_env=policy.allows_private,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            ) as session,
+        ):
+            return await _follow(session, url, domains, hops, limit)
+    except TimeoutError as error:
+        raise MediaRefusedError(
+            f"the media did not arrive within LMI_MEDIA_TIMEOUT ({policy.seconds:g} s)"
+        ) from error
+    except aiohttp.InvalidURL as error:
+        raise MediaRefusedError("the media URL is not valid") from error
+    except (aiohttp.ClientError, OSError, UnicodeError, ValueError) as error:
+        if guard.has_refused:
+            raise MediaRefusedError(
+                "the media URL does not lead to a public address; LMI_MEDIA_ALLOW_PRIVATE=true "
+                "on the server allows others"
+            ) from error
+        raise MediaRefusedError("the media URL cannot be fetched") from error
+
+
+class _Guard:
+    """Makes the sockets of one fetch, for public addresses unless the policy allows all."""
+
+    def __init__(self, policy: MediaPolicy) -> None:
+        self._allows_private = policy.allows_private
+        self.has_refused = False
+
+    def open_socket(self, info: Any) -> socket.socket:
+        """Return a socket for one address of getaddrinfo.
+
+        Raises:
+            PermissionError: the address is not public.
+        """
+        family, kind, protocol, _, address = info
+        if not self._allows_private and not is_public(str(address[0])):
+            self.has_refused = True
+            raise PermissionError("not a public address")
+        return socket.socket(family, kind, protocol)
+
+
+async def _follow(
+    session: aiohttp.ClientSession, url: str, domains: Collection[str], hops: int, limit: int
+) -> bytes:
+    for _ in range(hops + 1):
+        _check_url(url, domains)
+        async with session.get(url, allow_redirects=False) as response:
+            target = response.headers.get("Location")
+            if response.status in _REDIRECTS and target:
+                url = urljoin(url, target)
+                continue
+            if response.status >= _FIRST_ERROR:
+                raise MediaRefusedError(f"the media's server answered {response.status}")
+            return await _read(response, limit)
+    raise MediaRefusedError(f"the media URL redirects more than {hops} times")
+
+
+def _check_url(url: str, domains: Collection[str]) -> None:
+    parts = urlsplit(url)
+    if parts.scheme.lower() not in ("http", "https"):
+        raise MediaRefusedError("the media URL must be an http, https or data URL")
+    if domains and parts.hostname not in domains:
+        raise MediaRefusedError("the media URL is not of an allowed domain (allowed_media_domains)")
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    found = bytearray()
+    if (response.content_length or 0) <= limit:
+        async for piece in response.content.iter_chunked(CHUNK_BYTES):
+            found += piece
+            if len(found) > limit:
+                break
+        else:
+            return bytes(found)
+    raise MediaRefusedError(
+        f"the media is larger than {limit} bytes (LMI_MEDIA_MAX_SIZE, or vLLM's for its kind)"
+    )

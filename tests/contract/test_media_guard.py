@@ -1,0 +1,86 @@
+"""vLLM's own media connector fetches through our guard, and keeps its rules for files and data."""
+
+import base64
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from PIL import Image
+from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
+
+from lmi_vllm.engine.vllm_media import guard_media
+from lmi_vllm.messages import MediaPolicy
+
+pytestmark = pytest.mark.vllm
+
+
+def png() -> bytes:
+    """Return a small image."""
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    """Return the URL of an image on the loopback."""
+
+    async def image(_: web.Request) -> web.Response:
+        return web.Response(body=png(), content_type="image/png")
+
+    app = web.Application()
+    app.router.add_get("/image.png", image)
+    async with TestServer(app, skip_url_asserts=True) as server:
+        yield f"http://127.0.0.1:{server.port}/image.png"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with an image, beside a secret."""
+    allowed = tmp_path / "media"
+    allowed.mkdir()
+    (allowed / "a.png").write_bytes(png())
+    (tmp_path / "secret.png").write_bytes(png())
+    return allowed
+
+
+async def test_connector_refuses_what_is_not_public(url: str) -> None:
+    """The registered connector is ours; both of vLLM's ways to fetch are the request's fault."""
+    guard_media(MediaPolicy())
+    connector = MEDIA_CONNECTOR_REGISTRY.load("http")
+    with pytest.raises(VLLMValidationError, match="does not lead to a public address"):
+        await connector.fetch_image_async(url)
+    with pytest.raises(VLLMValidationError, match="does not lead to a public address"):
+        connector.fetch_image(url)
+
+
+async def test_connector_fetches_where_allowed(url: str) -> None:
+    """With LMI_MEDIA_ALLOW_PRIVATE the same URL is an image; domains still count."""
+    guard_media(MediaPolicy(allows_private=True))
+    connector = MEDIA_CONNECTOR_REGISTRY.load("http")
+    image = await connector.fetch_image_async(url)
+    assert image.size == (2, 2)
+    held = MEDIA_CONNECTOR_REGISTRY.load("http", allowed_media_domains=["example.com"])
+    with pytest.raises(ValueError, match="allowed domains"):
+        await held.fetch_image_async(url)
+
+
+async def test_connector_reads_files_below_the_allowed_folder_only(folder: Path) -> None:
+    """`file:` needs allowed_local_media_path, and does not leave it; data URLs need nothing."""
+    guard_media(MediaPolicy())
+    closed = MEDIA_CONNECTOR_REGISTRY.load("http")
+    with pytest.raises(RuntimeError, match="allowed-local-media-path"):
+        await closed.fetch_image_async(f"file://{folder}/a.png")
+    held = MEDIA_CONNECTOR_REGISTRY.load("http", allowed_local_media_path=str(folder))
+    assert (await held.fetch_image_async(f"file://{folder}/a.png")).size == (2, 2)
+    with pytest.raises(ValueError, match="must be a subpath"):
+        await held.fetch_image_async(f"file://{folder}/../secret.png")
+    data = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    assert (await closed.fetch_image_async(data)).size == (2, 2)
