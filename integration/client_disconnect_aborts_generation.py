@@ -18,12 +18,14 @@ CHAT = {
     "max_tokens": LONG,
     "ignore_eos": True,
 }
+RESPONSE = {"input": PROMPT, "max_output_tokens": LONG, "ignore_eos": True}
 ROUTES = [
     pytest.param("/invocations", LMI, id="lmi"),
     pytest.param("/predictions/model", LMI, id="predictions"),
     pytest.param("/invocations", COMPLETION, id="completion-on-invocations"),
     pytest.param("/v1/completions", COMPLETION, id="completions"),
     pytest.param("/v1/chat/completions", CHAT, id="chat"),
+    pytest.param("/v1/responses", RESPONSE, id="responses"),
 ]
 
 
