@@ -24,7 +24,7 @@ pytest.importorskip("schemathesis", reason="needs schemathesis: make setup insta
 def _fuzz(url: str, *more: str) -> int:
     """Return how many requests were made; fails on the first finding."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
-    command += ["--checks", CHECKS, "--no-color", *more]
+    command += ["--checks", CHECKS, "--request-timeout", "120", "--no-color", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     report = done.stdout + done.stderr
     assert done.returncode == 0, report[-6000:]
