@@ -82,6 +82,7 @@ class ServingProfile:
     reasoning_parser: str | None = None
     chat_template: str | None = None  # path or inline Jinja
     chat_template_content_format: str = "auto"
+    uses_priority: bool = False  # the engine's scheduling_policy is `priority`
     limits: RequestLimits = field(default_factory=RequestLimits)
     media: MediaPolicy = field(default_factory=MediaPolicy)
 

@@ -144,9 +144,12 @@ def _sampling(
 
 
 def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[str, ...]:
-    names = unread_names(parameters)
-    is_ignored = parameters.adapter_id is not None and not profile.tgi_compat
-    return (*names, "adapter_id") if is_ignored else tuple(names)
+    names = [*unread_names(parameters)]
+    if parameters.adapter_id is not None and not profile.tgi_compat:
+        names.append("adapter_id")
+    if parameters.priority and not profile.uses_priority:
+        names.append("priority")
+    return tuple(names)
 
 
 def _wants_details(

@@ -33,6 +33,7 @@ def build_serving_profile(settings: Settings, model: ModelArtifacts | None) -> S
         reasoning_parser=_text(settings.option_value("reasoning_parser")),
         chat_template=_text(settings.option_value("chat_template")),
         chat_template_content_format=str(settings.option_value("chat_template_content_format")),
+        uses_priority=arguments.get("scheduling_policy") == "priority",
         limits=_limits(settings, arguments),
         media=MediaPolicy(
             allows_private=settings.server_value("LMI_MEDIA_ALLOW_PRIVATE") is True,

@@ -12,9 +12,10 @@ import pytest
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import ConfigurationError, EngineDeadError, EngineStartError, PayloadError
+from lmi_vllm.inference.generation import make_job
 from lmi_vllm.inference.parameters import parse_parameters, sampling_fields
 from lmi_vllm.inference.payload import parse_lmi_request
-from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
+from lmi_vllm.messages import GenerationChunk, GenerationJob, OpenAICall, ServingProfile
 from tests.contract.conftest import LoopThread, collect, start_demo_engine
 
 pytestmark = pytest.mark.vllm
@@ -62,38 +63,89 @@ SAME_WISHES = {
         {"guided_regex": "[0-9]{3}"},
         {"temperature": 0, "structured_outputs": {"regex": "[0-9]{3}"}},
     ),
-}
+    "top-k": (
+        {"temperature": 1.3, "top_k": 5, "seed": 2},
+        {"temperature": 1.3, "top_k": 5, "seed": 2},
+    ),
+    "model's own sampling": ({"do_sample": True, "seed": 9}, {"seed": 9}),
+    "frequency": ({"frequency_penalty": 1.9}, {"temperature": 0, "frequency_penalty": 1.9}),
+    "all penalties, sampled": (
+        {
+            "temperature": 1.1, "repetition_penalty": 1.3, "presence_penalty": 0.5,
+            "frequency_penalty": 0.5, "seed": 21,
+        },
+        {
+            "temperature": 1.1, "repetition_penalty": 1.3, "presence_penalty": 0.5,
+            "frequency_penalty": 0.5, "seed": 21,
+        },
+    ),
+    "stop-token": ({"stop_token_ids": [303]}, {"temperature": 0, "stop_token_ids": [303]}),
+    "several stops": (
+        {"stop_sequences": ["harbour", "lived"], "stop": "boat that"},
+        {"temperature": 0, "stop": ["harbour", "lived", "boat that"]},
+    ),
+    "bad-words": ({"bad_words": ["boat"]}, {"temperature": 0, "bad_words": ["boat"]}),
+    "allowed": (
+        {"allowed_token_ids": [300, 301, 302], "ignore_eos_token": True},
+        {"temperature": 0, "allowed_token_ids": [300, 301, 302], "ignore_eos": True},
+    ),
+    "special tokens": (
+        {"skip_special_tokens": False, "ignore_eos_token": True, "max_new_tokens": 60},
+        {"temperature": 0, "skip_special_tokens": False, "ignore_eos": True, "max_tokens": 60},
+    ),
+    "long": ({"max_new_tokens": 400}, {"temperature": 0, "max_tokens": 400}),
+    "n": (
+        {"n": 3, "temperature": 1.4, "seed": 13},
+        {"n": 3, "temperature": 1.4, "seed": 13},
+    ),
+    "best_of": (
+        {"best_of": 2, "top_p": 0.9, "temperature": 1.4, "seed": 14},
+        {"n": 2, "top_p": 0.9, "temperature": 1.4, "seed": 14},
+    ),
+    "beams": (
+        {"num_beams": 3, "length_penalty": 2},
+        {"temperature": 0, "use_beam_search": True, "n": 3, "length_penalty": 2},
+    ),
+    "schema": (
+        {"guided_json": {"enum": ["red", "green"]}},
+        {"temperature": 0, "structured_outputs": {"json": {"enum": ["red", "green"]}}},
+    ),
+    "choice": (
+        {"guided_choice": ["north", "south"]},
+        {"temperature": 0, "structured_outputs": {"choice": ["north", "south"]}},
+    ),
+}  # fmt: skip
 
 
-async def _lmi_text(engine: Engine, parameters: dict[str, object]) -> str:
-    payload = {"inputs": PROMPT, "parameters": parameters}
-    request = parse_lmi_request(payload, ServingProfile())
-    job = GenerationJob(
-        "lane",
-        PROMPT,
-        request.sampling,
-        apply_model_defaults=request.apply_model_defaults,
-        truncate_prompt_tokens=request.truncate,
-    )
-    (chunk,) = await collect(engine, job)
-    return chunk.text
+async def _lmi_tokens(engine: Engine, parameters: dict[str, object]) -> list[list[int]]:
+    request = parse_lmi_request({"inputs": PROMPT, "parameters": parameters}, ServingProfile())
+    chunks = await collect(engine, make_job(request, "lane", 0, None))
+    return [[token.id for token in chunk.tokens] for chunk in sorted(chunks, key=_index)]
 
 
-async def _openai_text(engine: Engine, fields: dict[str, object]) -> str:
-    body = {"prompt": PROMPT, "max_tokens": 30, **fields}
+def _index(chunk: GenerationChunk) -> int:
+    return chunk.index
+
+
+async def _openai_tokens(engine: Engine, fields: dict[str, object]) -> list[list[int]]:
+    body = {"prompt": PROMPT, "max_tokens": 30, "return_token_ids": True, **fields}
     reply = await engine.answer_openai(OpenAICall("completions", body, {}, "lane"))
     assert reply.status == 200, reply.body
-    text: str = orjson.loads(reply.body)["choices"][0]["text"]
-    return text
+    return [choice["token_ids"] for choice in orjson.loads(reply.body)["choices"]]
 
 
 @pytest.mark.parametrize("wish", SAME_WISHES)
-def test_lanes_give_the_same_text(run: LoopThread, vllm_engine: Engine, wish: str) -> None:
-    """The LMI lane and vLLM's completion handler answer the same wish with the same text."""
+def test_lanes_give_the_same_tokens(run: LoopThread, vllm_engine: Engine, wish: str) -> None:
+    """The LMI lane and vLLM's completion handler answer the same wish with the same tokens."""
     parameters, fields = SAME_WISHES[wish]
-    ours = run(_lmi_text(vllm_engine, parameters))
-    assert ours == run(_openai_text(vllm_engine, fields))
-    assert ours
+    ours = run(_lmi_tokens(vllm_engine, parameters))
+    theirs = run(_openai_tokens(vllm_engine, fields))
+    if "use_beam_search" in fields:  # vLLM's handler leaves the end token out
+        end = 1
+        ours = [[token for token in sequence if token != end] for sequence in ours]
+        theirs = [[token for token in sequence if token != end] for sequence in theirs]
+    assert ours == theirs
+    assert all(ours)
 
 
 def test_sampling_fields_are_vllm_s(vllm_engine: Engine) -> None:

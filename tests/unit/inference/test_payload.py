@@ -398,6 +398,13 @@ def test_payload_tgi_keeps_stop_text_and_details() -> None:
 def test_payload_unread_names_are_kept() -> None:
     """What has no effect is told, for one warning each."""
     assert request(parameters={"nonsense": 1, "typical_p": 0.5}).unread == ("nonsense", "typical_p")
+    assert request(parameters={"adapter_id": "a", "priority": 1}).unread == (
+        "adapter_id",
+        "priority",
+    )
+    reads = {"tgi_compat": True, "uses_priority": True}
+    assert request(profile=reads, parameters={"adapter_id": "a", "priority": 1}).unread == ()
+    assert request(parameters={"adapters": "a", "priority": 0}).unread == ("adapters",)
 
 
 # Parameters of TGI's own routes -> what differs from /invocations in TGI mode (http-api.md 6.5).

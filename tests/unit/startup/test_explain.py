@@ -158,7 +158,7 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
         "OPTION_TOOL_CALL_PARSER": "hermes", "OPTION_REASONING_PARSER": "qwen3",
         "LMI_MAX_SEQUENCES": "1", "LMI_MAX_STOP_STRINGS": "2", "LMI_MAX_STOP_LENGTH": "3",
         "LMI_MAX_LOGIT_BIAS": "4", "LMI_MAX_GRAMMAR_SIZE": "5", "LMI_GRAMMAR_TIMEOUT": "0",
-        "OPTION_MAX_LOGPROBS": "7",
+        "OPTION_MAX_LOGPROBS": "7", "OPTION_SCHEDULING_POLICY": "priority",
     }  # fmt: skip
     settings = load_settings(environ)
     profile = build_serving_profile(settings, None)
@@ -174,3 +174,4 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
     plain = build_serving_profile(load_settings({}), None)
     assert plain.served_names == ("lmi",)
     assert plain.limits == RequestLimits()
+    assert (profile.uses_priority, plain.uses_priority) == (True, False)
