@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from tests.contract.conftest import LoopThread
+from lmi_vllm.messages import AdapterRef, OpenAICall
+from tests.contract.conftest import DEMO_ADAPTERS, LoopThread
 
 pytestmark = pytest.mark.vllm
 USER = {"role": "user", "content": "What is the capital of France?"}
@@ -133,10 +134,41 @@ def test_generating_model_has_no_pooling_route(
     run: LoopThread, vllm_engine: Engine, server: Any, kind: str
 ) -> None:
     """VLLM has no such path then; we answer with its status, and say why in its shape."""
-    from lmi_vllm.messages import OpenAICall  # noqa: PLC0415
-
     reply = run(vllm_engine.answer_openai(OpenAICall(kind, {"input": "x"}, {}, "r")))
     path = "/v1/embeddings" if kind == "embeddings" else f"/{kind}"
     status, _, _ = run(server.post(path, {"input": "x"}))
     assert reply.status == status == 404
     assert b"The model does not support" in reply.body
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("chat/completions", {**CHAT, "stream": True}),
+        ("completions", PROMPT),
+        ("responses", RESPONSE),
+        ("responses", {**RESPONSE, "stream": True}),
+        ("tokenize", {"prompt": "The moon"}),
+        ("responses", {**RESPONSE, "temperature": -1}),
+    ],
+)
+def test_adapter_answers_under_its_own_name(
+    run: LoopThread, vllm_engine: Engine, kind: str, body: dict[str, Any]
+) -> None:
+    """No answer shows what stands for a load of an adapter inside; a good one shows its name."""
+
+    async def scenario() -> bytes:
+        ref = AdapterRef("capitals", str(DEMO_ADAPTERS / "capitals"), 9100)
+        await vllm_engine.load_adapter(ref)
+        try:
+            reply = await vllm_engine.answer_openai(OpenAICall(kind, body, {}, "r", adapter=ref))
+            if reply.stream is None:
+                return reply.body
+            return b"".join([event async for event in reply.stream])
+        finally:
+            await vllm_engine.unload_adapter(ref)
+
+    content = run(scenario())
+    assert vllm_engine._openai._secret.encode() not in content
+    if kind != "tokenize" and body.get("temperature") == 0:
+        assert b'"model":"capitals"' in content
