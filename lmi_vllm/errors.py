@@ -16,6 +16,8 @@
     │   ├── ResourceNotFoundError    404
     │   ├── MethodNotAllowedError    405
     │   ├── AdapterConflictError     409
+    │   ├── ModelConflictError       409
+    │   ├── ModelCapacityError       507: one model per process, or memory is not enough
     │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
     ├── UnauthorizedError            401
     ├── PayloadTooLargeError         413
@@ -175,6 +177,20 @@ class AdapterConflictError(ManagementError):
 
     fault = Fault.CONFLICT
     kind = "ConflictException"
+
+
+class ModelConflictError(ManagementError):
+    """A model of that name is registered already."""
+
+    fault = Fault.CONFLICT
+    kind = "ConflictException"
+
+
+class ModelCapacityError(ManagementError):
+    """There is no room for another model."""
+
+    fault = Fault.MEMORY
+    kind = "InsufficientMemoryException"
 
 
 class AdapterRefusedError(ManagementError):

@@ -7,8 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
@@ -20,19 +19,7 @@ from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.explain import explain
 from lmi_vllm.startup.resolved import CommandLine
 from lmi_vllm.startup.settings import Settings, load_settings
-
-# Upstream's level names (startup.md 10) in ours.
-LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "trace": logging.DEBUG,
-        "debug": logging.DEBUG,
-        "info": logging.INFO,
-        "warn": logging.WARNING,
-        "error": logging.ERROR,
-        "fatal": logging.CRITICAL,
-        "off": logging.CRITICAL + 1,
-    }
-)
+from lmi_vllm.web.log_levels import LOG_LEVELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,11 +5,13 @@ import json
 import logging
 import signal
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 from lmi_vllm.commands.listeners import api_keys, curl_line, open_listeners
 from lmi_vllm.commands.model_settings import complete_settings
+from lmi_vllm.commands.model_slot import ModelSlot
 from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
 from lmi_vllm.commands.session_store import copy_sessions, sessions_of
 from lmi_vllm.commands.supervisor import FailurePolicy, Outcome, Supervisor
@@ -17,7 +19,9 @@ from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
 from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
+from lmi_vllm.inference.model_control import ModelInfo
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.masking import mask_urls
 from lmi_vllm.startup.settings import CommandLine, Settings
 from lmi_vllm.startup.text_parsers import error_rate
@@ -44,7 +48,7 @@ class Server:
         self._typed = typed
         self._environ = environ
         self._engine_kind = engine_kind
-        self._supervisor: Supervisor | None = None
+        self._engines: Supervisor | ModelSlot | None = None  # whoever has one to close
         self._url = ""
 
     async def run(self) -> tuple[int, str]:
@@ -83,8 +87,10 @@ class Server:
                 self._settings, self._typed, self._environ, service.admission
             )
             plan = plan_start(self._settings, self._environ)
-            if plan is not None:
-                return await self._serve_model(service, plan)
+            if plan is None:
+                return await self._wait_for_models(service)
+            self._engines = supervisor = self._supervisor_for(service, plan, self._settings)
+            return await supervisor.run()
         except StartupError as error:
             return Outcome(1, error.text)
         except LmiError as error:
@@ -94,26 +100,31 @@ class Server:
             return Outcome(1, f"start-up failed: {type(error).__name__}: {error}")
         finally:
             heartbeat.cancel()
-        service.admission.has_model = False
-        service.admission.become(State.HEALTHY)
-        await asyncio.Event().wait()  # until a signal ends the process
-        return Outcome(0)
+
+    async def _wait_for_models(self, service: InferenceService) -> Outcome:
+        """Be healthy without a model; POST /models loads one."""
+        make = partial(self._supervisor_for, service)
+        self._engines = service.models = slot = ModelSlot(service, self._typed, self._environ, make)
+        print(f"Ready on {self._url} without a model: POST /models loads one", flush=True)
+        return await slot.run()
 
     def _loading_seconds(self) -> float:
         return float(str(self._settings.option_value("model_loading_timeout")))
 
-    async def _serve_model(self, service: InferenceService, plan: StartPlan) -> Outcome:
+    def _supervisor_for(
+        self, service: InferenceService, plan: StartPlan, settings: Settings
+    ) -> Supervisor:
+        """Return what starts and keeps the planned model; the service knows of it from here on."""
         admission = service.admission
-        policy = _failure_policy(self._settings)
+        policy = _failure_policy(settings)
         admission.model_name = plan.model.name
         admission.hides_failure = policy.hides_failure
-        service.model_url = plan.model.reference
+        service.model = _model_info(plan, settings, self._environ, self._engines)
         service.profile = plan.profile
-        service.sessions = sessions_of(self._settings)
+        service.sessions = sessions_of(settings)
         _log_plan(plan)
-        start = ModelStart(service, self._settings, self._environ, plan, self._engine_kind)
-        self._supervisor = Supervisor(service, start, policy, partial(self._announce, admission))
-        return await self._supervisor.run()
+        start = ModelStart(service, settings, self._environ, plan, self._engine_kind)
+        return Supervisor(service, start, policy, partial(self._announce, admission))
 
     def _announce(self, admission: Admission) -> None:
         print(f"Ready on {self._url} after {admission.elapsed_seconds:.1f} s", flush=True)
@@ -133,9 +144,9 @@ class Server:
             await admission.wait_idle(LAST_WORD_SECONDS)
 
     async def _close_engine(self, stop: asyncio.Event) -> None:
-        if self._supervisor is None:
+        if self._engines is None:
             return
-        close = asyncio.create_task(self._supervisor.close())
+        close = asyncio.create_task(self._engines.close())
         again = asyncio.create_task(stop.wait())
         await asyncio.wait(
             {close, again}, timeout=ENGINE_CLOSE_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -155,6 +166,26 @@ def _deferred_results(settings: Settings) -> DeferredResults:
     capacity = settings.server_value("memory_cache_capacity")
     batch = int(str(settings.server_value("cache_batch")))
     return DeferredResults(DEFAULT_CAPACITY if capacity is None else int(str(capacity)), batch)
+
+
+def _model_info(
+    plan: StartPlan, settings: Settings, environ: Mapping[str, str], holder: object
+) -> ModelInfo:
+    return ModelInfo(
+        url=plan.model.reference,
+        is_loaded_at_startup=not isinstance(holder, ModelSlot),
+        start_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        device_type="gpu" if detect_devices(environ).gpu_count else "cpu",
+        batch_size=_shown_count(settings, "batch_size", 1),
+        max_batch_delay=_shown_count(settings, "max_batch_delay", 100),
+        max_idle_time=_shown_count(settings, "max_idle_time", 60),
+    )
+
+
+def _shown_count(settings: Settings, name: str, default: int) -> int:
+    """Return a number that is only shown; what is no number counts as not given."""
+    text = str(settings.server_value(name))
+    return int(text) if text.isdecimal() else default
 
 
 def _failure_policy(settings: Settings) -> FailurePolicy:

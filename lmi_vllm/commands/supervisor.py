@@ -57,6 +57,7 @@ class Supervisor:
         self._policy = policy
         self._announce = announce
         self._engine: Engine | None = None
+        self.ready = asyncio.Event()  # set once the model has answered for the first time
 
     async def run(self) -> Outcome:
         """Start the model and keep it up; returns once that is over.
@@ -67,6 +68,7 @@ class Supervisor:
         files = await self._start.prepare()
         runtime = await self._start.bring_up(files)
         self._begin_service(runtime)
+        self.ready.set()
         self._announce()
         failures = 0
         reason = await self._watch(runtime.engine)

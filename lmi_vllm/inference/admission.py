@@ -50,6 +50,8 @@ class Admission:
         self.error_rates = ErrorRates()
         # SERVING_HEALTH_CHECK_OVERRIDE: `/ping` is 200 also when the engine has failed for good.
         self.hides_failure = False
+        # The model came by POST /models: the server is healthy also while it loads.
+        self.is_registered = False
         self._in_flight = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_ending = False
@@ -107,7 +109,9 @@ class Admission:
             entry["elapsed_seconds"] = round(self.elapsed_seconds, 1)
             entry |= self._progress
         is_fine = self.state is State.HEALTHY and self.error_rates.reached is None
-        is_hidden = self.state is State.FAILED and self.hides_failure
+        is_hidden = (self.state is State.FAILED and self.hides_failure) or (
+            self.state is State.PENDING and self.is_registered
+        )
         return (200 if is_fine or is_hidden else 503), {self.model_name: entry}
 
     def check_ready(self) -> None:

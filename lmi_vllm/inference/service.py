@@ -51,6 +51,7 @@ from lmi_vllm.inference.hooked import (
     select_hooks,
 )
 from lmi_vllm.inference.limits import check_limits, sequence_count
+from lmi_vllm.inference.model_control import ModelControl, ModelInfo, OneModelOnly
 from lmi_vllm.inference.model_list import with_adapters
 from lmi_vllm.inference.openai_replies import V1_DIALECT, OpenAIDialect, lmi_reply
 from lmi_vllm.inference.parameters import UnreadNames
@@ -105,7 +106,8 @@ class InferenceService:
     def __init__(self, admission: Admission, profile: ServingProfile | None = None) -> None:
         self.admission = admission
         self.profile = profile or ServingProfile()
-        self.model_url = ""
+        self.model = ModelInfo()
+        self.models: ModelControl = OneModelOnly()
         self.sessions = Sessions()
         self.deferred = DeferredResults()
         self._unread_names = UnreadNames()
@@ -120,6 +122,12 @@ class InferenceService:
     def loaded_engine(self) -> Engine | None:
         """The engine of the loaded model, ready or not; None before there was one."""
         return None if self._runtime is None else self._runtime.engine
+
+    def detach(self) -> None:
+        """Forget the model: it has been unloaded."""
+        self._runtime = None
+        self.profile = ServingProfile()
+        self.model = ModelInfo()
 
     @property
     def runtime(self) -> Runtime:
@@ -172,7 +180,7 @@ class InferenceService:
     def describe_tgi(self) -> dict[str, Any]:
         """Return what TGI's `/info` says."""
         runtime = self.runtime
-        return tgi.describe(self.model_url, runtime.engine, runtime.profile)
+        return tgi.describe(self.model.url, runtime.engine, runtime.profile)
 
     async def _until_shutdown(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         """Return the reply; a shutdown that cuts it off is an error with an answer."""

@@ -12,9 +12,9 @@ from lmi_vllm.errors import BadParameterError, MethodNotAllowedError, ResourceNo
 from lmi_vllm.inference.adapter_selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.arguments import given_arguments, page_of
 from lmi_vllm.web.keys import SERVICE
 
-PAGE_SIZE: Final = 100
 ADAPTER_FIELDS: Final = ("name", "src", "preload", "pin")
 
 
@@ -34,7 +34,7 @@ async def adapters(request: web.Request) -> web.Response:
     registry = adapter_registry(request)
     if request.method == "GET":
         return _page(registry, request.query)
-    given = await _arguments(request)
+    given = await given_arguments(request, ADAPTER_FIELDS)
     for name in ("name", "src"):
         if not given.get(name):
             raise BadParameterError(f"The parameter {name} is required")
@@ -75,7 +75,7 @@ async def adapter_action(request: web.Request) -> web.Response:
     registry = adapter_registry(request)
     name, alias = request.match_info["name"], _alias(request)
     current = registry.describe(name, alias)
-    given = await _arguments(request)
+    given = await given_arguments(request, ADAPTER_FIELDS)
     wanted = replace(
         current,
         src=str(given.get("src") or current.src),
@@ -114,28 +114,6 @@ def _check_model(request: web.Request) -> InferenceService:
     return service
 
 
-async def _arguments(request: web.Request) -> Mapping[str, Any]:
-    """Return query parameters over the fields of a JSON body.
-
-    Of a parameter given more than once the first counts, and as an option none.
-    """
-    body = await request.read()
-    fields: dict[str, Any] = {}
-    if body:
-        try:
-            fields = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise BadParameterError(f"The body is not valid JSON: {error}") from None
-        if not isinstance(fields, dict):
-            raise BadParameterError("The body must be a JSON object")
-    query = {
-        name: request.query[name]
-        for name in request.query
-        if name in ADAPTER_FIELDS or len(request.query.getall(name)) == 1
-    }
-    return {**fields, **query}
-
-
 def _options(given: Mapping[str, Any]) -> Mapping[str, str]:
     return MappingProxyType(
         {name: str(value) for name, value in given.items() if name not in ADAPTER_FIELDS}
@@ -156,18 +134,9 @@ def _shown(adapter: Adapter) -> dict[str, Any]:
 
 
 def _page(registry: AdapterRegistry, query: Mapping[str, str]) -> web.Response:
-    try:
-        limit = int(query.get("limit", PAGE_SIZE))
-        offset = max(0, int(query.get("next_page_token", 0)))
-    except ValueError:
-        raise BadParameterError("limit and next_page_token must be whole numbers") from None
-    if not 0 <= limit <= PAGE_SIZE:
-        limit = PAGE_SIZE
-    found = list(registry)
-    page: dict[str, Any] = {"adapters": [_shown(item) for item in found[offset : offset + limit]]}
-    if offset + limit < len(found):
-        page["nextPageToken"] = str(offset + limit)
-    return _json(page)
+    items, token = page_of(list(registry), query)
+    page: dict[str, Any] = {"adapters": [_shown(item) for item in items]}
+    return _json(page if token is None else {**page, "nextPageToken": token})
 
 
 def _json(document: object) -> web.Response:

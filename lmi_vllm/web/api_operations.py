@@ -51,6 +51,20 @@ QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "schema": {"type": "string"},
             "description": "The model; needed only where none was loaded at the start.",
         },
+        "url": {
+            "schema": {"type": "string"},
+            "description": "Folder, file://, s3:// or hub id of the model.",
+        },
+        "synchronous": {
+            "schema": {"type": "boolean"},
+            "description": "Answer when the model is loaded; else at once, with 202.",
+        },
+        "min_worker": {"schema": {"type": "integer", "minimum": 0}, "description": "No effect."},
+        "max_worker": {"schema": {"type": "integer", "minimum": 0}, "description": "No effect."},
+        "level": {
+            "schema": {"enum": ["trace", "debug", "info", "warn", "error", "fatal", "off"]},
+            "description": "Lines below it are left out; without one, info.",
+        },
         "name": {"schema": {"type": "string"}, "description": "The adapter's name."},
         "src": {
             "schema": {"type": "string"},
@@ -338,12 +352,47 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         },
     ),
     Operation(
-        "get",
+        "post",
+        "/models",
+        MODELS,
+        "Load a model, where the server was started without one.",
+        {JSON: "Status"},
+        takes="NewModel",
+        query=("url", "model_name", "synchronous"),
+        example={"url": "/opt/ml/model", "model_name": "model"},
+        answer_example={"status": 'Model "model" registered.'},
+        statuses=(202, 404, 409, 507),
+    ),
+    *(
+        Operation(
+            "get",
+            path,
+            MODELS,
+            "One model in detail.",
+            {JSON: "ModelDescriptions"},
+            answer_example=[{"workflowName": "model", "models": [{"modelName": "model"}]}],
+        )
+        for path in ("/models/{model}", "/models/{model}/{version}")
+    ),
+    Operation(
+        "put",
         "/models/{model}",
         MODELS,
-        "One model in detail.",
-        {JSON: "ModelDescriptions"},
-        answer_example=[{"workflowName": "model", "models": [{"modelName": "model"}]}],
+        "Accepted for LMI's sake: there are no workers to change.",
+        {JSON: "Status"},
+        query=("min_worker", "max_worker"),
+        answer_example={
+            "status": 'Model "model" worker scaled. New Worker configuration min workers:1 max '
+            "workers:1"
+        },
+    ),
+    Operation(
+        "delete",
+        "/models/{model}",
+        MODELS,
+        "Unload a model that POST /models loaded; 405 for the one of the start.",
+        {JSON: "Status"},
+        answer_example={"status": 'Model or workflow "model" unregistered'},
     ),
     *_adapters("/adapters"),
     *_adapters("/models/{model}/adapters"),
@@ -357,6 +406,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             answer_example="vllm:num_requests_running 0.0",
         )
         for path in ("/metrics", "/server/metrics")
+    ),
+    Operation(
+        "post",
+        "/server/logging",
+        SERVER,
+        "Change how much is logged.",
+        {JSON: "Status"},
+        query=("level",),
+        answer_example={"status": "OK"},
     ),
     Operation("get", "/openapi.json", SERVER, "This description.", {JSON: "Description"}),
     Operation("get", "/docs", SERVER, "This description as a page to read.", {"text/html": "Text"}),

@@ -184,6 +184,15 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
                 "models",
             )
         ),
+        "NewModel": _object(
+            {
+                "url": _TEXT,
+                "model_name": _TEXT,
+                "job_queue_size": {"type": "integer", "minimum": 1},
+                "synchronous": _FLAG,
+            },
+            description="Also as query parameters, which win.",
+        ),
         "Adapter": _object(
             {"name": _TEXT, "src": _TEXT, "preload": _FLAG, "pin": _FLAG},
             "name",

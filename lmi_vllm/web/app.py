@@ -20,6 +20,7 @@ from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
 from lmi_vllm.web.management_routes import add_management_routes
+from lmi_vllm.web.model_routes import add_model_routes
 from lmi_vllm.web.openapi import add_description_routes
 from lmi_vllm.web.route_families import OPEN_PATHS, family_of
 from lmi_vllm.web.tgi_routes import add_tgi_routes
@@ -71,6 +72,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     if options.routes is not Routes.INFERENCE:
         add_management_routes(app)
         add_adapter_routes(app)
+        add_model_routes(app)
         add_vllm_adapter_routes(app)
     add_description_routes(app)
     return app

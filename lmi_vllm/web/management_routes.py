@@ -1,17 +1,18 @@
-"""Models, adapters and metrics: HTTP to calls (http-api.md 10, adapters-api.md 4)."""
+"""Metrics and the log level: HTTP to calls (http-api.md 1)."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
-from lmi_vllm.errors import ResourceNotFoundError
-from lmi_vllm.inference.admission import State
+from lmi_vllm.errors import BadParameterError
 from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.log_levels import LOG_LEVELS
 
 # What grows without end where something is not cleaned up; counted when asked for.
 TASKS: Final = Gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
@@ -28,11 +29,20 @@ DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
 
 
 def add_management_routes(app: web.Application) -> None:
-    """Register the routes, the adapters' under both prefixes."""
-    app.router.add_get("/models", list_models)
-    app.router.add_get("/models/{model}", describe_model)
+    """Register the routes."""
+    app.router.add_post("/server/logging", set_log_level)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/server/metrics", metrics)
+
+
+async def set_log_level(request: web.Request) -> web.Response:
+    """Change how much is logged, vLLM's part included; no level is `info`."""
+    name = request.query.get("level", "info").lower()
+    if name not in LOG_LEVELS:
+        raise BadParameterError(f"level: expected one of {', '.join(LOG_LEVELS)} (got {name})")
+    for logger in (logging.getLogger(), logging.getLogger("vllm")):
+        logger.setLevel(LOG_LEVELS[name])
+    return _json({"status": "OK"})
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -43,41 +53,6 @@ async def metrics(request: web.Request) -> web.Response:
     for name, gauge in DOWNLOAD.items():
         gauge.set(float(str(admission.download.get(name, 0))))
     return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-async def list_models(request: web.Request) -> web.Response:
-    """Answer with the one model, if there is one."""
-    service = request.app[SERVICE]
-    admission = service.admission
-    models: list[dict[str, Any]] = []
-    if admission.has_model:
-        status = {State.HEALTHY: "READY", State.FAILED: "FAILED"}.get(admission.state, "PENDING")
-        models.append(
-            {"modelName": admission.model_name, "modelUrl": service.model_url, "status": status}
-        )
-    return _json({"models": models})
-
-
-async def describe_model(request: web.Request) -> web.Response:
-    """Answer with the model's description in the shape of upstream's."""
-    service = request.app[SERVICE]
-    admission = service.admission
-    name = request.match_info["model"]
-    if not admission.has_model or name != admission.model_name:
-        raise ResourceNotFoundError(f"Workflow not found: {name}", "ModelNotFoundException")
-    model = {
-        "modelName": name,
-        "modelUrl": service.model_url,
-        "batchSize": 1,
-        "maxBatchDelayMillis": 100,
-        "maxIdleSeconds": 60,
-        "queueSize": admission.limit,
-        "requestInQueue": admission.in_flight,
-        "status": str(admission.state),
-        "loadedAtStartup": True,
-        "workerGroups": [],
-    }
-    return _json([{"workflowName": name, "models": [model]}])
 
 
 def _json(document: object) -> web.Response:

@@ -53,6 +53,8 @@ async def test_openapi_has_every_method_of_every_route(serve: ServeScripted) -> 
         concrete = re.sub(r"{(\w+)}", lambda part: PARTS.get(part[1], "a"), path)
         for method in METHODS:
             status = (await client.request(method, concrete, json={})).status
+            if (method, path) == ("delete", "/models/{model}"):
+                continue  # 405 for the model that a server was started with
             if (status == 405) == (method in operations) and concrete != "/":
                 wrong.append((method, path, status))
     assert wrong == []

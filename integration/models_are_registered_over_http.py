@@ -1,0 +1,94 @@
+"""A server that starts without a model: POST /models loads one, DELETE makes room for the next."""
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from integration.client import call, wait_until
+from integration.conftest import ServerProcess, StartServer
+from lmi_vllm.demo import DEMO_MODEL_DIR
+
+NONE = {"SAGEMAKER_MULTI_MODEL": "true"}
+GREETING = {"inputs": "The capital of France is"}
+
+
+def start(server_process: StartServer, folder: Path, *arguments: str) -> tuple[ServerProcess, str]:
+    """Return a server without a model, and its URL."""
+    environ = NONE | {"SERVING_MODEL_STORE": str(folder)}
+    server = server_process("--port", "0", *arguments, environ=environ)
+    url = server.wait_listening()
+    server.wait_ready(30)
+    return server, url
+
+
+def test_model_comes_and_goes(server_process: StartServer, tmp_path: Path) -> None:
+    """Every answer on the way, with the engine that repeats the prompt."""
+    _, url = start(server_process, tmp_path / "store", "--engine", "scripted")
+    assert (call(url, "/ping").status, call(url, "/ping").body) == (200, b"{}\n")
+    assert call(url, "/models").body == b'{"models":[]}\n'
+    missing = call(url, "/invocations", GREETING)
+    assert (missing.status, missing.json()["message"]) == (
+        400,
+        "Parameter model_name is required.",
+    )
+    nowhere = call(url, f"/models?url={tmp_path}/nowhere", b"")
+    assert (nowhere.status, nowhere.json()["type"]) == (404, "ModelNotFoundException")
+
+    for name in ("first", "second"):
+        new = {"url": str(DEMO_MODEL_DIR), "model_name": name, "job_queue_size": 9}
+        answer = call(url, "/models", new)
+        assert (answer.status, answer.json()) == (200, {"status": f'Model "{name}" registered.'})
+        assert call(url, f"/models/{name}/invoke", GREETING).status == 200
+        assert call(url, "/invocations", GREETING).status == 200
+        assert call(url, "/invocations?model_name=other", GREETING).status == 404
+        (shown,) = call(url, f"/models/{name}").json()[0]["models"]
+        assert (shown["loadedAtStartup"], shown["queueSize"]) == (False, 9)
+        assert call(url, "/models", new).json()["message"] == (
+            f"Workflow {name} is already registered."
+        )
+        assert call(url, "/models", {**new, "model_name": "third"}).status == 507
+        gone = call(url, f"/models/{name}", method="DELETE")
+        assert gone.json() == {"status": f'Model or workflow "{name}" unregistered'}
+        assert call(url, f"/models/{name}", method="DELETE").status == 404
+        assert call(url, f"/models/{name}/invoke", GREETING).status == 404
+        assert call(url, "/ping").body == b"{}\n"
+
+
+def test_model_that_cannot_start_leaves_room_for_another(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """The reason is the answer; scheduled ones are 202, and the log has the reason."""
+    _, url = start(server_process, tmp_path / "store", "--engine", "scripted")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((DEMO_MODEL_DIR / "config.json").read_text())
+    (broken / "model.py").write_text("import nowhere\n")
+    answer = call(url, f"/models?url={broken}", b"")
+    assert answer.status == 500
+    assert "No module named 'nowhere'" in answer.json()["message"]
+    scheduled = call(url, f"/models?url={broken}&synchronous=false", b"")
+    assert scheduled.status == 202
+    assert scheduled.json() == {"status": 'Model "broken" registration scheduled.'}
+    assert wait_until(lambda: call(url, "/models").json() == {"models": []}, 20)
+    assert call(url, f"/models?url={DEMO_MODEL_DIR}&model_name=m", b"").status == 200
+    assert call(url, "/invocations", GREETING).status == 200
+
+
+def test_model_on_the_real_engine_is_freed(server_process: StartServer, tmp_path: Path) -> None:
+    """The second engine starts in the process of the first, whose processes are gone."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    server, url = start(server_process, tmp_path / "store")
+    process = psutil.Process(server.process.pid)
+    for name in ("one", "two"):
+        new = {"url": str(DEMO_MODEL_DIR), "model_name": name}
+        assert call(url, "/models", new, seconds=150).status == 200
+        answer = call(url, f"/models/{name}/invoke", GREETING)
+        assert answer.json()["generated_text"].startswith(" Paris")
+        assert call(url, "/adapters").json()["adapters"][0]["name"] == "capitals"
+        assert process.children()
+        assert call(url, f"/models/{name}", method="DELETE").status == 200
+        assert wait_until(lambda: not process.children(), 20), os.linesep.join(
+            map(str, process.children())
+        )
