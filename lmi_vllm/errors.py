@@ -15,6 +15,7 @@
     │   ├── BadParameterError        400
     │   ├── ResourceNotFoundError    404
     │   ├── MethodNotAllowedError    405
+    │   ├── ExpectationError         417
     │   ├── AdapterConflictError     409
     │   ├── ModelConflictError       409
     │   ├── ModelCapacityError       507: one model per process, or memory is not enough
@@ -47,6 +48,7 @@ class Fault(StrEnum):
     BAD_PARAMETER = "bad_parameter"
     UNAUTHORIZED = "unauthorized"
     METHOD = "method"
+    EXPECTATION = "expectation"
     CONFLICT = "conflict"
     TOO_LARGE = "too_large"
     MEMORY = "memory"
@@ -172,6 +174,13 @@ class MethodNotAllowedError(ManagementError):
         super().__init__(text)
 
 
+class ExpectationError(ManagementError):
+    """The `Expect` header asks for something else than 100-continue."""
+
+    fault = Fault.EXPECTATION
+    kind = "ExpectationFailedException"
+
+
 class AdapterConflictError(ManagementError):
     """The adapter name is taken, or the source is of a kind that is never loaded."""
 
@@ -276,6 +285,7 @@ STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
         Fault.BAD_PARAMETER: 400,
         Fault.UNAUTHORIZED: 401,
         Fault.METHOD: 405,
+        Fault.EXPECTATION: 417,
         Fault.CONFLICT: 409,
         Fault.TOO_LARGE: 413,
         Fault.MEMORY: 507,
@@ -303,6 +313,7 @@ OPENAI_TYPES: Final[Mapping[Fault, str]] = MappingProxyType(
         Fault.BAD_PARAMETER: "BadRequestError",
         Fault.UNAUTHORIZED: "AuthenticationError",
         Fault.METHOD: "MethodNotAllowedError",
+        Fault.EXPECTATION: "BadRequestError",
         Fault.TOO_LARGE: "BadRequestError",
         Fault.OVERLOAD: "ServiceUnavailableError",
         Fault.NOT_READY: "ServiceUnavailableError",

@@ -129,6 +129,7 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
         max_request_size=int(str(settings.server_value("max_request_size"))),
         request_id_header=str(settings.server_value("request_id_header_key") or "x-request-id"),
         api_keys=api_keys(environ),
+        allows_handler_override=bool(settings.server_value("ALLOW_REQUEST_HANDLER_OVERRIDE")),
         statuses=_statuses(settings),
         cors_headers=MappingProxyType(cors),
     )

@@ -631,8 +631,9 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
               read=parse.words),
     _variable("SAGEMAKER_UNTRUSTED_CHANNELS", "Directories secure mode scans.", values="list",
               read=parse.words),
-    _variable("ALLOW_REQUEST_HANDLER_OVERRIDE", "LMI's switch for replaced handlers.",
-              values="bool"),
+    _variable("ALLOW_REQUEST_HANDLER_OVERRIDE", "A request's `handler` property is accepted, "
+              "without effect, instead of 400.", values="bool", default=False,
+              read=parse.java_true),
     _variable("OPT_OUT_TRACKING", "There is no tracking to opt out of."),
     _variable("DJL_CACHE_DIR", "Root of the cache when SERVING_DOWNLOAD_DIR is unset.",
               values="path"),

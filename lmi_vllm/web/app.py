@@ -13,9 +13,10 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from lmi_vllm.errors import Fault, LmiError, RouteFamily, UnauthorizedError
+from lmi_vllm.errors import ExpectationError, Fault, LmiError, RouteFamily, UnauthorizedError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import add_adapter_routes
+from lmi_vllm.web.api_operations import allowed_methods
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
@@ -37,6 +38,7 @@ NO_CACHE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 FIRST_ERROR_STATUS: Final = 400
 REQUEST_ID_HEADER: Final = "x-request-id"
+CONTINUE: Final = "100-continue"
 
 
 class Routes(StrEnum):
@@ -55,6 +57,7 @@ class WebOptions:
     request_id_header: str = REQUEST_ID_HEADER  # of requests; answers always use x-request-id
     api_keys: tuple[str, ...] = ()
     routes: Routes = Routes.ALL
+    allows_handler_override: bool = False  # LMI's switch: else a `handler` property is 400
     statuses: Mapping[Fault, int] = field(default_factory=lambda: MappingProxyType({}))
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -75,6 +78,9 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
         add_model_routes(app)
         add_vllm_adapter_routes(app)
     add_description_routes(app)
+    for route in app.router.routes():
+        # aiohttp's own answers in plain text, before any middleware.
+        route._expect_handler = _continue
     return app
 
 
@@ -111,12 +117,13 @@ async def _answer(
     try:
         if not _has_key(request, options.api_keys):
             raise UnauthorizedError
+        if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
+            raise ExpectationError("Expect: only 100-continue is supported")
         return await handler(request)
     except web.HTTPException as error:
-        ours = from_http_exception(error, options.max_request_size)
-        return error_response(ours, route_family(request), options.statuses)
+        return _refusal(request, from_http_exception(error, options.max_request_size), options)
     except LmiError as error:
-        return error_response(error, route_family(request), options.statuses)
+        return _refusal(request, error, options)
     except Exception as error:
         begun: web.StreamResponse | None = request.get(BEGUN)
         if begun is not None and isinstance(error, ConnectionError):
@@ -131,6 +138,21 @@ async def _answer(
         return error_response(
             LmiError("Internal server error"), route_family(request), options.statuses
         )
+
+
+def _refusal(request: web.Request, error: LmiError, options: WebOptions) -> web.Response:
+    response = error_response(error, route_family(request), options.statuses)
+    resource = request.match_info.route.resource
+    if error.fault is Fault.METHOD and resource is not None:
+        response.headers["Allow"] = ", ".join(allowed_methods(resource.canonical))
+    return response
+
+
+async def _continue(request: web.Request) -> None:
+    """Let a client that waits send its body; other expectations are refused like all else."""
+    if request.headers.get("Expect", "").lower() == CONTINUE:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has sent nothing yet
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -16,7 +16,7 @@ from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.bodies import form_field
 from lmi_vllm.inference.streams import close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
-from lmi_vllm.web.keys import REQUEST_ID, SERVICE
+from lmi_vllm.web.keys import OPTIONS, REQUEST_ID, SERVICE
 from lmi_vllm.web.route_families import OPENAI_ROUTES
 
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
@@ -72,7 +72,7 @@ async def invocations(request: web.Request) -> web.StreamResponse:
         return json_answer({})
     if request.method != "POST":
         raise MethodNotAllowedError
-    if "handler" in properties:
+    if "handler" in properties and not request.app[OPTIONS].allows_handler_override:
         raise BadParameterError("The handler can't be overridden in a request")
     call = await read_call(request, properties)
     if name is None and (name := form_field(call.body, call.content_type, "model_name")):

@@ -1,3 +1,4 @@
+import asyncio
 import re
 import uuid
 
@@ -9,6 +10,7 @@ from lmi_vllm.web.app import OPEN_PATHS, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import STREAM, admission_of, send_raw
 
+CUSTOM = "X-Amzn-SageMaker-Custom-Attributes"
 NO_CACHE = {
     "Pragma": "no-cache",
     "Cache-Control": "no-cache; no-store, must-revalidate, private",
@@ -164,3 +166,66 @@ async def test_headers_api_key_error_body(
     body = await (await client.post(path)).read()
     assert body.startswith(start)
     assert admission_of(client).in_flight == 0
+
+
+ALLOWED = {
+    "/invocations": ("DELETE", "OPTIONS, POST"),
+    "/predictions/demo": ("GET", "OPTIONS, POST"),
+    "/v1/completions": ("GET", "OPTIONS, POST"),
+    "/v1/models": ("POST", "GET, HEAD, OPTIONS"),
+    "/ping": ("DELETE", "GET, HEAD, POST"),
+}
+
+
+@pytest.mark.parametrize(("path", "method", "allow"), [(p, *v) for p, v in ALLOWED.items()])
+async def test_wrong_method_says_which_are_right(
+    serve: ServeScripted, path: str, method: str, allow: str
+) -> None:
+    """405 carries Allow (RFC 9110, 15.5.6)."""
+    client = await serve()
+    response = await client.request(method, path)
+    assert response.status == 405
+    assert response.headers["Allow"] == allow
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", '"type": "ExpectationFailedException"'),
+        ("/v1/completions", '"type":"BadRequestError"'),
+    ],
+)
+async def test_unknown_expectation_is_417_in_the_route_s_shape(
+    serve: ServeScripted, path: str, body: str
+) -> None:
+    """Expect may only ask for 100-continue; the refusal has an id like every other."""
+    client = await serve()
+    response = await client.post(path, json={"inputs": "x"}, headers={"Expect": "200-maybe"})
+    assert response.status == 417
+    assert response.content_type == "application/json"
+    assert response.headers["x-request-id"]
+    assert body in await response.text()
+
+
+async def test_expectation_of_continue_is_met_before_the_body(serve: ServeScripted) -> None:
+    """A client that waits gets 100, sends its body and gets its answer."""
+    client = await serve()
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    head = "POST /invocations HTTP/1.1\r\nHost: x\r\nExpect: 100-Continue\r\n"
+    writer.write(f"{head}Content-Length: 14\r\nConnection: close\r\n\r\n".encode())
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b'{"inputs":"x"}')
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("headers", [{"handler": "x"}, {CUSTOM: "handler=x"}], ids=str)
+async def test_handler_override_only_where_allowed(
+    serve: ServeScripted, headers: dict[str, str]
+) -> None:
+    """ALLOW_REQUEST_HANDLER_OVERRIDE turns the refusal of a `handler` property off."""
+    client = await serve(options=WebOptions(allows_handler_override=True))
+    assert (await client.post("/invocations", json={"inputs": "x"}, headers=headers)).status == 200
+    client = await serve()
+    assert (await client.post("/invocations", json={"inputs": "x"}, headers=headers)).status == 400
