@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from integration.client import call
 from integration.conftest import RunningServer, StartServer
@@ -45,6 +46,19 @@ def test_bulk_over_the_scripted_engine(server_process: StartServer) -> None:
     assert call(url, "/ping").status == 200
     assert "Traceback" not in server.stderr
     print(f"{count} requests over the scripted engine")
+
+
+@pytest.mark.vllm
+def test_description_of_the_real_engine_is_valid(demo_server: RunningServer) -> None:
+    """With vLLM's schemas in it the document is valid still, and its examples are answered."""
+    document = call(demo_server.url, "/openapi.json").json()
+    OpenAPIV31SpecValidator(document).validate()
+    assert "ChatCompletionRequest" in document["components"]["schemas"]
+    generating = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize")
+    for path in (*generating, "/detokenize"):
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert "$ref" in body["schema"] or "anyOf" in body["schema"]
+        assert call(demo_server.url, path, body["example"]).status == 200, path
 
 
 @pytest.mark.vllm
