@@ -7,6 +7,7 @@ again (a source may be out of reach for an hour; forgetting it would be for good
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -88,9 +89,11 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     """
     state = settings.option_value("adapters_state")
     memory = AdapterMemory(Path(str(state))) if state and profile.enable_lora else None
+    local = _local(model, str(settings.option_value("adapters") or "adapters"))
+    sources = _sources(model, arguments, environ)
     registry = AdapterRegistry(
         engine,
-        _sources(model, arguments, environ).resolve,
+        replace(sources, own=frozenset(map(str, local.values()))).resolve,
         is_enabled=profile.enable_lora,
         reserved_names=profile.served_names,
         load_code=code.load_adapter,
@@ -98,8 +101,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     )
     if not profile.enable_lora:
         return registry
-    folder = str(settings.option_value("adapters") or "adapters")
-    for name, path in _local(model, folder).items():
+    for name, path in local.items():
         try:
             await registry.register(Adapter(name, str(path), is_local=True))
         except LmiError as error:

@@ -23,6 +23,7 @@ from lmi_vllm.startup.secure_mode import adapter_violations, read_secure_mode
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"
 CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
+_SHOWN_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class AdapterSources:
     environ: Mapping[str, str]
     base: BaseModel = field(default_factory=BaseModel)
     model_directory: Path | None = None
+    own: frozenset[str] = frozenset()  # the adapters that came with the model: wherever they lie
 
     def resolve(self, src: str) -> str:
         """Return the local directory of a source, once it is fetched and found sound.
@@ -58,7 +60,7 @@ class AdapterSources:
                 f"URL adapters are not currently supported: {scheme}:// sources"
             )
         path = Path(unquote(urlsplit(src).path) if scheme else src).absolute()
-        if path.exists() or scheme or not _looks_like_hub_id(src):
+        if _exists(path, src) or scheme or not _looks_like_hub_id(src):
             self._check_root(path, src)
             return self._unpacked(path, src), False
         if self.environ.get(HUB_SWITCH, "").lower() != "true":
@@ -76,6 +78,8 @@ class AdapterSources:
 
     def _check_root(self, path: Path, src: str) -> None:
         """Return when the path, links followed, lies below an allowed folder."""
+        if src in self.own:
+            return
         roots, is_default = self._roots()
         real = path.resolve()
         if not roots or any(real.is_relative_to(root.resolve()) for root in roots):
@@ -137,6 +141,26 @@ def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
         for child in sorted(root.iterdir())
         if child.is_dir() and not child.name.startswith(".")
     }
+
+
+def _exists(path: Path, src: str) -> bool:
+    """Whether there is something at `path`.
+
+    Raises:
+        AdapterRefusedError: no path can be like that: too long, or with a zero byte.
+    """
+    try:
+        path.lstat()
+        path.resolve()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise AdapterRefusedError(
+            f"Only local LoRA models are supported. {src[:_SHOWN_CHARACTERS]!r} is not a valid "
+            f"path: {reason}"
+        ) from error
+    return True
 
 
 def _looks_like_hub_id(src: str) -> bool:

@@ -53,6 +53,22 @@ def test_missing_path_is_refused(src: str) -> None:
         resolve(src)
 
 
+@pytest.mark.parametrize("src", ["a\0b", "file:///a%00b", "x" * 5000, "/" + "x" * 300])
+def test_text_that_is_no_path_is_refused(src: str) -> None:
+    """A zero byte or too long a name is a refusal, not an error of ours."""
+    with pytest.raises(AdapterRefusedError, match="Only local LoRA models are supported"):
+        resolve(src, LMI_ADAPTER_ROOTS="/elsewhere")
+
+
+def test_adapters_of_the_model_need_no_root(adapter: Path) -> None:
+    """What came with the model was put there by the operator; nobody else's path is that free."""
+    environ = {"LMI_ADAPTER_ROOTS": "/elsewhere"}
+    sources = AdapterSources(environ, own=frozenset({str(adapter)}))
+    assert sources.resolve(str(adapter)) == str(adapter)
+    with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_ROOTS"):
+        sources.resolve(f"{adapter}/.")
+
+
 def test_hub_id_names_its_switch() -> None:
     """Without the switch a hub id is never fetched."""
     with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_HUB=true"):
