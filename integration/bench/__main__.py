@@ -1,6 +1,6 @@
 """`python -m integration.bench [NAME] [flags]`: run one benchmark, or all of them in turn."""
 
-import runpy
+import importlib
 import sys
 
 BENCHMARKS = ("startup", "fetch")
@@ -13,7 +13,7 @@ def main() -> None:
     for name in names:
         print(f"== {name}", flush=True)
         sys.argv = [name, *flags]
-        runpy.run_module(f"integration.bench.{name}", run_name="__main__")
+        importlib.import_module(f"integration.bench.{name}").main()
 
 
 if __name__ == "__main__":

@@ -147,14 +147,14 @@ def _exists(path: Path, src: str) -> bool:
     """Whether there is something at `path`.
 
     Raises:
-        AdapterRefusedError: no path can be like that: too long, or with a zero byte.
+        AdapterRefusedError: no path can be like that: too long, with a zero byte, links in a ring.
     """
     try:
         path.lstat()
         path.resolve()
     except FileNotFoundError:
         return False
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last for a ring, up to Python 3.12
         reason = getattr(error, "strerror", None) or str(error)
         raise AdapterRefusedError(
             f"Only local LoRA models are supported. {src[:_SHOWN_CHARACTERS]!r} is not a valid "

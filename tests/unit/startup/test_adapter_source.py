@@ -60,6 +60,14 @@ def test_text_that_is_no_path_is_refused(src: str) -> None:
         resolve(src, LMI_ADAPTER_ROOTS="/elsewhere")
 
 
+def test_ring_of_links_is_refused(tmp_path: Path) -> None:
+    """Links that lead to each other are no adapter and no error of ours."""
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(AdapterRefusedError, match="Only local LoRA models are supported"):
+        resolve(tmp_path / "a", LMI_ADAPTER_ROOTS=str(tmp_path))
+
+
 def test_adapters_of_the_model_need_no_root(adapter: Path) -> None:
     """What came with the model was put there by the operator; nobody else's path is that free."""
     environ = {"LMI_ADAPTER_ROOTS": "/elsewhere"}
