@@ -26,6 +26,7 @@ def test_progress_is_told_to_people_and_machines(
     with hub_server(acme__tiny=Repository(files)) as hub:
         hub.chunk_pause = threading.Event()
         environ = {"HF_MODEL_ID": "acme/tiny", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        environ |= {"HF_HUB_ENABLE_HF_TRANSFER": "1"}  # means HF_XET_HIGH_PERFORMANCE today
         server = server_process("--port", "0", environ=environ)
         url = server.wait_listening()
 
@@ -46,4 +47,5 @@ def test_progress_is_told_to_people_and_machines(
         assert refused.status == 503
         assert b"download phase" in refused.body
         assert wait_until(lambda: f'"bytes": {arrived}' in server.stderr, 15), server.describe()
+        assert "hf_transfer" not in server.stderr, "the hub library did not see the new name"
         hub.chunk_pause.set()

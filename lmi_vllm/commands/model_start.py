@@ -39,6 +39,7 @@ from lmi_vllm.messages import (
 from lmi_vllm.startup.downloads import DownloadProgress
 from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
 from lmi_vllm.startup.explain import explain
+from lmi_vllm.startup.hub_source import asks_for_fast_transfer
 from lmi_vllm.startup.memory_check import memory_errors
 from lmi_vllm.startup.model_source import locate_model
 from lmi_vllm.startup.requirements import with_failed_requirements
@@ -118,6 +119,8 @@ class ModelStart:
         """
         self.service.admission.enter_phase(Phase.DOWNLOAD)
         plan = self.plan
+        if asks_for_fast_transfer(self.environ):
+            os.environ.setdefault("HF_XET_HIGH_PERFORMANCE", "1")
         if self.engine_kind == "scripted" and not plan.model.is_local:
             return ReadyFiles(plan.model, plan.arguments)
         imports_last = await self._files.install_first()

@@ -59,6 +59,11 @@ def hub_source(
     )
 
 
+def asks_for_fast_transfer(environ: Mapping[str, str]) -> bool:
+    """Whether the switch of the old fast transfer is on; xet's high performance is its heir."""
+    return environ.get("HF_HUB_ENABLE_HF_TRANSFER", "").upper() in _TRUE
+
+
 def _hub_home(environ: Mapping[str, str]) -> Path:
     default = Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(environ.get("HF_HOME") or default).expanduser()
