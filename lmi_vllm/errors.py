@@ -22,6 +22,7 @@
     │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
     ├── UnauthorizedError            401
     ├── PayloadTooLargeError         413
+    ├── SlowBodyError                408
     ├── OverloadError                the in-flight limit is reached; carries Retry-After
     ├── NotReadyError                starting, restarting or draining; carries Retry-After
     ├── DeadlineError                a time limit of ours expired
@@ -51,6 +52,7 @@ class Fault(StrEnum):
     EXPECTATION = "expectation"
     CONFLICT = "conflict"
     TOO_LARGE = "too_large"
+    SLOW = "slow"
     MEMORY = "memory"
     OVERLOAD = "overload"
     NOT_READY = "not_ready"
@@ -235,6 +237,13 @@ class PayloadTooLargeError(LmiError):
     kind = "PayloadTooLargeException"
 
 
+class SlowBodyError(LmiError, TimeoutError):
+    """The body did not arrive in time; a TimeoutError for aiohttp, which may be reading it."""
+
+    fault = Fault.SLOW
+    kind = "RequestTimeoutException"
+
+
 class OverloadError(LmiError):
     """The in-flight limit is reached."""
 
@@ -288,6 +297,7 @@ STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
         Fault.EXPECTATION: 417,
         Fault.CONFLICT: 409,
         Fault.TOO_LARGE: 413,
+        Fault.SLOW: 408,
         Fault.MEMORY: 507,
         Fault.OVERLOAD: 503,
         Fault.NOT_READY: 503,
@@ -315,6 +325,7 @@ OPENAI_TYPES: Final[Mapping[Fault, str]] = MappingProxyType(
         Fault.METHOD: "MethodNotAllowedError",
         Fault.EXPECTATION: "BadRequestError",
         Fault.TOO_LARGE: "BadRequestError",
+        Fault.SLOW: "RequestTimeoutError",
         Fault.OVERLOAD: "ServiceUnavailableError",
         Fault.NOT_READY: "ServiceUnavailableError",
     }

@@ -5,6 +5,7 @@ import contextlib
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -16,6 +17,11 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.startup.listen import ListenAddress, listen_plan
 from lmi_vllm.startup.settings import Settings
 from lmi_vllm.web.app import Routes, WebOptions, create_app
+from lmi_vllm.web.connection import (
+    TLS_HANDSHAKE_SECONDS,
+    ClientPatience,
+    GuardedConnection,
+)
 from lmi_vllm.web.tls import tls_context
 
 BACKLOG: Final = 2048
@@ -65,6 +71,48 @@ async def open_listeners(
     return Listeners(url, (runner, second))
 
 
+class _Site(web.BaseSite):
+    """A listener whose connections are ours; aiohttp's sites make its own."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        address: ListenAddress,
+        tls: ssl.SSLContext | None,
+        patience: ClientPatience,
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
+        self._address = address
+        self._patience = patience
+
+    @property
+    def name(self) -> str:
+        """The address as configured."""
+        return self._address.url()
+
+    async def start(self) -> None:
+        """Open the port."""
+        await super().start()
+        loop = asyncio.get_running_loop()
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("the runner is not set up")
+        connection = partial(GuardedConnection, server, self._patience, loop=loop)
+        if self._address.path:
+            self._server = await loop.create_unix_server(
+                connection, self._address.path, backlog=self._backlog
+            )
+            return
+        self._server = await loop.create_server(
+            connection,
+            self._address.host,
+            self._address.port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS if self._ssl_context else None,
+        )
+
+
 async def _open(
     address: ListenAddress,
     service: InferenceService,
@@ -76,23 +124,10 @@ async def _open(
     runner = web.AppRunner(
         create_app(service, options),
         handler_cancellation=True,
-        access_log=None,
         shutdown_timeout=CLOSE_SECONDS,
     )
     await runner.setup()
-    site: web.BaseSite
-    if address.path:
-        site = web.UnixSite(runner, address.path, backlog=BACKLOG)
-    else:
-        context = tls if address.is_tls else None
-        site = web.TCPSite(
-            runner,
-            address.host,
-            address.port,
-            ssl_context=context,
-            backlog=BACKLOG,
-            reuse_port=False,
-        )
+    site = _Site(runner, address, tls if address.is_tls else None, options.patience)
     try:
         await site.start()
     except OSError as error:
@@ -132,6 +167,12 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
         allows_handler_override=bool(settings.server_value("ALLOW_REQUEST_HANDLER_OVERRIDE")),
         statuses=_statuses(settings),
         cors_headers=MappingProxyType(cors),
+        patience=ClientPatience(
+            *(
+                float(str(settings.server_value(f"LMI_{name}_TIMEOUT")))
+                for name in ("HEADER", "BODY", "SEND")
+            )
+        ),
     )
 
 

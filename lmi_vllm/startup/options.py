@@ -602,6 +602,13 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
     _variable("LMI_GRAMMAR_TIMEOUT", "Longest compilation of one, tried in a process of its own "
               "before the engine sees it; 0 is off.", values="seconds", default=10,
               read=parse.seconds_or_off),
+    _variable("LMI_HEADER_TIMEOUT", "Time a client gets for the headers of a request; 0 is off.",
+              values="seconds", default=30, read=parse.seconds_or_off),
+    _variable("LMI_BODY_TIMEOUT", "Time a client gets to send a whole body; then 408; 0 is off.",
+              values="seconds", default=120, read=parse.seconds_or_off),
+    _variable("LMI_SEND_TIMEOUT", "Longest time a client may leave an answer unread; then it is "
+              "cut off and its generation aborted; 0 is off.", values="seconds", default=60,
+              read=parse.seconds_or_off),
     _variable("LMI_MEDIA_ALLOW_PRIVATE", "URLs inside messages may lead to addresses that are not "
               "public, and through a proxy.", values="bool", default=False, read=parse.boolean),
     _variable("LMI_MEDIA_MAX_SIZE", "Largest file that a URL inside a message may lead to.",

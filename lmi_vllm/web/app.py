@@ -1,10 +1,11 @@
 """`create_app`: routes, common headers, and the one place where errors become answers."""
 
+import contextlib
 import hmac
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -17,6 +18,12 @@ from lmi_vllm.errors import ExpectationError, Fault, LmiError, RouteFamily, Unau
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import add_adapter_routes
 from lmi_vllm.web.api_operations import allowed_methods
+from lmi_vllm.web.connection import (
+    NO_CACHE_HEADERS,
+    ClientPatience,
+    GuardedConnection,
+    watch_body,
+)
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
@@ -29,13 +36,6 @@ from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
 
 logger = logging.getLogger(__name__)
 
-NO_CACHE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "Pragma": "no-cache",
-        "Cache-Control": "no-cache; no-store, must-revalidate, private",
-        "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
-    }
-)
 FIRST_ERROR_STATUS: Final = 400
 REQUEST_ID_HEADER: Final = "x-request-id"
 CONTINUE: Final = "100-continue"
@@ -58,6 +58,7 @@ class WebOptions:
     api_keys: tuple[str, ...] = ()
     routes: Routes = Routes.ALL
     allows_handler_override: bool = False  # LMI's switch: else a `handler` property is 400
+    patience: ClientPatience = field(default_factory=ClientPatience)
     statuses: Mapping[Fault, int] = field(default_factory=lambda: MappingProxyType({}))
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -96,7 +97,8 @@ def _common(options: WebOptions) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         request[REQUEST_ID] = _request_id(request, options)
-        response = await _answer(request, handler, options)
+        with _one_request(request, options):
+            response = await _answer(request, handler, options)
         logger.info(
             '%s "%s %s HTTP/1.1" %d %d RequestId=[%s]',
             request.remote,
@@ -109,6 +111,22 @@ def _common(options: WebOptions) -> Middleware:
         return response
 
     return middleware
+
+
+@contextlib.contextmanager
+def _one_request(request: web.Request, options: WebOptions) -> Iterator[None]:
+    """Bound the time of the body while one request is answered."""
+    connection = request.protocol
+    if isinstance(connection, GuardedConnection):
+        connection.request_began()
+    timer = watch_body(request, options.patience.body)
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+        if isinstance(connection, GuardedConnection):
+            connection.request_ended()
 
 
 async def _answer(

@@ -1,0 +1,148 @@
+"""Clients that are slow on purpose, send rubbish or stop reading cost a socket for a bounded time.
+
+Raw sockets against a real process on the scripted engine: what is proven surrounds the engine.
+"""
+
+import contextlib
+import json
+import re
+import socket
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from integration.client import call, wait_until
+from integration.conftest import RunningServer, StartServer
+
+ARGUMENTS = ("--demo", "--port", "0", "--engine", "scripted")
+POST = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def open_socket(url: str, *, receive_bytes: int = 0) -> socket.socket:
+    """Return a connection to the server."""
+    parts = urlsplit(url)
+    raw = socket.socket()
+    if receive_bytes:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    raw.settimeout(30)
+    raw.connect((parts.hostname, parts.port))
+    return raw
+
+
+def read_all(raw: socket.socket) -> bytes:
+    """Return everything until the server closes, politely or not."""
+    found = b""
+    try:
+        while piece := raw.recv(65536):
+            found += piece
+    except ConnectionResetError:
+        pass
+    finally:
+        raw.close()
+    return found
+
+
+def drip(raw: socket.socket, seconds: float) -> type[OSError] | None:
+    """Send a request that never ends, a header at a time; returns what ended it."""
+    deadline = time.monotonic() + seconds
+    piece = b"GET /ping HTTP/1.1\r\n"
+    while time.monotonic() < deadline:
+        try:
+            raw.sendall(piece)
+        except OSError as error:
+            return type(error)
+        piece = b"X: y\r\n"
+        time.sleep(0.1)
+    return None
+
+
+@pytest.fixture
+def impatient(server_process: StartServer) -> RunningServer:
+    """A ready server that gives clients one second for each step."""
+    environ = {f"LMI_{name}_TIMEOUT": "1" for name in ("HEADER", "BODY", "SEND")}
+    server = server_process(*ARGUMENTS, environ=environ)
+    url = server.wait_listening()
+    server.wait_ready(20)
+    return RunningServer(server, url)
+
+
+def test_slow_headers_are_cut_off(impatient: RunningServer) -> None:
+    """Neither silence nor one header at a time keeps a connection; also not after a request."""
+    silent = open_socket(impatient.url)
+    assert read_all(silent) == b""
+    dripping = open_socket(impatient.url)
+    dripping.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert dripping.recv(65536).startswith(b"HTTP/1.1 200")
+    assert drip(dripping, seconds=30) in (BrokenPipeError, ConnectionResetError)
+    dripping.close()
+    assert "LMI_HEADER_TIMEOUT" in impatient.process.stderr
+
+
+def test_slow_body_is_408(impatient: RunningServer) -> None:
+    """A body that drips is answered before its connection ends, in the route's own dialect."""
+    for path, name in ((b"/invocations", "code"), (b"/v1/completions", "error")):
+        raw = open_socket(impatient.url)
+        raw.sendall(POST.replace(b"/invocations", path) + b"Content-Length: 9000\r\n\r\n{")
+        head, _, body = read_all(raw).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert name in json.loads(body)
+        assert b"LMI_BODY_TIMEOUT" in body
+
+
+def test_idle_connection_stays_open(impatient: RunningServer) -> None:
+    """Between requests a client may wait longer than it may take for headers."""
+    raw = open_socket(impatient.url)
+    for _ in range(2):
+        raw.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+        raw.settimeout(2)
+        with pytest.raises(TimeoutError):
+            raw.recv(1)
+        raw.settimeout(30)
+    raw.close()
+
+
+def test_slow_reader_is_cut_off_and_its_place_is_free(impatient: RunningServer) -> None:
+    """A client that stops reading holds its place in the queue until the time is over."""
+    words = " ".join("x" * 200_000 for _ in range(8))  # 64 of them are 13 MB, more than a socket's
+    payload = {"inputs": words, "stream": True, "parameters": {"max_new_tokens": 64}}
+    body = json.dumps(payload).encode()
+    described = "/models/" + call(impatient.url, "/models").json()["models"][0]["modelName"]
+
+    def in_flight() -> int:
+        return int(call(impatient.url, described).json()[0]["models"][0]["requestInQueue"])
+
+    with contextlib.ExitStack() as readers:
+        for _ in range(10):
+            raw = readers.enter_context(open_socket(impatient.url, receive_bytes=4096))
+            raw.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert wait_until(lambda: "LMI_SEND_TIMEOUT" in impatient.process.stderr, 30)
+        assert wait_until(lambda: in_flight() == 0, 30)
+
+
+RUDE = {
+    "not http": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03rubbish\r\n\r\n",
+    "long line": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    "long header": b"GET /ping HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    "many headers": b"GET /ping HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+    "two lengths": POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+    "length and chunked": POST
+    + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "negative length": POST + b"Content-Length: -1\r\n\r\n",
+    "bad chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "bad name": b"GET /ping HTTP/1.1\r\nA B: c\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", RUDE.values(), ids=RUDE)
+def test_rubbish_is_a_400_in_json(sent: bytes, scripted_server: RunningServer) -> None:
+    """Too much, and what is no HTTP, is refused with our kind of body and no trace in the log."""
+    raw = open_socket(scripted_server.url)
+    raw.sendall(sent)
+    head, _, body = read_all(raw).partition(b"\r\n\r\n")
+    assert re.match(rb"HTTP/1\.[01] 4", head), head
+    assert json.loads(body)["code"] in (400, 424)
+    assert b"Cache-Control: no-cache" in head
+    assert len(body) < 1000
+    assert "Traceback" not in scripted_server.process.stderr
