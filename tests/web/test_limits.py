@@ -1,0 +1,79 @@
+"""What multiplies work is refused on every route, in its own shape, before the engine sees it."""
+
+from typing import Any
+
+import pytest
+
+from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.messages import RequestLimits, ServingProfile
+from tests.conftest import ServeScripted
+from tests.web.conftest import admission_of
+
+LIMITS = RequestLimits(max_sequences=2, max_stop_strings=1, max_logit_bias=1, max_grammar_size=30)
+PROFILE = ServingProfile(model_name="demo", limits=LIMITS)
+LONG = {"regex": "a" * 40}
+
+TOO_MUCH: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "n": ("/invocations", {"inputs": "x", "parameters": {"n": 3}}, 424, "parameters.n: at most 2"),
+    "stop": (
+        "/invocations",
+        {"inputs": "x", "parameters": {"stop": ["a", "b"]}},
+        424,
+        "LMI_MAX_STOP_STRINGS",
+    ),
+    "openai n": ("/v1/completions", {"prompt": "x", "n": 3}, 400, "n: at most 2"),
+    "openai on /invocations": ("/invocations", {"prompt": "x", "n": 3}, 424, "n: at most 2"),
+    "chat grammar": (
+        "/v1/chat/completions",
+        {"messages": [], "structured_outputs": LONG},
+        400,
+        "LMI_MAX_GRAMMAR_SIZE",
+    ),
+    "chat tools": (
+        "/v1/chat/completions",
+        {"messages": [], "tools": [{"function": {"parameters": LONG}}]},
+        400,
+        "tools[0]: at most 30 bytes",
+    ),
+    "logit_bias": (
+        "/v1/completions",
+        {"prompt": "x", "logit_bias": {"1": 1, "2": 1}},
+        400,
+        "LMI_MAX_LOGIT_BIAS",
+    ),
+    "prompts": ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 400, "4 sequences"),
+    "inputs": (
+        "/invocations",
+        {"inputs": ["a", "b"], "parameters": {"n": 2, "do_sample": True}},
+        424,
+        "4 sequences; job_queue_size allows 3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "status", "text"), TOO_MUCH.values(), ids=TOO_MUCH)
+async def test_limits_are_those_of_every_route(
+    serve: ServeScripted,
+    engine: ScriptedEngine,
+    path: str,
+    body: dict[str, Any],
+    status: int,
+    text: str,
+) -> None:
+    """The refusal names the bound; nothing reached the engine and no place is held."""
+    client = await serve(PROFILE, limit=3)
+    response = await client.post(path, json=body)
+    assert response.status == status
+    assert text in await response.text()
+    assert not engine.jobs
+    assert not engine.calls
+    assert admission_of(client).in_flight == 0
+
+
+async def test_limits_let_a_list_pass_that_fits_the_queue(serve: ServeScripted) -> None:
+    """Three sequences fit a queue of three; one prompt with n fits a queue of one."""
+    client = await serve(PROFILE, limit=3)
+    response = await client.post("/invocations", json={"inputs": ["a", "b", "c"]})
+    assert response.status == 200
+    client = await serve(PROFILE, limit=1)
+    assert (await client.post("/v1/completions", json={"prompt": "x", "n": 2})).status == 200
