@@ -69,6 +69,22 @@ async def test_input_hook_runs_on_openai_routes_too(
     assert [call.body.get("checked") for call in engine.calls] == [True, True]
 
 
+async def test_input_hook_cannot_change_the_adapter(
+    serve: ServeScripted, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """Selection comes first: what the hook makes of the payload cannot cross to another tenant."""
+    client = await serve(
+        WITH_LORA, code=code(to_payload=lambda p: {"inputs": "x", "adapters": "b", "model": "b"})
+    )
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        await client.post(f"/adapters?name={name}&src={tmp_path}/{name}")
+    for body in ({"inputs": "x", "adapters": "a"}, {"inputs": "x", "model": "a"}, {"inputs": "x"}):
+        assert (await client.post("/invocations", json=body)).status == 200
+    used = [job.adapter.name if job.adapter else None for job in engine.jobs]
+    assert used == ["a", "a", None]
+
+
 ANSWERS: dict[str, tuple[Callable[..., Any], bytes]] = {
     "dict": (lambda response: {"was": response["object"]}, b'{"was":"completions"}\n'),
     "text": (lambda response: "plain", b"plain\n"),

@@ -149,6 +149,16 @@ async def test_sessions_come_back_from_the_disk(
     assert (tmp_path / "sessions" / "other").is_dir()
 
 
+async def test_session_ids_are_no_paths(client: TestClient, tmp_path: Path) -> None:
+    """A file of the right shape elsewhere is no session, and CLOSE removes nothing there."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / ".session.json").write_text('{"expires": 9e9}')
+    await create(client)
+    for body in (GREETING, {"requestType": "CLOSE"}):
+        assert (await post(client, body, "../elsewhere"))[0] == 424
+    assert (tmp_path / "elsewhere").is_dir()
+
+
 async def test_sessions_switched_off_refuse_only_what_needs_them(
     client: TestClient, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ def test_loading_finds_decorated_functions_and_files_beside(tmp_path: Path) -> N
 
 def test_loading_writes_nothing_beside_the_file(tmp_path: Path) -> None:
     """A model folder may be a read-only mount: no bytecode appears in it."""
+    sys.dont_write_bytecode = False  # whatever the shell has set
     write_code(tmp_path, PROMPTS, "prompts.py")
     load_model_code(write_code(tmp_path, FORMATTERS), "handle", None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.py", "prompts.py"]
