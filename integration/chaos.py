@@ -36,6 +36,7 @@ from integration.adapters_support import (
     write_weights,
 )
 from integration.conftest import ServerProcess, StartServer, start_server
+from integration.footprint import Footprint, measure
 
 CLIENTS = 16
 LIMIT = 24  # job_queue_size: bursts must meet it
@@ -50,17 +51,6 @@ OPTIONS = {
     "SERVING_RETRY_THRESHOLD": "100000",
     **SINGLE_THREAD,
 }
-LEAK_SHARE = 1.05  # resident memory after the run, against after the warm-up
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What the idle server holds."""
-
-    descriptors: int
-    tasks: int
-    engine_requests: int
-    resident_bytes: int
 
 
 @dataclass
@@ -287,26 +277,10 @@ async def wait_ready(chaos: Chaos, server: ServerProcess) -> None:
     raise AssertionError(server.describe())
 
 
-async def measure(chaos: Chaos, server: ServerProcess) -> Footprint:
-    """Return what the server holds once it has come to rest."""
+async def at_rest(chaos: Chaos, server: ServerProcess) -> Footprint:
+    """Return what the server holds once its engine is back and all is quiet."""
     await wait_ready(chaos, server)
-    await asyncio.sleep(3)
-    process = psutil.Process(server.process.pid)
-    numbers: dict[str, float] = {}
-    async with chaos.session.get("/metrics", headers={"Connection": "close"}) as response:
-        for line in (await response.text()).splitlines():
-            if not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                key = name.split("{")[0]
-                numbers[key] = numbers.get(key, 0.0) + float(value)
-    await asyncio.sleep(1)
-    waiting = numbers["vllm:num_requests_running"] + numbers["vllm:num_requests_waiting"]
-    return Footprint(
-        process.num_fds(),
-        int(numbers["lmi_asyncio_tasks"]),
-        int(waiting + numbers["lmi_requests_in_flight"]),
-        process.memory_info().rss,
-    )
+    return await measure(chaos.session, server)
 
 
 async def rage(chaos: Chaos, server: ServerProcess, seconds: float, kill_seconds: float) -> None:
@@ -351,12 +325,7 @@ class Outcome:
         """Everything that must not be."""
         found = [f"lost: {item}" for item in self.chaos.lost]
         found += [f"crossed: {item}" for item in self.chaos.crossed]
-        for name in ("descriptors", "tasks", "engine_requests"):
-            before, after = getattr(self.before, name), getattr(self.after, name)
-            if after > before:
-                found.append(f"leaked {name}: {before} -> {after}")
-        if self.after.resident_bytes > self.before.resident_bytes * LEAK_SHARE:
-            found.append("leaked memory")
+        found += self.after.leaks_since(self.before)
         return found
 
     def report(self) -> str:
@@ -385,9 +354,9 @@ async def run(
             chaos = Chaos(url, session, {}, folder, Random(seed))
             await learn(chaos)
             await rage(chaos, server, seconds / 4, kill_seconds)
-            before = await measure(chaos, server)
+            before = await at_rest(chaos, server)
             await rage(chaos, server, seconds * 3 / 4, kill_seconds)
-            return Outcome(chaos, before, await measure(chaos, server))
+            return Outcome(chaos, before, await at_rest(chaos, server))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

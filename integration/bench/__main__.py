@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-BENCHMARKS = ("startup", "fetch")
+BENCHMARKS = ("startup", "fetch", "overload")
 
 
 def main() -> None:

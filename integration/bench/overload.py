@@ -1,0 +1,107 @@
+"""Ten times the load that is admitted: how fast the excess is refused, and what it costs.
+
+    python -m integration.bench overload
+
+The engine is the real one on the embedded model; the load comes from this process. Refusals are
+timed from the request's first byte to the whole answer, so this process' own work counts too.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from integration.adapters_support import SINGLE_THREAD
+from integration.conftest import start_server
+
+ADMITTED = 32
+TIMES = 10
+TOKENS = 300
+PERIOD_SECONDS = 1.0  # each refused client tries again
+
+
+async def admitted(session: aiohttp.ClientSession) -> tuple[float, bytes]:
+    """Return the seconds and the last row of one long stream."""
+    parameters = {"max_new_tokens": TOKENS, "ignore_eos_token": True}
+    body = {"inputs": "Once upon a time", "parameters": parameters, "stream": True}
+    began = time.perf_counter()
+    async with session.post("/invocations", json=body) as response:
+        raw = await response.read()
+    if response.status != 200:
+        raise AssertionError(raw)
+    return time.perf_counter() - began, raw.splitlines()[-1]
+
+
+async def refused(session: aiohttp.ClientSession) -> float:
+    """Return the milliseconds until one request too many was refused."""
+    began = time.perf_counter()
+    async with session.post("/invocations", json={"inputs": "a"}) as response:
+        await response.read()
+    if (response.status, "Retry-After" in response.headers) != (503, True):
+        raise AssertionError(f"{response.status}: the queue was not full")
+    return (time.perf_counter() - began) * 1000
+
+
+async def run(url: str, pid: int) -> None:
+    """Measure without and with the excess, and print both."""
+    process = psutil.Process(pid)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector) as session:
+        await asyncio.gather(*(admitted(session) for _ in range(ADMITTED)))  # warm up
+        alone = await asyncio.gather(*(admitted(session) for _ in range(ADMITTED)))
+        before = process.memory_info().rss
+        streams = [asyncio.create_task(admitted(session)) for _ in range(ADMITTED)]
+        await asyncio.sleep(0.3)  # all are in
+        milliseconds: list[float] = []
+        peak = before
+        workers = ADMITTED * TIMES
+
+        async def excess(position: int) -> None:
+            nonlocal peak
+            await asyncio.sleep(PERIOD_SECONDS * position / workers)  # evenly spread
+            while not any(stream.done() for stream in streams):
+                try:
+                    milliseconds.append(await refused(session))
+                except AssertionError:
+                    return  # the first stream has ended meanwhile
+                peak = max(peak, process.memory_info().rss)
+                await asyncio.sleep(PERIOD_SECONDS)
+
+        await asyncio.gather(*(excess(position) for position in range(workers)))
+        loaded = await asyncio.gather(*streams)
+        after = process.memory_info().rss
+    if {row for _, row in alone} != {row for _, row in loaded}:
+        raise AssertionError("an admitted request was touched")
+    ranked = sorted(milliseconds)
+    seconds = [statistics.median(second for second, _ in found) for found in (alone, loaded)]
+    print(
+        f"{ADMITTED} admitted streams of {TOKENS} tokens, {workers} clients too many, "
+        f"{len(ranked)} refusals: p50 {statistics.median(ranked):.1f} ms, "
+        f"p99 {ranked[int(len(ranked) * 0.99)]:.1f} ms (target 50 ms)\n"
+        f"admitted: {seconds[0]:.2f} s alone, {seconds[1]:.2f} s beside them, same bytes\n"
+        f"memory: {before / 2**20:.0f} MiB before, {peak / 2**20:.0f} at most, "
+        f"{after / 2**20:.0f} after"
+    )
+
+
+def main() -> None:
+    """Start a server, measure, print."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    environ = {"SERVING_JOB_QUEUE_SIZE": str(ADMITTED), **SINGLE_THREAD}
+    folder = Path(tempfile.gettempdir())
+    server = start_server(folder, "--demo", "--port", "0", environ=environ)
+    try:
+        url = server.wait_listening()
+        server.wait_ready()
+        asyncio.run(run(url, server.process.pid))
+    finally:
+        server.kill()
+
+
+if __name__ == "__main__":
+    main()

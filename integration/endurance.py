@@ -1,0 +1,103 @@
+"""Many requests, one after another and in bursts, leave the process as it was.
+
+python -m integration.endurance --requests 20000
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from integration.conftest import RunningServer, ServerProcess, start_server
+from integration.footprint import Footprint, measure
+
+BURST = 100
+WARM_UP_SHARE = 0.2
+GREEDY = {"max_new_tokens": 2}
+REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("/invocations", {"inputs": "The sea", "parameters": GREEDY}),
+    ("/invocations", {"inputs": "The sea", "parameters": GREEDY, "stream": True}),
+    ("/invocations", {"inputs": ["The sea", "The moon"], "parameters": GREEDY}),
+    ("/invocations", {"inputs": "The sea", "parameters": GREEDY, "adapters": "json"}),
+    ("/v1/completions", {"prompt": "The sea", "max_tokens": 2}),
+    ("/v1/completions", {"prompt": "The sea", "max_tokens": 2, "stream": True}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "stream": True},
+    ),
+    ("/invocations", {"inputs": 5}),
+)
+REFUSED = len(REQUESTS) - 1  # the last is no request
+
+
+async def send(session: aiohttp.ClientSession, number: int, counts: Counter[str]) -> None:
+    """Send one request and read all of its answer."""
+    path, body = REQUESTS[number % len(REQUESTS)]
+    async with session.post(path, json=body) as response:
+        raw = await response.read()
+    expected = 424 if number % len(REQUESTS) == REFUSED else 200
+    if response.status != expected or (b'"error"' in raw.splitlines()[-1] and expected == 200):
+        raise AssertionError(f"{path} {body}: {response.status} {raw[:300]!r}")
+    counts[f"{path} {response.status}"] += 1
+
+
+async def send_all(session: aiohttp.ClientSession, total: int, counts: Counter[str]) -> None:
+    """Send half of the requests one after another, half in bursts."""
+    for number in range(total // 2):
+        await send(session, number, counts)
+    for first in range(total // 2, total, BURST):
+        async with asyncio.TaskGroup() as group:
+            for number in range(first, min(first + BURST, total)):
+                group.create_task(send(session, number, counts))
+
+
+async def endure(
+    server: ServerProcess, url: str, total: int
+) -> tuple[Counter[str], Footprint, Footprint]:
+    """Return what was sent, and the footprint after a warm-up and at the end."""
+    counts: Counter[str] = Counter()
+    timeout = aiohttp.ClientTimeout(total=120)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1)
+    async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
+        await send_all(session, int(total * WARM_UP_SHARE), counts)
+        before = await measure(session, server)
+        await send_all(session, total - int(total * WARM_UP_SHARE), counts)
+        return counts, before, await measure(session, server)
+
+
+@pytest.mark.vllm
+def test_many_requests_leave_the_process_as_it_was(demo_server: RunningServer) -> None:
+    """2,000 requests of every dialect on the real engine."""
+    counts, before, after = asyncio.run(endure(demo_server.process, demo_server.url, 2000))
+    print(f"{counts.total()} requests; before: {before}; after: {after}")
+    assert counts.total() == 2000
+    assert after.leaks_since(before) == []
+
+
+def main() -> int:
+    """Run from the command line; exit code 1 after a leak."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20000)
+    given = parser.parse_args()
+    server = start_server(Path(tempfile.gettempdir()), "--demo", "--port", "0")
+    try:
+        url = server.wait_listening()
+        server.wait_ready()
+        counts, before, after = asyncio.run(endure(server, url, given.requests))
+    finally:
+        server.kill()
+    leaks = after.leaks_since(before)
+    print(f"{counts.total()} requests: {dict(counts)}", f"before: {before}", f"after:  {after}")
+    print("\n".join(leaks) or "nothing leaked")
+    return 1 if leaks else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
