@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-BENCHMARKS = ("startup", "fetch", "overload")
+BENCHMARKS = ("startup", "tokens", "fetch", "overload")
 
 
 def main() -> None:

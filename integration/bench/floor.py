@@ -1,0 +1,58 @@
+"""The floor: vLLM's AsyncLLM consumed without HTTP, in a process of its own.
+
+Reads `STREAMS TOKENS LOGPROBS` lines on stdin and answers each with the CPU microseconds this
+process spent per token. Started by `integration.bench.tokens`.
+"""
+
+import asyncio
+import os
+import sys
+import time
+import uuid
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from integration.bench.servers import ENGINE_ARGUMENTS, PROMPT
+
+
+async def stream(llm: AsyncLLM, tokens: int, logprobs: int | None) -> int:
+    """Consume one stream and return its tokens."""
+    params = SamplingParams(
+        max_tokens=tokens,
+        ignore_eos=True,
+        temperature=0.0,
+        logprobs=logprobs,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    seen = 0
+    async for output in llm.generate(PROMPT, params, str(uuid.uuid4())):
+        seen += len(output.outputs[0].token_ids)
+    return seen
+
+
+async def run(llm: AsyncLLM, streams: int, tokens: int, logprobs: int | None) -> float:
+    """Return the CPU microseconds per token of so many streams at once."""
+    began = time.process_time()
+    counts = await asyncio.gather(*(stream(llm, tokens, logprobs) for _ in range(streams)))
+    return (time.process_time() - began) / sum(counts) * 1e6
+
+
+async def main() -> None:
+    """Serve requests for measurements until stdin ends."""
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**ENGINE_ARGUMENTS))
+    answers = os.fdopen(int(sys.argv[1]), "w")  # stdout is vLLM's
+    print("ready", file=answers, flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        streams, tokens, logprobs = (int(word) for word in line.split())
+        cost = await run(llm, streams, tokens, logprobs if logprobs >= 0 else None)
+        print(cost, file=answers, flush=True)
+    llm.shutdown()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(main())

@@ -1,0 +1,189 @@
+"""CPU of the front-end process per streamed token, ours against vLLM's server and the floor.
+
+    python -m integration.bench tokens [--streams 64] [--tokens 128] [--rounds 5]
+
+The floor is vLLM's AsyncLLM consumed without HTTP. All three run at once on the same engine
+arguments and are measured in turns; the engine cores are processes of their own and do not count,
+nor does this process, which is the client. Figures are medians of the rounds.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import psutil
+
+from integration.bench.servers import (
+    PROMPT,
+    QUIET,
+    Running,
+    our_command,
+    running,
+    stop,
+    their_command,
+)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One way to stream tokens: the path, the body, and how a token looks in the answer."""
+
+    name: str
+    path: str
+    body: Callable[[int], Mapping[str, Any]]
+    mark: bytes  # once in each row that carries a token, or more
+    target: str = ""
+
+
+def _lmi(tokens: int, **more: Any) -> dict[str, Any]:
+    parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, **more}
+    return {"inputs": PROMPT, "parameters": parameters, "stream": True}
+
+
+def _completion(tokens: int, **more: Any) -> dict[str, Any]:
+    common = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    return {"prompt": PROMPT, **common, **more}
+
+
+def _chat(tokens: int) -> dict[str, Any]:
+    body = _completion(tokens)
+    del body["prompt"]
+    return body | {"messages": [{"role": "user", "content": PROMPT}]}
+
+
+COMPLETIONS: Final = Lane("completions", "/v1/completions", _completion, b"data: {")
+CHAT: Final = Lane("chat", "/v1/chat/completions", _chat, b"data: {")
+LMI_PLAIN: Final = Lane(
+    "LMI, no logprobs", "/invocations", lambda n: _lmi(n, logprobs=False), b'"token":'
+)
+LMI: Final = Lane("LMI, logprobs", "/invocations", _lmi, b'"token":')
+
+
+async def load(url: str, lane: Lane, streams: int, tokens: int) -> None:
+    """Run so many streams at once and see that each is whole."""
+    body = lane.body(tokens)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector) as session:
+
+        async def one() -> None:
+            async with session.post(lane.path, json=body) as response:
+                raw = await response.read()
+            # vLLM joins tokens of a consumer that lags: rows may be fewer, never none.
+            if response.status != 200 or raw.count(lane.mark) < tokens // 4:
+                raise AssertionError(raw[-300:])
+
+        await asyncio.gather(*(one() for _ in range(streams)))
+
+
+def cost(server: Running, lane: Lane, streams: int, tokens: int) -> float:
+    """Return the CPU microseconds the server's front end spent per token."""
+    process = psutil.Process(server.process.pid)
+    before = process.cpu_times()
+    asyncio.run(load(server.url, lane, streams, tokens))
+    after = process.cpu_times()
+    spent = after.user + after.system - before.user - before.system
+    return spent / (streams * tokens) * 1e6
+
+
+class Floor:
+    """The process that consumes the engine without HTTP."""
+
+    def __init__(self, process: "subprocess.Popen[str]", answers: Any) -> None:
+        self._process = process
+        self._answers = answers
+
+    def cost(self, streams: int, tokens: int, logprobs: int | None) -> float:
+        """Return its CPU microseconds per token."""
+        stdin = self._process.stdin
+        if stdin is None:
+            raise AssertionError("no stdin")
+        stdin.write(f"{streams} {tokens} {-1 if logprobs is None else logprobs}\n")
+        stdin.flush()
+        return float(self._answers.readline())
+
+
+@contextmanager
+def floor() -> Iterator[Floor]:
+    """Start the floor, wait until its engine is up, end it."""
+    read_end, write_end = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "integration.bench.floor", str(write_end)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[write_end],
+        text=True,
+        start_new_session=True,
+        env=dict(os.environ) | dict(QUIET),
+    )
+    os.close(write_end)
+    with os.fdopen(read_end) as answers:
+        try:
+            if answers.readline().strip() != "ready":
+                raise SystemExit("the floor did not start")
+            yield Floor(process, answers)
+        finally:
+            stop(process)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Measure in turns and print the table with each ratio beside its target."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    size = (given.streams, given.tokens)
+    found: dict[str, list[float]] = {}
+    with (
+        floor() as bare,
+        running(our_command, "/ping") as ours,
+        running(their_command, "/health") as theirs,
+    ):
+        measures: dict[str, Callable[[], float]] = {
+            "floor": lambda: bare.cost(*size, None),
+            "floor, logprobs": lambda: bare.cost(*size, 0),
+            **{
+                f"ours: {lane.name}": lambda lane=lane: cost(ours, lane, *size)  # type: ignore[misc]
+                for lane in (LMI_PLAIN, LMI, COMPLETIONS, CHAT)
+            },
+            **{
+                f"vLLM: {lane.name}": lambda lane=lane: cost(theirs, lane, *size)  # type: ignore[misc]
+                for lane in (COMPLETIONS, CHAT)
+            },
+        }
+        for measure in measures.values():
+            measure()  # warm up
+        for _ in range(given.rounds):
+            for name, measure in measures.items():
+                found.setdefault(name, []).append(measure())
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    print(f"CPU us per token of the front end: {given.streams} streams of {given.tokens} tokens")
+    for name, value in medians.items():
+        low, high = min(found[name]), max(found[name])
+        print(f"{name:<24}{value:>8.1f}   ({low:.1f} to {high:.1f})")
+    for text, value, target in ratios(medians):
+        verdict = "met" if value <= target else "NOT met"
+        print(f"{text:<46}{value:>6.2f}   target {target:.2f}   {verdict}")
+
+
+def ratios(medians: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Yield what is claimed, the ratio found, and the target of issue 8."""
+    plain, full = medians["ours: LMI, no logprobs"], medians["ours: LMI, logprobs"]
+    yield "LMI without logprobs / floor", plain / medians["floor"], 1.4
+    yield "LMI without logprobs / vLLM completions", plain / medians["vLLM: completions"], 0.5
+    yield "LMI with logprobs / floor with logprobs", full / medians["floor, logprobs"], 1.2
+    for lane in ("completions", "chat"):
+        yield f"{lane} / vLLM {lane}", medians[f"ours: {lane}"] / medians[f"vLLM: {lane}"], 0.7
+
+
+if __name__ == "__main__":
+    main()
