@@ -67,30 +67,34 @@ LMI_PLAIN: Final = Lane(
 LMI: Final = Lane("LMI, logprobs", "/invocations", _lmi, b'"token":')
 
 
-async def load(url: str, lane: Lane, streams: int, tokens: int) -> None:
-    """Run so many streams at once and see that each is whole."""
+async def load(url: str, lane: Lane, streams: int, tokens: int) -> int:
+    """Run so many streams at once, see that each is whole, and return how many rows came."""
     body = lane.body(tokens)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=connector) as session:
 
-        async def one() -> None:
+        async def one() -> int:
             async with session.post(lane.path, json=body) as response:
                 raw = await response.read()
-            # vLLM joins tokens of a consumer that lags: rows may be fewer, never none.
-            if response.status != 200 or raw.count(lane.mark) < tokens // 4:
+            if response.status != 200 or b'"error"' in raw:
                 raise AssertionError(raw[-300:])
+            return raw.count(lane.mark)
 
-        await asyncio.gather(*(one() for _ in range(streams)))
+        return sum(await asyncio.gather(*(one() for _ in range(streams))))
 
 
-def cost(server: Running, lane: Lane, streams: int, tokens: int) -> float:
-    """Return the CPU microseconds the server's front end spent per token."""
+def cost(server: Running, lane: Lane, streams: int, tokens: int) -> tuple[float, float]:
+    """Return the CPU microseconds the server's front end spent per token, and tokens per row.
+
+    vLLM joins the tokens of a consumer that lags: a server that is slower than the engine sends
+    fewer rows for the same tokens, and its cost per token looks better than it is.
+    """
     process = psutil.Process(server.process.pid)
     before = process.cpu_times()
-    asyncio.run(load(server.url, lane, streams, tokens))
+    rows = asyncio.run(load(server.url, lane, streams, tokens))
     after = process.cpu_times()
     spent = after.user + after.system - before.user - before.system
-    return spent / (streams * tokens) * 1e6
+    return spent / (streams * tokens) * 1e6, streams * tokens / rows
 
 
 class Floor:
@@ -100,14 +104,14 @@ class Floor:
         self._process = process
         self._answers = answers
 
-    def cost(self, streams: int, tokens: int, logprobs: int | None) -> float:
-        """Return its CPU microseconds per token."""
+    def cost(self, streams: int, tokens: int, logprobs: int | None) -> tuple[float, float]:
+        """Return its CPU microseconds per token; it has no rows."""
         stdin = self._process.stdin
         if stdin is None:
             raise AssertionError("no stdin")
         stdin.write(f"{streams} {tokens} {-1 if logprobs is None else logprobs}\n")
         stdin.flush()
-        return float(self._answers.readline())
+        return float(self._answers.readline()), 1.0
 
 
 @contextmanager
@@ -142,13 +146,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     size = (given.streams, given.tokens)
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     with (
         floor() as bare,
         running(our_command, "/ping") as ours,
         running(their_command, "/health") as theirs,
     ):
-        measures: dict[str, Callable[[], float]] = {
+        measures: dict[str, Callable[[], tuple[float, float]]] = {
             "floor": lambda: bare.cost(*size, None),
             "floor, logprobs": lambda: bare.cost(*size, 0),
             **{
@@ -165,11 +169,13 @@ def main() -> None:
         for _ in range(given.rounds):
             for name, measure in measures.items():
                 found.setdefault(name, []).append(measure())
-    medians = {name: statistics.median(values) for name, values in found.items()}
+    costs = {name: sorted(value for value, _ in values) for name, values in found.items()}
+    medians = {name: statistics.median(values) for name, values in costs.items()}
     print(f"CPU us per token of the front end: {given.streams} streams of {given.tokens} tokens")
     for name, value in medians.items():
-        low, high = min(found[name]), max(found[name])
-        print(f"{name:<24}{value:>8.1f}   ({low:.1f} to {high:.1f})")
+        joined = statistics.median(joined for _, joined in found[name])
+        spread = f"{costs[name][0]:.1f} to {costs[name][-1]:.1f}"
+        print(f"{name:<24}{value:>8.1f}   ({spread}; {joined:.2f} tokens a row)")
     for text, value, target in ratios(medians):
         verdict = "met" if value <= target else "NOT met"
         print(f"{text:<46}{value:>6.2f}   target {target:.2f}   {verdict}")
