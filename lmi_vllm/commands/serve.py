@@ -17,6 +17,7 @@ from lmi_vllm.engine.vllm_processes import end_children
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.explain import explain
+from lmi_vllm.startup.masking import mask_text
 from lmi_vllm.startup.resolved import CommandLine
 from lmi_vllm.startup.settings import Settings, load_settings
 from lmi_vllm.web.log_levels import LOG_LEVELS
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
         code, reason = runner.run(server.run())
         if reason:
             logging.shutdown()
-            print(f"lmi-vllm: error: {' '.join(reason.split())}", file=sys.stderr)
+            print(f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}", file=sys.stderr)
         _leave(code)
 
 

@@ -33,8 +33,8 @@ def mask_value(name: str, value: object) -> object:
         return value
     if is_secret(name):
         return MASK
-    if isinstance(value, str):
-        return mask_urls(value)
+    if isinstance(value, str):  # JSON that could not be read stays text
+        return mask_urls(_mask_members(value))
     if isinstance(value, Mapping):
         return {str(key): mask_value(str(key), item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -48,12 +48,16 @@ def mask_text(name: str, text: str) -> str:
         return MASK
     if name == "env":
         return ",".join(_mask_pair(pair) for pair in text.split(","))
-    hidden = re.sub(
+    return mask_urls(_mask_members(text))
+
+
+def _mask_members(text: str) -> str:
+    """`text` with JSON members of secret names hidden, also where it is no valid JSON."""
+    return re.sub(
         r"(\"([A-Za-z0-9_.-]+)\"\s*:\s*)\"(?:[^\"\\]|\\.)*\"?",
         lambda match: f'{match[1]}"{MASK}"' if is_secret(match[2]) else match[0],
         text,
     )
-    return mask_urls(hidden)
 
 
 def _mask_pair(pair: str) -> str:
