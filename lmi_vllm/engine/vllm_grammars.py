@@ -144,6 +144,7 @@ def _key_of(outputs: StructuredOutputsParams, steps: int) -> bytes:
 def _become_child(parent: int) -> None:
     """Hold nothing of the server's, end with it, and have bounded memory."""
     os.setpgid(0, 0)
+    os.nice(5)  # those who wait for tokens come first
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(parent)

@@ -68,6 +68,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     _slots: AdapterSlots
     _folder: PrivateFolder | None
     _prompt_logprobs_turn: asyncio.Lock | None
+    _grammars: GrammarGuard | None
     steps: int  # of the engine, as far as their outputs have arrived
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -86,6 +87,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """
         self._count_steps()
         self._adapters, self._names = {}, {}
+        self._grammars = None
         self._base_lora, self._folder, self._prompt_logprobs_turn = None, None, None
         config = self.vllm_config.lora_config
         slots = config.max_loras if config else 0

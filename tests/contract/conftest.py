@@ -66,13 +66,13 @@ def run() -> Iterator[LoopThread]:
     loop.stop()
 
 
-def start_demo_engine(run: LoopThread, **changes: object) -> Engine:
+def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes: object) -> Engine:
     """Return a running vLLM over the embedded model."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     from lmi_vllm.engine.vllm_engine import start_vllm_engine  # noqa: PLC0415 (imports vLLM)
 
     arguments = EngineArguments(DEMO_ARGUMENTS | changes)
-    limits = RequestLimits(grammar_timeout=5)
+    limits = RequestLimits(grammar_timeout=grammar_timeout)
     profile = ServingProfile(model_name="demo", enable_lora=True, limits=limits)
     engine: Engine = run(start_vllm_engine(arguments, profile, new_engine_thread()), 300)
     return engine

@@ -10,7 +10,7 @@ import pytest
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.messages import GenerationJob, OpenAICall
-from tests.contract.conftest import LoopThread, collect
+from tests.contract.conftest import LoopThread, collect, start_demo_engine
 
 pytestmark = pytest.mark.vllm
 PROMPT = "Once upon a time"
@@ -127,3 +127,13 @@ def test_harmless_constraint_passes(
     """What people use passes the guard and binds the answer."""
     (chunk,) = run(collect(vllm_engine, job(constraint)))
     assert chunk.tokens
+
+
+def test_guard_can_be_switched_off(run: LoopThread) -> None:
+    """LMI_GRAMMAR_TIMEOUT=0 leaves constraints to vLLM alone."""
+    engine = start_demo_engine(run, grammar_timeout=0)
+    (bound,) = run(collect(engine, job({"regex": "[0-9]{3}"})))
+    (plain,) = run(collect(engine, GenerationJob("plain", PROMPT, {"max_tokens": 3})))
+    assert bound.text.isdigit()
+    assert plain.tokens
+    run(engine.close())
