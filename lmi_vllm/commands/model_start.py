@@ -42,6 +42,7 @@ from lmi_vllm.startup.explain import explain
 from lmi_vllm.startup.hub_source import asks_for_fast_transfer
 from lmi_vllm.startup.memory_check import memory_errors
 from lmi_vllm.startup.model_source import locate_model
+from lmi_vllm.startup.platform_checks import check_shared_memory
 from lmi_vllm.startup.requirements import with_failed_requirements
 from lmi_vllm.startup.secure_mode import start_violations
 from lmi_vllm.startup.serving_profile import build_serving_profile
@@ -84,9 +85,10 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     ):
         raise ConfigurationError(errors)
     check_custom_code(settings, model)
-    for warning in (*explanation.warnings, *said.warnings):
-        logger.warning("%s", warning)
     arguments = build_engine_arguments(settings, model, devices)
+    shared = check_shared_memory(int(str(arguments.values.get("tensor_parallel_size") or 1)))
+    for warning in (*explanation.warnings, *said.warnings, *shared):
+        logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}
     return StartPlan(model, arguments, build_serving_profile(settings, model), shown)
 

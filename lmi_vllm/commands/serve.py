@@ -18,9 +18,13 @@ from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.explain import explain
 from lmi_vllm.startup.masking import mask_text
+from lmi_vllm.startup.platform_checks import raise_open_files
 from lmi_vllm.startup.resolved import CommandLine
 from lmi_vllm.startup.settings import Settings, load_settings
 from lmi_vllm.web.log_levels import LOG_LEVELS
+
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +67,8 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
         explanation, _ = explain(settings, environ, detect_devices(environ))
         raise ConfigurationError(explanation.errors)
     _configure_logging(settings)
+    for warning in raise_open_files(int(str(settings.server_value("job_queue_size")))):
+        logger.warning("%s", warning)
     server = Server(settings, typed, environ, engine_kind=arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, reason = runner.run(server.run())
