@@ -23,7 +23,6 @@ from lmi_vllm.startup.resolved import CommandLine
 from lmi_vllm.startup.settings import Settings, load_settings
 from lmi_vllm.web.log_levels import LOG_LEVELS
 
-
 logger = logging.getLogger(__name__)
 
 
