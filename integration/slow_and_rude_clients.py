@@ -1,6 +1,6 @@
 """Clients that are slow on purpose, send rubbish or stop reading cost a socket for a bounded time.
 
-Raw sockets against a real process on the scripted engine: what is proven surrounds the engine.
+Raw sockets against a real process; on the scripted engine where what is proven surrounds one.
 """
 
 import contextlib
@@ -10,9 +10,10 @@ import socket
 import time
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
-from integration.client import call, wait_until
+from integration.client import call, running_requests, wait_until
 from integration.conftest import RunningServer, StartServer
 
 ARGUMENTS = ("--demo", "--port", "0", "--engine", "scripted")
@@ -121,6 +122,41 @@ def test_slow_reader_is_cut_off_and_its_place_is_free(impatient: RunningServer) 
         assert wait_until(lambda: in_flight() == 0, 30)
 
 
+@pytest.mark.vllm
+def test_clients_that_do_not_read_cost_no_memory(server_process: StartServer) -> None:
+    """What a stream nobody reads keeps is bounded by its length, and free for the next one."""
+    server = server_process("--demo", "--port", "0", environ={"LMI_SEND_TIMEOUT": "2"})
+    url = server.wait_listening()
+    server.wait_ready()
+    process = psutil.Process(server.process.pid)
+    grown = []
+    for _ in range(2):
+        before = process.memory_info().rss
+        leave_unread(url, 16)
+        grown.append(process.memory_info().rss - before)
+    # The first round takes what the later ones take again. (Here the kernel's buffers hold most of
+    # it; what happens when they are full is the test above.)
+    assert grown[-1] < 8 << 20, grown
+    assert call(url, "/invocations", {"inputs": "a"}).status == 200
+
+
+def leave_unread(url: str, count: int) -> None:
+    """Send so many long streams and read none; returns when all are over."""
+    parameters = {"max_new_tokens": 600, "ignore_eos_token": True, "top_n_tokens": 5}
+    payload = {"inputs": "Once upon a time", "stream": True, "parameters": parameters}
+    body = json.dumps(payload).encode()
+    with contextlib.ExitStack() as readers:
+        for _ in range(count):
+            raw = readers.enter_context(open_socket(url, receive_bytes=4096))
+            raw.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert wait_until(lambda: running_requests(url) > count // 2, 20)
+        assert wait_until(lambda: running_requests(url) == 0, 120)
+        described = "/models/model"
+        assert wait_until(
+            lambda: call(url, described).json()[0]["models"][0]["requestInQueue"] == 0, 30
+        )
+
+
 RUDE = {
     "not http": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03rubbish\r\n\r\n",
     "long line": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
@@ -146,3 +182,14 @@ def test_rubbish_is_a_400_in_json(sent: bytes, scripted_server: RunningServer) -
     assert b"Cache-Control: no-cache" in head
     assert len(body) < 1000
     assert "Traceback" not in scripted_server.process.stderr
+
+
+def test_one_request_is_one_line_in_the_log(scripted_server: RunningServer) -> None:
+    """With its path, status and id; aiohttp's own access log is off."""
+    call(scripted_server.url, "/models?once=1")
+    assert wait_until(lambda: "once=1" in scripted_server.process.stderr, 10)
+    assert call(scripted_server.url, "/ping").status == 200
+    lines = [line for line in scripted_server.process.stderr.splitlines() if "once=1" in line]
+    assert len(lines) == 1
+    assert '"GET /models?once=1 HTTP/1.1" 200' in lines[0]
+    assert "RequestId=[" in lines[0]

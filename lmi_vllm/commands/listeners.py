@@ -97,7 +97,7 @@ class _Site(web.BaseSite):
         server = self._runner.server
         if server is None:
             raise RuntimeError("the runner is not set up")
-        connection = partial(GuardedConnection, server, self._patience, loop=loop)
+        connection = partial(GuardedConnection, server, self._patience, loop=loop, access_log=None)
         if self._address.path:
             self._server = await loop.create_unix_server(
                 connection, self._address.path, backlog=self._backlog

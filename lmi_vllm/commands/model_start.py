@@ -42,7 +42,7 @@ from lmi_vllm.startup.explain import explain
 from lmi_vllm.startup.hub_source import asks_for_fast_transfer
 from lmi_vllm.startup.memory_check import memory_errors
 from lmi_vllm.startup.model_source import locate_model
-from lmi_vllm.startup.platform_checks import check_shared_memory
+from lmi_vllm.startup.platform_checks import check_cache_folders, check_shared_memory
 from lmi_vllm.startup.requirements import with_failed_requirements
 from lmi_vllm.startup.secure_mode import start_violations
 from lmi_vllm.startup.serving_profile import build_serving_profile
@@ -87,7 +87,8 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     check_custom_code(settings, model)
     arguments = build_engine_arguments(settings, model, devices)
     shared = check_shared_memory(int(str(arguments.values.get("tensor_parallel_size") or 1)))
-    for warning in (*explanation.warnings, *said.warnings, *shared):
+    caches = check_cache_folders({**environ, **settings.environment_exports})
+    for warning in (*explanation.warnings, *said.warnings, *shared, *caches):
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}
     return StartPlan(model, arguments, build_serving_profile(settings, model), shown)

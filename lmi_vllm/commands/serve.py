@@ -87,7 +87,6 @@ def _configure_logging(settings: Settings) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    logging.getLogger("aiohttp.access").disabled = True
     logging.getLogger("aiohttp.server").addFilter(_without_trace)
 
 

@@ -1,8 +1,11 @@
-"""What platforms forget: open files, shared memory. Raised where we may, named where we may not."""
+"""What platforms forget: open files, shared memory, caches to write to; raised or named."""
 
+import os
 import resource
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 # Besides connections: weights, sockets of the engine, adapters, logs.
@@ -10,6 +13,10 @@ OWN_FILES: Final = 256
 SHARED_MEMORY: Final = Path("/dev/shm")
 # NCCL and vLLM's broadcast buffers take this much for each process (vLLM's docs advise --ipc=host).
 SHARED_BYTES_EACH: Final = 256 << 20
+# Folders that the hub library and vLLM write to, and what moves each of them.
+CACHE_FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
+    {"HF_HOME": "~/.cache/huggingface", "VLLM_CACHE_ROOT": "~/.cache/vllm"}
+)
 
 
 def raise_open_files(job_queue_size: int) -> list[str]:
@@ -38,3 +45,19 @@ def check_shared_memory(processes: int, folder: Path = SHARED_MEMORY) -> list[st
         f"{folder} has {total >> 20} MiB; tensor parallelism over {processes} GPUs wants "
         f"{needed >> 20} MiB: docker run --shm-size or --ipc=host"
     ]
+
+
+def check_cache_folders(environ: Mapping[str, str]) -> list[str]:
+    """Return a warning for each cache folder that cannot be written, or made where it is not."""
+    home = environ.get("XDG_CACHE_HOME")
+    warnings = []
+    for variable, default in CACHE_FOLDERS.items():
+        usual = default.replace("~/.cache", home) if home else default
+        folder = Path(environ.get(variable) or usual).expanduser()
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            warnings.append(
+                f"the cache folder {folder} cannot be written ({existing} does not allow it): set "
+                f"{variable} to one that can"
+            )
+    return warnings

@@ -98,6 +98,8 @@ def _common(options: WebOptions) -> Middleware:
         began = time.monotonic()
         request[REQUEST_ID] = _request_id(request, options)
         with _one_request(request, options):
+            if options.cors_headers and _is_preflight(request):
+                return web.Response(body=b"{}\n", content_type="application/json")
             response = await _answer(request, handler, options)
         logger.info(
             '%s "%s %s HTTP/1.1" %d %d RequestId=[%s]',
@@ -133,10 +135,7 @@ async def _answer(
     request: web.Request, handler: Handler, options: WebOptions
 ) -> web.StreamResponse:
     try:
-        if not _has_key(request, options.api_keys):
-            raise UnauthorizedError
-        if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
-            raise ExpectationError("Expect: only 100-continue is supported")
+        _check_headers(request, options)
         return await handler(request)
     except web.HTTPException as error:
         return _refusal(request, from_http_exception(error, options.max_request_size), options)
@@ -156,6 +155,13 @@ async def _answer(
         return error_response(
             LmiError("Internal server error"), route_family(request), options.statuses
         )
+
+
+def _check_headers(request: web.Request, options: WebOptions) -> None:
+    if not _has_key(request, options.api_keys):
+        raise UnauthorizedError
+    if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
+        raise ExpectationError("Expect: only 100-continue is supported")
 
 
 def _refusal(request: web.Request, error: LmiError, options: WebOptions) -> web.Response:
@@ -187,6 +193,12 @@ def _request_id(request: web.Request, options: WebOptions) -> str:
     """Return the client's id, or a new one where there is none that a header can give back."""
     given = request.headers.get(options.request_id_header, "")
     return given if given and given.isascii() and given.isprintable() else str(uuid.uuid4())
+
+
+def _is_preflight(request: web.Request) -> bool:
+    """Whether a browser asks what it may send: it does so without credentials, always."""
+    asks = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
+    return request.method == "OPTIONS" and asks
 
 
 def _has_key(request: web.Request, keys: tuple[str, ...]) -> bool:

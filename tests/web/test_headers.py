@@ -229,3 +229,18 @@ async def test_handler_override_only_where_allowed(
     assert (await client.post("/invocations", json={"inputs": "x"}, headers=headers)).status == 200
     client = await serve()
     assert (await client.post("/invocations", json={"inputs": "x"}, headers=headers)).status == 400
+
+
+async def test_preflight_needs_no_key(serve: ServeScripted) -> None:
+    """Browsers ask without credentials; everything else still needs the key."""
+    cors = {"Access-Control-Allow-Origin": "https://a.example"}
+    client = await serve(options=WebOptions(cors_headers=cors, api_keys=("k",)))
+    asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    for path in ("/invocations", "/adapters", "/v1/completions"):
+        answer = await client.options(path, headers=asks)
+        assert answer.status == 200
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://a.example"
+        assert (await client.options(path)).status == 401
+    assert (await client.post("/invocations", headers=asks, json={"inputs": "a"})).status == 401
+    plain = await serve(options=WebOptions(api_keys=("k",)))
+    assert (await plain.options("/invocations", headers=asks)).status == 401

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lmi_vllm.startup.platform_checks import check_shared_memory
+from lmi_vllm.startup.platform_checks import check_cache_folders, check_shared_memory
 
 PROGRAM = """
 import resource, sys
@@ -42,3 +42,14 @@ def test_shared_memory_too_small_is_named(tmp_path: Path) -> None:
     assert check_shared_memory(1, tmp_path) == []
     assert check_shared_memory(2, tmp_path / "none") == []
     assert "wants" in check_shared_memory(1 << 40, tmp_path)[0]
+
+
+def test_cache_folders_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    """Folders that are missing are fine where they can be made; each one that cannot is named."""
+    assert check_cache_folders({"XDG_CACHE_HOME": str(tmp_path)}) == []
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    (warning,) = check_cache_folders({"XDG_CACHE_HOME": str(tmp_path), "HF_HOME": f"{blocked}/hf"})
+    assert f"{blocked}/hf cannot be written" in warning
+    assert "set HF_HOME" in warning
+    assert len(check_cache_folders({"XDG_CACHE_HOME": str(blocked)})) == 2
