@@ -22,6 +22,9 @@ RESPONSE = {"input": PROMPT, "max_output_tokens": LONG, "ignore_eos": True}
 ROUTES = [
     pytest.param("/invocations", LMI, id="lmi"),
     pytest.param("/predictions/model", LMI, id="predictions"),
+    pytest.param("/models/model/invoke", LMI, id="invoke"),
+    pytest.param("/invocations", CHAT, id="chat-on-invocations"),
+    pytest.param("/invocations", LMI | {"adapters": "json"}, id="adapter"),
     pytest.param("/invocations", COMPLETION, id="completion-on-invocations"),
     pytest.param("/v1/completions", COMPLETION, id="completions"),
     pytest.param("/v1/chat/completions", CHAT, id="chat"),
@@ -64,3 +67,67 @@ def test_64_clients_gone_at_once_free_all_requests(demo_server: RunningServer) -
         connection.drop()
     assert wait_until(lambda: running_requests(url) == 0, 3)
     assert call(url, "/invocations", {"inputs": PROMPT}).status == 200
+
+
+SEVERAL = [
+    pytest.param(LMI | {"inputs": [PROMPT] * 3}, 3, id="list"),
+    pytest.param(
+        {
+            "inputs": PROMPT,
+            "parameters": {**LMI["parameters"], "n": 3, "do_sample": True},  # type: ignore[dict-item]
+        },
+        1,  # vLLM counts the sequences of one request as it likes
+        id="sequences",
+    ),
+]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("payload", "least"), SEVERAL)
+def test_client_gone_frees_all_its_sequences(
+    demo_server: RunningServer, payload: dict[str, object], least: int
+) -> None:
+    """A request that is several in the engine leaves none of them behind."""
+    url = demo_server.url
+    connection = send(url, "/invocations", payload)
+    try:
+        assert wait_until(lambda: running_requests(url) >= least, 5)
+    finally:
+        connection.close()
+    assert wait_until(lambda: running_requests(url) == 0, 1)
+
+
+@pytest.mark.vllm
+def test_client_gone_while_its_request_waits_for_the_engine(demo_server: RunningServer) -> None:
+    """More requests than the batch takes: those still waiting are forgotten as well."""
+    url = demo_server.url
+    connections = [send(url, "/invocations", LMI) for _ in range(80)]  # the batch is 64
+    assert wait_until(lambda: running_requests(url) == 80, 20)
+    for connection in connections:
+        connection.close()
+    assert wait_until(lambda: running_requests(url) == 0, 3)
+
+
+@pytest.mark.vllm
+def test_client_gone_ends_its_beam_search(demo_server: RunningServer) -> None:
+    """A search is many requests of one token, one step after the other: none follows."""
+    url = demo_server.url
+    parameters = {"max_new_tokens": 800, "num_beams": 3, "ignore_eos_token": True}
+    connection = send(url, "/invocations", LMI | {"parameters": parameters})
+    begun = series(url, "vllm:request_success_total")
+    assert wait_until(lambda: series(url, "vllm:request_success_total") > begun + 6, 20)
+    assert series(url, "lmi_requests_in_flight") == 1
+    connection.close()
+    assert wait_until(lambda: series(url, "lmi_requests_in_flight") == 0, 1)
+    ended = series(url, "vllm:request_success_total")
+    assert not wait_until(lambda: series(url, "vllm:request_success_total") > ended + 3, 1)
+
+
+def series(url: str, name: str) -> float:
+    """Return the sum of a series of /metrics."""
+    lines = call(url, "/metrics").body.decode().splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith((f"{name}{{", f"{name} "))
+    )
