@@ -40,8 +40,9 @@ docs: setup       ## generated pages into config/, and the recorded engine argum
 	$(PY) scripts/record_vllm_arguments.py
 	$(PY) scripts/make_docs.py
 
-fuzz: setup       ## schemathesis over our own API description, scripted and real engine
-	$(PYTEST) integration/openapi_fuzz.py -s $(ARGS)
+fuzz: setup       ## atheris on every parser, two minutes each, then schemathesis over our API description
+	$(PY) -m tests.fuzz.run --seconds 120 $(ARGS)
+	$(PYTEST) integration/openapi_fuzz.py -s
 
 bench: setup
 	$(PY) -m integration.bench $(ARGS)
@@ -53,4 +54,4 @@ chaos: setup      ## mixed traffic, rubbish, hang-ups and engine kills, ten minu
 	$(PY) -m integration.chaos --seconds 600 $(ARGS)
 
 clean:
-	rm -rf .venv .venv-litellm .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-litellm .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

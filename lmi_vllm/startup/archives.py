@@ -4,9 +4,12 @@ Only plain files and directories are taken: links and devices are refused, as ar
 the directory. Owners and modes in the archive are not followed.
 """
 
+import errno
 import gzip
+import lzma
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -29,7 +32,21 @@ _DAMAGE: Final = (
     zlib.error,
     EOFError,
     NotImplementedError,  # a compression that Python does not read
+    # What tarfile and zipfile raise of headers that are cut off or lie (found by fuzzing).
+    TypeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+    struct.error,
+    RuntimeError,
+    lzma.LZMAError,
+    # A name that is a file and a folder at once, or no name at all.
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
 )
+# Names that cannot be one; bz2 raises an OSError without a number for bytes that are none of its.
+_BAD_CONTENT: Final = (None, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
 
 
 def is_archive(name: str) -> bool:
@@ -58,6 +75,10 @@ def _naming_damage(source: str) -> Iterator[None]:
         yield
     except _DAMAGE as e:
         raise DownloadError(f"{source} is damaged or not an archive of its kind: {e}") from e
+    except OSError as e:
+        if e.errno not in _BAD_CONTENT:
+            raise
+        raise DownloadError(f"{source} holds what cannot be extracted: {e}") from e
 
 
 def _extract_tar(archive: Path, destination: Path, source: str) -> dict[str, int]:
