@@ -9,6 +9,7 @@ and go; the engine is killed. At the end nothing may be lost, crossed or leaked.
 import argparse
 import asyncio
 import contextlib
+import io
 import itertools
 import json
 import shutil
@@ -76,11 +77,12 @@ class Chaos:
         self, path: str, body: Any, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Return status and bytes of a whole answer; (0, b"") and a loss where none came."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data: Any = body if isinstance(body, bytes) else json.dumps(body).encode()
         all_headers = {"Content-Type": "application/json"} | (headers or {})
         self.counts["sent"] += 1
         try:
-            async with self.session.post(path, data=data, headers=all_headers) as response:
+            sent = io.BytesIO(data) if len(data) >= MAX_BODY else data  # as aiohttp wants it
+            async with self.session.post(path, data=sent, headers=all_headers) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             self.lost.append(f"{path} {data[:80]!r}: {type(error).__name__} {error}")

@@ -119,7 +119,8 @@ def start_server(
 
 def clean_environment() -> dict[str, str]:
     """Return the environment without anything that configures us."""
-    prefixes = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_")
+    # vLLM writes variables of its own where tests start engines in this process.
+    prefixes = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_", "VLLM_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     # Two bound threads that wait for each other stall for seconds when the machine is busy.
     return kept | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

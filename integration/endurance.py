@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from integration.conftest import RunningServer, ServerProcess, start_server
+from integration.conftest import ServerProcess, StartServer, start_server
 from integration.footprint import Footprint, measure
 
 BURST = 100
@@ -73,9 +73,12 @@ async def endure(
 
 
 @pytest.mark.vllm
-def test_many_requests_leave_the_process_as_it_was(demo_server: RunningServer) -> None:
+def test_many_requests_leave_the_process_as_it_was(server_process: StartServer) -> None:
     """1,000 requests of every dialect on the real engine."""
-    counts, before, after = asyncio.run(endure(demo_server.process, demo_server.url, 1000))
+    server = server_process("--demo", "--port", "0")
+    url = server.wait_listening()
+    server.wait_ready()
+    counts, before, after = asyncio.run(endure(server, url, 1000))
     print(f"{counts.total()} requests; before: {before}; after: {after}")
     assert counts.total() == 1000
     assert after.leaks_since(before) == []

@@ -17,6 +17,8 @@ from integration.conftest import RunningServer, StartServer
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
 CHECKS += ",response_schema_conformance"
 BULK = 5000
+# Its specified answer to a second model is 507, which the first check takes for a fault.
+SECOND_MODEL = "^/models$"
 _GENERATED = re.compile(r"^\s*(\d+) generated", re.MULTILINE)
 
 pytest.importorskip("schemathesis", reason="needs schemathesis: make setup installs it")
@@ -42,7 +44,8 @@ def test_bulk_over_the_scripted_engine(server_process: StartServer) -> None:
     count = 0
     while count < BULK:  # a slow machine makes fewer in a round
         phases = "examples,coverage,fuzzing"
-        count += _fuzz(url, "--max-time", "60", "--seed", str(count + 1), "--phases", phases)
+        count += _fuzz(url, "--max-time", "60", "--seed", str(count + 1), "--phases", phases,
+                       "--exclude-path-regex", SECOND_MODEL)  # fmt: skip
     assert call(url, "/ping").status == 200
     assert "Traceback" not in server.stderr
     print(f"{count} requests over the scripted engine")
@@ -64,7 +67,7 @@ def test_description_of_the_real_engine_is_valid(demo_server: RunningServer) -> 
 @pytest.mark.vllm
 def test_slice_over_the_real_engine(demo_server: RunningServer) -> None:
     """The same over vLLM, whose own models then describe its bodies."""
-    changing = ["--exclude-path-regex", "adapters|lora_adapter"]
+    changing = ["--exclude-path-regex", f"adapters|lora_adapter|{SECOND_MODEL}"]
     # Its boundary phase makes fifteen thousand requests of vLLM's schemas: not for every run.
     phases = ["--phases", "examples,fuzzing", "-n", "40"]
     count = _fuzz(demo_server.url, *phases, *changing, "--seed", "1")

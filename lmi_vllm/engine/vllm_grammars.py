@@ -34,6 +34,7 @@ from lmi_vllm.engine.vllm_processes import close_internet_sockets, end_with_pare
 # A child's copy of us may grow by so much; beyond, its allocations fail and it says so.
 MEMORY_BYTES: Final = 4 << 30
 STEP_SECONDS: Final = 0.05  # processor time that one token may cost
+MEAN_SECONDS: Final = 0.01  # of a walk that was not finished: what grows goes on growing
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
 WALK_SECONDS: Final = 2.0  # for a harmless grammar over a large vocabulary
 AT_ONCE: Final = 2  # children; more would only slow each other down
@@ -163,6 +164,7 @@ def _walk(matcher: Any, vocab_size: int, steps: int) -> None:
     mask = xgrammar.allocate_token_bitmask(1, vocab_size)
     ends = np.array(matcher.stop_token_ids)
     deadline = time.thread_time() + WALK_SECONDS
+    count, spent = 0, 0.0
     for seed in (None, 1, 2):  # the same token as long as it may, then two random walks
         matcher.reset()
         choice, token = random.Random(seed), -1
@@ -176,12 +178,14 @@ def _walk(matcher: Any, vocab_size: int, steps: int) -> None:
             began = time.thread_time()
             is_over = token < 0 or not matcher.accept_token(token) or matcher.is_terminated()
             cost += time.thread_time() - began
-            if cost > STEP_SECONDS:
+            count, spent = count + 1, spent + cost
+            is_late = time.thread_time() > deadline
+            if cost > STEP_SECONDS or (is_late and spent > count * MEAN_SECONDS):
                 raise ValueError(
                     "it is too ambiguous or too deeply repeated: one token of an answer takes "
-                    f"more than {STEP_SECONDS:g} s"
+                    f"{max(cost, spent / count):.2g} s and more"
                 )
-            if is_over or time.thread_time() > deadline:
+            if is_over or is_late:
                 break
 
 

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 CPU_KV_CACHE_BYTES: Final = 4 << 30
 CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of what is free
 START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or forkserver
+# As the user set it: vLLM writes its own choice over it at each start, also at one that fails.
+ASKED_METHOD: Final = os.environ.get(START_METHOD)
 OUT_OF_MEMORY_MARKS: Final = ("OutOfMemory", "MemoryError", "out of memory", "No available memory")
 
 
@@ -90,7 +92,6 @@ def _start_configured(
     arguments: EngineArguments, thread: ThreadPoolExecutor, *, is_cpu: bool
 ) -> StartedEngine:
     values = dict(arguments.values)
-    asked_method = os.environ.get(START_METHOD)
     if is_cpu:
         values |= _cpu_adjustments(values)
     namespace = parse_vllm_arguments(values, arguments.origins)
@@ -100,7 +101,7 @@ def _start_configured(
         _check_cpu_head_size(config.model_config)
         if sys.platform == "linux":
             # create_engine_config() has just set "spawn"; everything is imported here already.
-            os.environ[START_METHOD] = asked_method or "fork"
+            os.environ[START_METHOD] = ASKED_METHOD or "fork"
             adopt_forked_engines()
     own_length = config.model_config.max_model_len
     llm = IsolatingAsyncLLM.from_vllm_config(
