@@ -14,7 +14,8 @@ vLLM 0.32 breaks adapter isolation in known ways; each guard here names the one 
 - two loads of one name in one step count as one, and the engine ends: names are made unique;
 - a failed load stays half usable under its id: it is removed, and ids are never used again;
 - with every slot pinned, the next adapter kills the engine: it is refused here;
-- on CPU with LoRA, two requests with prompt log probabilities at once kill the engine: they queue;
+- on CPU with LoRA, prompt log probabilities beside any other request kill the engine: the worker is
+  replaced (`vllm_cpu_worker`), and where it is not they are refused;
 - a grammar may take minutes to compile, or seconds a token: `GrammarGuard` tries it before.
 """
 
@@ -46,6 +47,7 @@ from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
 
+CPU_LORA_WORKER: Final = "lmi_vllm.engine.vllm_cpu_worker.LoraCpuWorker"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters start above
 PIN_WAIT_SECONDS: Final = 10.0  # for running requests to leave a slot free
 _PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
@@ -67,7 +69,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     _base_lora: LoRARequest | None
     _slots: AdapterSlots
     _folder: PrivateFolder | None
-    _prompt_logprobs_turn: asyncio.Lock | None
+    _has_prompt_logprobs: bool
     _grammars: GrammarGuard | None
     steps: int  # of the engine, as far as their outputs have arrived
 
@@ -88,7 +90,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self._count_steps()
         self._adapters, self._names = {}, {}
         self._grammars = None
-        self._base_lora, self._folder, self._prompt_logprobs_turn = None, None, None
+        self._base_lora, self._folder, self._has_prompt_logprobs = None, None, True
         config = self.vllm_config.lora_config
         slots = config.max_loras if config else 0
         self._slots = AdapterSlots(slots - 1 if config and is_cpu else slots)
@@ -96,7 +98,8 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             return
         self._folder = await asyncio.to_thread(new_private_folder)
         if is_cpu:
-            self._prompt_logprobs_turn = asyncio.Lock()
+            is_ours = self.vllm_config.parallel_config.worker_cls == CPU_LORA_WORKER
+            self._has_prompt_logprobs = is_ours and not self.vllm_config.use_v2_model_runner
             self._base_lora = await self._load_zero_adapter(self._folder.path / "base")
 
     def generate(  # type: ignore[override,unused-ignore]
@@ -111,19 +114,14 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """As AsyncLLM.generate; adapters that could harm the engine are refused."""
         shown = lora_request.lora_name if lora_request else ""
         lora_request = self._guarded(lora_request)
-        turn = self._prompt_logprobs_turn
-        if sampling_params.prompt_logprobs is None:
-            turn = None
-        if turn and sampling_params.n > 1:  # inside vLLM that is n requests
+        if sampling_params.prompt_logprobs is not None and not self._has_prompt_logprobs:
             raise VLLMValidationError(
-                "log probabilities of the prompt for more than one candidate (n > 1, best_of > 1) "
-                "are not possible on CPU with enable_lora: vLLM's engine would end"
+                "log probabilities of the prompt are not possible on CPU with enable_lora and "
+                "another worker_cls or model runner than the default: vLLM's engine would end"
             )
         outputs: AsyncGenerator[Any, None] = super().generate(
             prompt, sampling_params, request_id, lora_request=lora_request, **options
         )
-        if turn:
-            outputs = _in_turn(outputs, turn)
         if self._grammars and sampling_params.structured_outputs is not None:
             outputs = _checked(outputs, self._grammars, sampling_params)
         if lora_request is None or lora_request is self._base_lora:
@@ -332,13 +330,5 @@ async def _checked(
 ) -> AsyncGenerator[Any, None]:
     async with contextlib.aclosing(outputs):
         await grammars.check(params.structured_outputs, params.max_tokens)
-        async for output in outputs:
-            yield output
-
-
-async def _in_turn(
-    outputs: AsyncGenerator[Any, None], turn: asyncio.Lock
-) -> AsyncGenerator[Any, None]:
-    async with turn, contextlib.aclosing(outputs):
         async for output in outputs:
             yield output

@@ -7,7 +7,7 @@ guard taken out.
 import asyncio
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ import orjson
 import pytest
 
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, PayloadError
-from lmi_vllm.messages import AdapterRef, OpenAICall
+from lmi_vllm.messages import (
+    AdapterRef,
+    GenerationChunk,
+    GenerationJob,
+    OpenAICall,
+    TokenLogprob,
+)
 from tests.contract.adapter_loader import IDS, PROMPT, Loader, job
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, collect
 from tests.support.adapter_files import (
@@ -23,6 +29,7 @@ from tests.support.adapter_files import (
     WEIGHTS,
     copy_adapter,
     make_adapter,
+    make_head_adapter,
     read_header,
     write_safetensors,
 )
@@ -210,29 +217,50 @@ def test_adapter_never_loaded_is_refused_by_generate(adapters: Loader) -> None:
             adapters.ask(AdapterRef("stranger", path, next(IDS)))
 
 
-def test_prompt_logprobs_at_once_do_not_end_the_engine(
-    adapters: Loader, folders: list[Path]
+def test_prompt_logprobs_in_company_are_those_of_the_request_alone(
+    adapters: Loader, folders: list[Path], tmp_path: Path
 ) -> None:
-    """On CPU with LoRA two requests with prompt log probabilities in one batch end the engine."""
-    ref = adapters.load(folders[0])
+    """In one step with any other requests vLLM ends, or uses another request's adapter for them.
 
-    async def scenario() -> list[Any]:
-        jobs = [job(item, 8, prompt_logprobs=0) for item in (None, None, ref, ref)]
-        jobs += [job(item, 8) for item in (None, ref)]
-        return await asyncio.gather(*(collect(adapters.engine, item) for item in jobs))
+    An adapter of the output layer is needed to see the latter: only there are rows of the prompt
+    computed with the adapters of the sampled rows.
+    """
+    head = adapters.load(make_head_adapter(tmp_path / "head", seed=77))
+    body = adapters.load(folders[0])
 
-    chunks = [chunks[-1] for chunks in adapters.run(scenario())]
-    assert [bool(chunk.prompt_logprobs) for chunk in chunks] == [True] * 4 + [False] * 2
-    assert chunks[0].text == chunks[1].text == chunks[4].text
-    assert chunks[2].text == chunks[3].text == chunks[5].text
-    assert chunks[0].prompt_logprobs == chunks[1].prompt_logprobs != chunks[2].prompt_logprobs
+    def asked(adapter: AdapterRef | None, **sampling: Any) -> GenerationJob:
+        return job(adapter, 8, ignore_eos=True, **sampling)
+
+    async def together(*jobs: GenerationJob, gap: float = 0) -> list[GenerationChunk]:
+        async def one(index: int, item: GenerationJob) -> GenerationChunk:
+            await asyncio.sleep(index * gap)
+            return (await collect(adapters.engine, item))[-1]
+
+        return await asyncio.gather(*(one(index, item) for index, item in enumerate(jobs)))
+
+    refs = (None, head, body)
+    alone = {
+        ref: adapters.run(together(asked(ref, prompt_logprobs=0)))[0].prompt_logprobs
+        for ref in refs
+    }
+    for gap in (0, 0.003, 0.02):  # all in one step; into the others' steps
+        jobs = [asked(ref, **more) for more in ({}, {"prompt_logprobs": 0}) for ref in refs * 2]
+        jobs.append(asked(None, prompt_logprobs=0, n=2, temperature=0.7))  # two inside vLLM
+        *plain, _ = adapters.run(together(*jobs, gap=gap))
+        assert [bool(chunk.prompt_logprobs) for chunk in plain] == [False] * 6 + [True] * 6
+        for ref, chunk in zip(refs * 2, plain[6:], strict=True):
+            assert _logprobs(chunk.prompt_logprobs) == pytest.approx(
+                _logprobs(alone[ref]), abs=1e-3
+            )
+    apart = [_logprobs(alone[ref]) for ref in refs]
+    assert all(
+        max(abs(one - other) for one, other in zip(a, b, strict=True)) > 0.1
+        for a, b in itertools.combinations(apart, 2)
+    )
 
 
-def test_prompt_logprobs_of_several_candidates_are_refused(adapters: Loader) -> None:
-    """Each candidate is a request inside vLLM: n > 1 would end the engine in the same way."""
-    asked = job(None, 8, prompt_logprobs=0, n=2, temperature=0.7)
-    with pytest.raises(PayloadError, match="n > 1"):
-        adapters.run(collect(adapters.engine, asked))
+def _logprobs(tokens: Sequence[TokenLogprob]) -> list[float]:
+    return [token.logprob for token in tokens]
 
 
 def test_unload_lets_running_request_finish(adapters: Loader, folders: list[Path]) -> None:

@@ -55,6 +55,19 @@ def make_adapter(folder: Path, seed: int, strength: float = 0.02, **config: obje
     return folder
 
 
+def make_head_adapter(folder: Path, seed: int) -> Path:
+    """Write an adapter of the embedded model's output layer alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = Random(seed)
+    model = json.loads((DEMO_MODEL_DIR / "config.json").read_text())
+    hidden, vocabulary = model["hidden_size"], model["vocab_size"]
+    name = "base_model.model.lm_head.lora_"
+    shapes = {f"{name}A.weight": (16, hidden), f"{name}B.weight": (vocabulary, 16)}
+    write_safetensors(folder / WEIGHTS, shapes, lambda: rng.gauss(0.0, 0.1))
+    write_config(folder, target_modules=["lm_head"])
+    return folder
+
+
 def write_config(folder: Path, **changes: object) -> None:
     """Write the embedded adapters' configuration with `changes`."""
     config = json.loads((CAPITALS / CONFIG).read_text())

@@ -1,0 +1,66 @@
+"""vLLM's CPU worker, with prompt log probabilities that do not end the engine under LoRA.
+
+vLLM 0.32 computes the logits of one request's prompt (n rows) with the adapter rows of the whole
+step (one for each request). The numbers differ as soon as any other request shares the step, and
+`einsum` ends the engine; where they happen to be equal, rows get another request's adapter. Here
+each prompt is computed with the adapter row of its own request.
+
+Named by `worker_cls`, vLLM's own way to replace the worker: it reaches workers however their
+processes start.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class LoraCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
+    """CPUWorker whose model runner computes the log probabilities of prompts one by one."""
+
+    def init_device(self) -> None:
+        """As CPUWorker.init_device; then replaces one method of the model runner it made."""
+        super().init_device()
+        runner: Any = self.model_runner
+        if self.vllm_config.use_v2_model_runner:  # has no such method: `generate` refuses
+            return
+        compute = runner._get_prompt_logprobs_dict
+
+        def one_by_one(hidden_states: Any, scheduled: dict[str, int]) -> dict[str, Any]:
+            waiting = runner.num_prompt_logprobs
+            done: dict[str, Any] = {}
+            try:
+                for request_id in list(waiting):
+                    runner.num_prompt_logprobs = own = {request_id: waiting[request_id]}
+                    with _own_adapter(runner, request_id):
+                        done |= compute(hidden_states, scheduled)
+                    if not own:  # its prompt is complete
+                        del waiting[request_id]
+            finally:
+                runner.num_prompt_logprobs = waiting
+            return done
+
+        runner._get_prompt_logprobs_dict = one_by_one
+
+
+@contextlib.contextmanager
+def _own_adapter(runner: Any, request_id: str) -> Iterator[None]:
+    """Let the sampler's adapter rows be one row, that of the request, which broadcasts."""
+    row = runner.input_batch.req_id_to_index.get(request_id)
+    if row is None:  # preempted: vLLM computes nothing for it in this step
+        yield
+        return
+    first_token = runner.query_start_loc.np[row].item()
+    changed = []
+    manager = runner.lora_manager._adapter_manager
+    for wrapper in manager.punica_wrapper_mapping.values():
+        rows, lengths = wrapper._sampler_indices, wrapper.indices_len
+        if lengths[1]:
+            changed.append((rows, lengths, rows[0].clone(), lengths[1]))
+            rows[0], lengths[1] = wrapper._token_lora_indices[first_token], 1
+    try:
+        yield
+    finally:
+        for rows, lengths, first, length in changed:
+            rows[0], lengths[1] = first, length
