@@ -169,6 +169,34 @@ def draft_options(kind: str) -> dict[str, str]:
     return options | {"OPTION_SPECULATIVE_CONFIG": config}
 
 
+@pytest.mark.parametrize("kind", ["s3", "hub"])
+def test_tokenizer_of_another_place_is_fetched(
+    server_process: StartServer, tmp_path: Path, kind: str
+) -> None:
+    """`option.tokenizer` comes from S3 or the hub before the engine starts, without any weights."""
+
+    def body() -> None:
+        weights = tmp_path / "weights"
+        weights.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (weights / name).write_bytes((DEMO_MODEL_DIR / name).read_bytes())
+        environ = FAST | {"HF_HOME": str(tmp_path / "hub"), "SERVING_DOWNLOAD_DIR": str(tmp_path)}
+        with (
+            store_with(words=files_of_model()) as store,
+            hub_server(acme__words=Repository(files_of_model())) as hub,
+        ):
+            environ |= store.environ | {"HF_ENDPOINT": hub.url, "HF_MODEL_ID": str(weights)}
+            reference = {"s3": f"s3://{BUCKET}/words/", "hub": "acme/words"}[kind]
+            environ |= {"OPTION_TOKENIZER": reference, "OPTION_TOKENIZER_REVISION": "main"}
+            url = ready(server_process("--port", "0", environ=environ))
+            fetched = {"s3": store.objects_sent, "hub": hub.paths("GET")}[kind]
+            assert any("tokenizer.json" in path for path in fetched)
+            assert not any("model.safetensors" in path for path in fetched)
+        assert answer(url) == ANSWER
+
+    without_network(body)
+
+
 def test_weights_are_streamed_from_s3(server_process: StartServer, tmp_path: Path) -> None:
     """With runai_streamer vLLM reads the weights itself, only small files reach the disk."""
     pytest.importorskip("runai_model_streamer", reason="needs runai-model-streamer[s3]")

@@ -1,4 +1,4 @@
-"""What a start needs on the disk: the model and its draft fetched, checked, its packages installed.
+"""What a start needs on the disk: the model and what belongs to it fetched, checked, installed.
 
 The engine then gets local paths only, so that it works with the network cut.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
@@ -17,12 +18,16 @@ from lmi_vllm.startup.downloads import DownloadProgress, fetch_model, fetch_text
 from lmi_vllm.startup.lmcache import lmcache_exports
 from lmi_vllm.startup.model_checks import checkpoint_warnings
 from lmi_vllm.startup.model_source import with_files
+from lmi_vllm.startup.model_store import is_directory, is_file
 from lmi_vllm.startup.requirements import REQUIREMENTS, install_requirements, requirements_of
 from lmi_vllm.startup.secure_mode import start_violations
 from lmi_vllm.startup.settings import Settings
 from lmi_vllm.startup.speculation import draft_reference, with_draft_files
 
 logger = logging.getLogger(__name__)
+
+# What vLLM would fetch by itself beside the model, and the argument with its revision.
+_BESIDE_THE_MODEL: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class ModelFiles:
         """
         model, arguments = await self._fetch_model()
         arguments = await self._fetch_draft(arguments)
+        arguments = await self._fetch_beside(model, arguments)
         self._check_security(model)
         found = requirements_of(model.directory) if self._is_directory_fetched() else None
         if found is not None:
@@ -128,6 +134,22 @@ class ModelFiles:
             return arguments
         local = await self._fetched(draft.model, draft.revision)
         return with_draft_files(arguments, local)
+
+    async def _fetch_beside(
+        self, model: ModelArtifacts, arguments: EngineArguments
+    ) -> EngineArguments:
+        """A tokenizer or configuration of another repository than the model's."""
+        values = dict(arguments.values)
+        for name, revision_name in _BESIDE_THE_MODEL.items():
+            reference = values.get(name)
+            if not isinstance(reference, str) or is_directory(reference) or is_file(reference):
+                continue
+            revision = _text(values.pop(revision_name, None)) if revision_name else None
+            if reference == self._model.model and revision in (None, self._model.revision):
+                values[name] = model.model
+            else:
+                values[name] = str(await self._fetched(reference, revision, load_format="dummy"))
+        return replace(arguments, values=values)
 
     async def _fetched(
         self,

@@ -39,7 +39,8 @@ from lmi_vllm.startup.s3_store import (
 
 logger = logging.getLogger(__name__)
 
-_STREAMING_FORMATS: Final = ("runai_streamer", "runai_streamer_sharded")
+# The weights stay in the store: vLLM streams them from there, or reads none.
+_WITHOUT_WEIGHTS: Final = ("runai_streamer", "runai_streamer_sharded", "dummy")
 
 
 def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
@@ -62,13 +63,14 @@ def fetch_from_s3(
 ) -> Path:
     """The local directory with everything below `url`, or with what the archive there holds.
 
-    With a load format that streams weights from the store itself, only the other files are fetched.
+    With a load format that streams weights from the store itself, or reads none, only the other
+    files are fetched.
 
     Raises:
         DownloadError: it cannot be had; the text says why and what to do.
     """
     location = parse_location(url)
-    is_streamed = load_format in _STREAMING_FORMATS and not location.is_archive
+    is_streamed = load_format in _WITHOUT_WEIGHTS and not location.is_archive
     target = destination or cache_directory(f"{url.strip()}#small" if is_streamed else url, environ)
     try:
         with exclusive(target.with_name(f"{target.name}.lock"), location.url) as lock:
