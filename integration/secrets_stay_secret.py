@@ -23,6 +23,12 @@ PROMPT = "SENTINEL-prompt"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 CALLS = (
     ("/ping", None, {}),
+    ("/ping?api_key=SENTINEL-query&other=SENTINEL-query", None, {}),
+    (
+        "/adapters?name=a&src=https://u:SENTINEL-src@h/?X-Amz-Signature=SENTINEL-src",
+        b"",
+        AUTHORIZED,
+    ),
     ("/metrics", None, AUTHORIZED),
     ("/models", None, AUTHORIZED),
     ("/openapi.json", None, AUTHORIZED),

@@ -1,6 +1,6 @@
-"""Write the pages in config/ that follow from the option table; `--check` fails on stale ones.
+"""Write the pages in config/ that follow from tables in the code; `--check` fails on stale ones.
 
-config/option-reference.md is for people, config/serving.properties.schema.json for editors.
+option-reference.md and metrics.md are for people, serving.properties.schema.json for editors.
 """
 
 import json
@@ -30,6 +30,7 @@ from lmi_vllm.startup.options import (
     Option,
 )
 from lmi_vllm.startup.vllm_arguments import VllmArgument, VllmRelease, read_release
+from lmi_vllm.telemetry.metrics import ALL as ALL_METRICS
 
 CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
 
@@ -68,6 +69,21 @@ For settings of the server the environment wins: our flags, then SageMaker's `SA
 
 Two names of one option may both be set to the same value; different values stop the start. A name that
 nobody knows is a warning with the closest names, and an error with `--strict` or `LMI_STRICT=true`.
+"""  # noqa: E501 - lines of the page
+
+METRICS_INTRODUCTION: Final = """\
+# Metrics
+
+Generated from `lmi_vllm/telemetry/metrics.py` by `make docs`. Do not edit.
+
+`GET /metrics` and `GET /server/metrics` answer with these and with every metric of vLLM (`vllm:*`), in Prometheus'
+text format, always. `?name[]=lmi_requests_total&name[]=...` picks some. With `management_address` they are there only.
+
+`route` is the pattern of a route and `other` for paths that are none; `dialect` is the family of the payload: `lmi`,
+`tgi`, `openai`, or `server` for everything that is no inference. `adapter` is `base` without one, `several` for a list
+that names more than one, and `other` beyond the first ones. An adapter that is really called so gets a `_` behind it.
+Whatever is counted for a request is counted once, when it ends; nothing is counted per token.
+
 """  # noqa: E501 - lines of the page
 
 KINDS: Final[Mapping[text_parsers.Parser, str]] = MappingProxyType(
@@ -260,6 +276,21 @@ def reference() -> str:
     return "\n".join(parts) + "\n"
 
 
+def metrics_page() -> str:
+    """Our metrics, as /metrics explains them."""
+    rows = []
+    for metric in ALL_METRICS:
+        (family,) = metric.describe()
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+        rows.append((f"`{name}`", family.type, labels, family.documentation))
+    return (
+        METRICS_INTRODUCTION
+        + "\n".join(table(("metric", "type", "labels", "meaning"), rows))
+        + "\n"
+    )
+
+
 def schema_of(row: Option) -> Mapping[str, object]:
     """One key of the schema; every value is text in a properties file."""
     entry: dict[str, object] = {"description": meaning(row) or becomes(row)}
@@ -301,6 +332,7 @@ def main() -> int:
     pages = {
         CONFIG_FOLDER / "option-reference.md": reference(),
         CONFIG_FOLDER / "serving.properties.schema.json": schema(),
+        CONFIG_FOLDER / "metrics.md": metrics_page(),
     }
     stale = [
         path

@@ -25,6 +25,7 @@ from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.masking import mask_urls
 from lmi_vllm.startup.settings import CommandLine, Settings
 from lmi_vllm.startup.text_parsers import error_rate
+from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +136,13 @@ class Server:
         admission.become(State.DRAINING)
         seconds = float(str(self._settings.server_value("shutdown_timeout")))
         logger.info("draining: %d in flight, %g s at most", admission.in_flight, seconds)
+        DRAINS.inc()
+        began_with = admission.in_flight
         again = asyncio.create_task(stop.wait())
         idle = asyncio.create_task(admission.wait_idle(seconds))
         await asyncio.wait({again, idle}, return_when=asyncio.FIRST_COMPLETED)
+        DRAINED.labels("completed").inc(began_with - admission.in_flight)
+        DRAINED.labels("cut").inc(admission.in_flight)
         if admission.in_flight:
             logger.warning("ending %d requests that did not finish", admission.in_flight)
             admission.end_all()

@@ -15,6 +15,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.service import InferenceService, Runtime
+from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Supervisor:
         await asyncio.sleep(RESTART_PAUSE_SECONDS)
         runtime = await self._start.bring_up(files, old.adapters)
         self._begin_service(runtime)
+        ENGINE_RESTARTS.inc()
         logger.info("the engine is back after %.1f s", self._service.admission.elapsed_seconds)
         return runtime
 

@@ -7,6 +7,7 @@ Without a script it answers every prompt by repeating its words, one token each.
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from lmi_vllm.messages import (
     OpenAISchemas,
     PromptToken,
 )
+from lmi_vllm.telemetry.records import WorkFigures, current_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,27 @@ class Fail:
 
 
 Step = GenerationChunk | Pause | Fail
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the engine counts for one job; it has no queue."""
+
+    prompt_tokens: int
+    times: list[float] = field(default_factory=list)
+
+    def add(self, tokens: int) -> None:
+        self.times += [time.time()] * tokens
+
+    def figures(self) -> WorkFigures:
+        count, spent = len(self.times), max(self.times, default=0) - min(self.times, default=0)
+        return WorkFigures(
+            self.prompt_tokens,
+            count,
+            0.0,
+            self.times[0] if count else None,
+            spent / (count - 1) if count > 1 else None,
+        )
 
 
 @dataclass(slots=True)
@@ -67,6 +90,9 @@ class ScriptedEngine:
             raise PayloadError(f"the prompt is longer than max_model_len {self.max_model_len}")
         self.jobs.append(job)
         self.running_requests += 1
+        work = _Work(len(job.prompt.split()))
+        if (record := current_record()) is not None:
+            record.work.append(work)
         try:
             steps = self.script or self._default_answer(job)
             if not job.is_streaming and not self.script:
@@ -78,6 +104,7 @@ class ScriptedEngine:
                     await self._sleep(step.seconds)
                 else:
                     self.progress += 1
+                    work.add(len(step.tokens))
                     yield step
         finally:
             self.running_requests -= 1

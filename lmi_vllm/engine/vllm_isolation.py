@@ -42,6 +42,7 @@ from lmi_vllm.engine.adapter_files import (
 )
 from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
+from lmi_vllm.engine.vllm_work import report_work
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, EngineStartError
 from lmi_vllm.messages import AdapterRef
 
@@ -88,6 +89,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
         """
         self._count_steps()
+        report_work(self.output_processor)
         self._adapters, self._names = {}, {}
         self._grammars = None
         self._base_lora, self._folder, self._has_prompt_logprobs = None, None, True

@@ -57,6 +57,8 @@ class Admission:
         self._is_ending = False
         self._began = time.monotonic()
         self._engine_began: float | None = None
+        self._phase_began = self._began
+        self._phase_times: dict[Phase, float] = {}
         self._progress: Mapping[str, object] = MappingProxyType({})
         self.download: Mapping[str, object] = MappingProxyType({})  # the last numbers of one
         self._idle = asyncio.Event()
@@ -77,16 +79,26 @@ class Admission:
         """Seconds since the engine began to start; 0 before."""
         return 0.0 if self._engine_began is None else time.monotonic() - self._engine_began
 
+    @property
+    def phase_seconds(self) -> Mapping[Phase, float]:
+        """Seconds of each phase of the last start, the running one included."""
+        if self.state is not State.PENDING:
+            return dict(self._phase_times)
+        return {**self._phase_times, self.phase: time.monotonic() - self._phase_began}
+
     def enter_phase(self, phase: Phase) -> None:
         """Say that the start has come to `phase`."""
+        now = time.monotonic()
         if phase is Phase.ENGINE:
-            self._engine_began = time.monotonic()
-        self.phase = phase
+            self._engine_began = now
+        self._phase_times[self.phase] = now - self._phase_began
+        self.phase, self._phase_began = phase, now
         self._progress = MappingProxyType({})
 
     def begin_restart(self) -> None:
         """Be as before the first start, from the engine phase on."""
-        self._began = time.monotonic()
+        self._began = self._phase_began = time.monotonic()
+        self._phase_times.clear()
         self.become(State.PENDING)
         self.enter_phase(Phase.ENGINE)
 
@@ -97,6 +109,8 @@ class Admission:
     def become(self, state: State) -> None:
         """Enter `state`; once draining or failed, there is no way back to healthy."""
         if self.state not in (State.DRAINING, State.FAILED) or state is State.FAILED:
+            if self.state is State.PENDING:
+                self._phase_times[self.phase] = time.monotonic() - self._phase_began
             self.state = state
 
     def ping(self) -> tuple[int, dict[str, Any]]:

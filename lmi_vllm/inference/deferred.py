@@ -19,6 +19,7 @@ import orjson
 from lmi_vllm.errors import BadParameterError, LmiError
 from lmi_vllm.inference.streams import close_iterator
 from lmi_vllm.messages import Reply
+from lmi_vllm.telemetry.records import current_record, enter_record
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,13 @@ class DeferredResults:
         return replace(result.head, body=body, headers={**result.head.headers, **headers})
 
     async def _collect(self, work: Coroutine[Any, Any, Reply], result: _Result) -> None:
+        record, status = current_record(), _FAILED
+        if record is not None:  # the request itself ends with its token
+            record = record.background()
+            enter_record(record)
         try:
             reply = await work
+            status = reply.status
             result.head = replace(reply, body=b"", stream=None)
             if reply.stream is None:
                 self._add(result, reply.body)
@@ -109,11 +115,13 @@ class DeferredResults:
                 async for row in rows:
                     self._add(result, row)
         except LmiError as error:
-            result.failure = error.text
+            status, result.failure = _FAILED, error.text
         except Exception:
             logger.exception("a deferred request failed")
-            result.failure = "Internal server error"
+            status, result.failure = _FAILED, "Internal server error"
         finally:
+            if record is not None:
+                record.end(status)
             result.is_done = True
             self._forget_some()
 

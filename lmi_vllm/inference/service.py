@@ -15,6 +15,7 @@ from lmi_vllm.errors import (
     NotReadyError,
     PayloadError,
     ResourceNotFoundError,
+    RouteFamily,
 )
 from lmi_vllm.hooks.functions import NO_HOOKS
 from lmi_vllm.inference import tgi
@@ -23,7 +24,7 @@ from lmi_vllm.inference.adapter_selection import (
     adapter_name,
     adapter_names,
 )
-from lmi_vllm.inference.adapters import AdapterRegistry
+from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.bodies import decode_body
 from lmi_vllm.inference.custom_code import CustomCode
@@ -86,6 +87,8 @@ from lmi_vllm.messages import (
     Reply,
     ServingProfile,
 )
+from lmi_vllm.telemetry.hub import Telemetry
+from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +113,7 @@ class InferenceService:
         self.models: ModelControl = OneModelOnly()
         self.sessions = Sessions()
         self.deferred = DeferredResults()
+        self.telemetry = Telemetry()
         self._unread_names = UnreadNames()
         self._runtime: Runtime | None = None
 
@@ -122,6 +126,11 @@ class InferenceService:
     def loaded_engine(self) -> Engine | None:
         """The engine of the loaded model, ready or not; None before there was one."""
         return None if self._runtime is None else self._runtime.engine
+
+    @property
+    def registered_adapters(self) -> tuple[Adapter, ...]:
+        """The adapters requests may name, loaded or not; none before there is a model."""
+        return () if self._runtime is None else tuple(self._runtime.adapters)
 
     def detach(self) -> None:
         """Forget the model: it has been unloaded."""
@@ -184,6 +193,8 @@ class InferenceService:
 
     async def _until_shutdown(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         """Return the reply; a shutdown that cuts it off is an error with an answer."""
+        if (record := current_record()) is not None:
+            record.is_inference = True
         rates = self.admission.error_rates
         try:
             reply = await work
@@ -233,6 +244,8 @@ class InferenceService:
         family = Family.GENERATION if call.tgi_route else dispatch(payload)
         if family is Family.GENERATION:
             return await self._generate(runtime, call, payload, resources)
+        if (record := current_record()) is not None:
+            record.dialect = str(RouteFamily.OPENAI)
         profile = runtime.profile
         dialect = OpenAIDialect(lmi_family(profile), self._framing(call, profile))
         answer = await self._openai(runtime, call, family, payload, resources, dialect)
@@ -419,7 +432,10 @@ class InferenceService:
         resources: RequestHold,
     ) -> AdapterRef | None:
         alias = call.properties.get(ADAPTER_ALIAS_HEADER)
-        return (await resources.lease(runtime.adapters, name, alias)).ref
+        ref = (await resources.lease(runtime.adapters, name, alias)).ref
+        if ref is not None and (record := current_record()) is not None:
+            record.use_adapter(ref.name)
+        return ref
 
 
 def _held(reply: Reply, resources: RequestHold) -> Reply:

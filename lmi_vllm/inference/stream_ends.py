@@ -11,6 +11,8 @@ from lmi_vllm.inference.formatters import StreamFormatter
 from lmi_vllm.inference.openai_replies import OpenAIDialect
 from lmi_vllm.inference.streams import close_iterator, next_within
 from lmi_vllm.messages import GenerationChunk, ServingProfile
+from lmi_vllm.telemetry.metrics import STREAM_ERRORS
+from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,9 @@ class StreamEnds:
         if error is None:
             raise raised
         logger.warning("a stream ended early: %s", error)
+        if (record := current_record()) is not None:
+            record.fault = error.fault
+            STREAM_ERRORS.labels(str(error.fault)).inc()
         self.admission.error_rates.record(error)
         return error
 

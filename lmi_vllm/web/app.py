@@ -3,7 +3,6 @@
 import contextlib
 import hmac
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lmi_vllm.errors import ExpectationError, Fault, LmiError, RouteFamily, UnauthorizedError
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.adapter_routes import add_adapter_routes
 from lmi_vllm.web.api_operations import allowed_methods
 from lmi_vllm.web.connection import (
@@ -26,10 +26,11 @@ from lmi_vllm.web.connection import (
 )
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
-from lmi_vllm.web.keys import BEGUN, OPTIONS, REQUEST_ID, SERVICE
+from lmi_vllm.web.keys import BEGUN, OPTIONS, RECORD, REQUEST_ID, SERVICE
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.model_routes import add_model_routes
 from lmi_vllm.web.openapi import add_description_routes
+from lmi_vllm.web.recording import begin_record
 from lmi_vllm.web.route_families import OPEN_PATHS, family_of
 from lmi_vllm.web.tgi_routes import add_tgi_routes
 from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
@@ -91,25 +92,28 @@ def route_family(request: web.Request) -> RouteFamily:
 
 
 def _common(options: WebOptions) -> Middleware:
-    """Return the middleware around every handler: id, key, errors, access line."""
+    """Return the middleware around every handler: id, key, errors, record."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        began = time.monotonic()
         request[REQUEST_ID] = _request_id(request, options)
-        with _one_request(request, options):
-            if options.cors_headers and _is_preflight(request):
-                return web.Response(body=b"{}\n", content_type="application/json")
-            response = await _answer(request, handler, options)
-        logger.info(
-            '%s "%s %s HTTP/1.1" %d %d RequestId=[%s]',
-            request.remote,
-            request.method,
-            request.path_qs,
-            response.status,
-            round((time.monotonic() - began) * 1000),
-            request[REQUEST_ID],
+        service = request.app[SERVICE]
+        record = request[RECORD] = begin_record(
+            request, request[REQUEST_ID], service.telemetry, is_tgi=service.profile.tgi_compat
         )
+        status = DISCONNECTED  # unless an answer comes of it
+        try:
+            with _one_request(request, options):
+                if options.cors_headers and _is_preflight(request):
+                    response: web.StreamResponse = web.Response(
+                        body=b"{}\n", content_type="application/json"
+                    )
+                else:
+                    response = await _answer(request, handler, options)
+            if request.transport is not None:
+                status = response.status
+        finally:
+            record.end(status)
         return response
 
     return middleware
@@ -142,6 +146,7 @@ async def _answer(
     except LmiError as error:
         return _refusal(request, error, options)
     except Exception as error:
+        request[RECORD].fault = Fault.ENGINE
         begun: web.StreamResponse | None = request.get(BEGUN)
         if begun is not None and isinstance(error, ConnectionError):
             return begun  # the client went away while we wrote
@@ -165,6 +170,7 @@ def _check_headers(request: web.Request, options: WebOptions) -> None:
 
 
 def _refusal(request: web.Request, error: LmiError, options: WebOptions) -> web.Response:
+    request[RECORD].fault = error.fault
     response = error_response(error, route_family(request), options.statuses)
     resource = request.match_info.route.resource
     if error.fault is Fault.METHOD and resource is not None:

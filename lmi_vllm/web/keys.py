@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.telemetry.records import RequestRecord
 
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions
@@ -12,5 +13,6 @@ if TYPE_CHECKING:
 SERVICE: Final = web.AppKey("service", InferenceService)
 OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
 REQUEST_ID: Final = web.RequestKey("request_id", str)
+RECORD: Final = web.RequestKey("record", RequestRecord)
 # The response whose status line is on its way.
 BEGUN: Final = web.RequestKey("begun", web.StreamResponse)

@@ -8,22 +8,21 @@ from typing import Final
 
 import orjson
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, Gauge, generate_latest
 
 from lmi_vllm.errors import BadParameterError
+from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.telemetry import metrics as ours
 from lmi_vllm.web.keys import SERVICE
 from lmi_vllm.web.log_levels import LOG_LEVELS
 
-# What grows without end where something is not cleaned up; counted when asked for.
-TASKS: Final = Gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
-IN_FLIGHT: Final = Gauge("lmi_requests_in_flight", "Admitted requests, running and waiting.")
-# As `/ping` shows them while a model is fetched; the last ones stay, 0 without any.
 DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
     {
-        "bytes": Gauge("lmi_download_bytes", "Bytes of the model that have arrived."),
-        "bytes_total": Gauge("lmi_download_bytes_expected", "Bytes of the model to fetch."),
-        "files": Gauge("lmi_download_files", "Files of the model that are complete."),
-        "files_total": Gauge("lmi_download_files_expected", "Files of the model to fetch."),
+        "bytes": ours.DOWNLOAD_BYTES,
+        "bytes_total": ours.DOWNLOAD_BYTES_EXPECTED,
+        "files": ours.DOWNLOAD_FILES,
+        "files_total": ours.DOWNLOAD_FILES_EXPECTED,
     }
 )
 
@@ -46,13 +45,32 @@ async def set_log_level(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Answer with every series of the process, vLLM's among them, as Prometheus text."""
-    TASKS.set(len(asyncio.all_tasks()))
-    admission = request.app[SERVICE].admission
-    IN_FLIGHT.set(admission.in_flight)
-    for name, gauge in DOWNLOAD.items():
+    """Answer with every series of the process, vLLM's among them, as Prometheus text.
+
+    `name[]` picks some of them, as in LMI.
+    """
+    _set_gauges(request.app[SERVICE])
+    wanted = request.query.getall("name[]", [])
+    registry = REGISTRY.restricted_registry(wanted) if wanted else REGISTRY
+    body = generate_latest(registry)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _set_gauges(service: InferenceService) -> None:
+    """Bring up to date what is only known when it is asked for."""
+    admission = service.admission
+    ours.TASKS.set(len(asyncio.all_tasks()))
+    ours.IN_FLIGHT.set(admission.in_flight)
+    ours.QUEUE_LIMIT.set(admission.limit)
+    for state in State:
+        ours.STATE.labels(str(state)).set(state is admission.state)
+    adapters = service.registered_adapters
+    ours.ADAPTERS_REGISTERED.set(len(adapters))
+    ours.ADAPTERS_LOADED.set(sum(adapter.ref is not None for adapter in adapters))
+    for phase, seconds in admission.phase_seconds.items():
+        ours.STARTUP_SECONDS.labels(str(phase)).set(seconds)
+    for name, gauge in DOWNLOAD.items():  # as `/ping` shows them; the last ones stay
         gauge.set(float(str(admission.download.get(name, 0))))
-    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _json(document: object) -> web.Response:

@@ -16,11 +16,12 @@ ROOMS = {
     "errors": r"",
     "messages": r"",
     "_version": r"",
+    "telemetry": rf"{SHARED}|telemetry\..*",
     "startup": rf"{SHARED}|startup\..*|demo\.DEMO_MODEL_DIR",
-    "engine": rf"{SHARED}|engine\..*",
+    "engine": rf"{SHARED}|telemetry\..*|engine\..*",
     "hooks": rf"{SHARED}|hooks\..*",
-    "inference": rf"{SHARED}|engine\.base\..*|hooks\..*|inference\..*",
-    "web": rf"{SHARED}|inference\..*|web\..*",
+    "inference": rf"{SHARED}|telemetry\..*|engine\.base\..*|hooks\..*|inference\..*",
+    "web": rf"{SHARED}|telemetry\..*|inference\..*|web\..*",
     "commands": r".*",
     "cli": rf"{SHARED}|commands\..*",
     "demo": rf"{SHARED}|demo\..*",
@@ -37,6 +38,7 @@ LIBRARIES = {
     "botocore": r"startup/(downloads|s3_\w+)\.py",
     "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",
     "xgrammar": r"engine/vllm_\w+\.py",
+    "prometheus_client": r"telemetry/metrics\.py|web/management_routes\.py",
     "torch": r"engine/vllm_\w+\.py|demo/\w+\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.

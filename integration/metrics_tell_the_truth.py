@@ -1,0 +1,84 @@
+"""On the real engine, our counters say what the answers say: on every lane, streamed or not."""
+
+import json
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from integration.client import OpenStream, call, wait_until
+from integration.conftest import RunningServer
+
+PROMPT = "The capital of France is"
+
+
+def tokens(url: str, adapter: str = "base") -> tuple[float, float]:
+    """Return the tokens that went in and came out so far."""
+    found = {"lmi_prompt_tokens_total": 0.0, "lmi_generated_tokens_total": 0.0}
+    for family in text_string_to_metric_families(call(url, "/metrics").body.decode()):
+        for sample in family.samples:
+            if sample.name in found and sample.labels["adapter"] == adapter:
+                found[sample.name] = sample.value
+    prompt, generated = found.values()
+    return prompt, generated
+
+
+def more_tokens(url: str, path: str, body: dict[str, Any], adapter: str = "base") -> list[float]:
+    """Return how many tokens one request added; it has to succeed."""
+    before = tokens(url, adapter)
+    answer = call(url, path, body)
+    assert answer.status == 200, answer.body
+    wait_until(lambda: tokens(url, adapter) != before, 5)
+    return [after - earlier for after, earlier in zip(tokens(url, adapter), before, strict=True)]
+
+
+def test_tokens_are_counted_alike_on_both_lanes(demo_server: RunningServer) -> None:
+    """As `usage` counts them: whole and streamed, with `n`, lists and adapters."""
+    url = demo_server.url
+    completion = {"model": "lmi", "prompt": PROMPT, "max_tokens": 6, "ignore_eos": True}
+    usage = json.loads(call(url, "/v1/completions", completion).body)["usage"]
+    size = usage["prompt_tokens"]
+    lmi = {"inputs": PROMPT, "parameters": {"max_new_tokens": 6, "ignore_eos_token": True}}
+    assert more_tokens(url, "/invocations", lmi) == [size, 6]
+    assert more_tokens(url, "/invocations", lmi | {"stream": True}) == [size, 6]
+    assert more_tokens(url, "/invocations", lmi | {"inputs": [PROMPT, PROMPT]}) == [2 * size, 12]
+    assert more_tokens(url, "/v1/completions", completion | {"stream": True}) == [size, 6]
+    several = completion | {"n": 2, "temperature": 1}
+    assert more_tokens(url, "/v1/completions", several) == [size, 12]
+    named = lmi | {"adapters": "capitals"}
+    assert more_tokens(url, "/invocations", named, "capitals") == [size, 6]
+    assert more_tokens(url, "/v1/completions", completion | {"model": "json"}, "json") == [size, 6]
+
+
+def test_times_add_up(demo_server: RunningServer) -> None:
+    """Queue, then first token, then the others, all within the request's own time."""
+    url = demo_server.url
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 20, "ignore_eos_token": True}}
+    call(url, "/invocations", body, headers={"x-request-id": "times-add-up"})
+    assert wait_until(lambda: "times-add-up" in demo_server.process.stderr, 5)
+    (line,) = [one for one in demo_server.process.stderr.splitlines() if "times-add-up" in one]
+    fields = dict(word.split("=", 1) for word in line.split() if "_milliseconds=" in word)
+    queue, first, each = (
+        float(fields[f"{name}_milliseconds"].strip('",'))
+        for name in ("queue", "first_token", "token")
+    )
+    whole = float(line.split(" 200 ")[1].split()[0])
+    assert 0 <= queue < first < whole
+    assert 0 < 19 * each <= whole - first + 2  # rounded
+
+
+def test_a_client_that_leaves_is_counted_with_what_was_generated(
+    demo_server: RunningServer,
+) -> None:
+    """499, a disconnect, and the tokens until the abort."""
+    url = demo_server.url
+    before = tokens(url)
+    parameters = {"max_new_tokens": 2000, "ignore_eos_token": True}
+    stream = OpenStream(
+        url, "/invocations", {"inputs": "x", "parameters": parameters, "stream": True}
+    )
+    stream.drop()
+    assert wait_until(lambda: tokens(url) != before, 10)
+    assert 0 < tokens(url)[1] - before[1] < 2000
+    text = call(url, "/metrics").body.decode()
+    assert 'lmi_client_disconnects_total{dialect="lmi"}' in text
+    assert 'adapter="base",dialect="lmi",route="/invocations",status="499"' in text

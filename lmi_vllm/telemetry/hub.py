@@ -1,0 +1,25 @@
+"""Who is told of requests, and who traces them; one for the life of a server."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from lmi_vllm.telemetry.metrics import RequestCounter
+from lmi_vllm.telemetry.records import Observer, RequestRecord, Span
+from lmi_vllm.telemetry.request_log import log_request
+
+StartSpan = Callable[[RequestRecord, Mapping[str, str]], Span]
+
+
+def _always() -> list[Observer]:
+    return [RequestCounter(), log_request]
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """Metrics and the log line for each request always; the rest as configured.
+
+    `start_span` gets a record and the request's headers; None while traces are off.
+    """
+
+    observers: list[Observer] = field(default_factory=_always)
+    start_span: StartSpan | None = None

@@ -1,0 +1,157 @@
+"""Our own Prometheus metrics, all of them; vLLM's are in the same registry beside them.
+
+Labels are bounded: routes are patterns, statuses are those we send, and of the adapters' names,
+which clients choose, only the first `MAX_ADAPTERS` count by themselves.
+"""
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.metrics import MetricWrapperBase
+
+from lmi_vllm._version import __version__
+from lmi_vllm.telemetry.records import SEVERAL, RequestSummary
+
+MAX_ADAPTERS: Final = 50
+BASE: Final = "base"
+OTHER: Final = "other"
+_OWN_LABELS: Final = frozenset({BASE, OTHER, SEVERAL})
+
+disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every counter, which nobody reads
+
+_LATENCIES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_LATENCIES: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+REQUESTS: Final = Counter(
+    "lmi_requests",
+    "Requests that have ended, of every route; status 499 is a client that went away. Of adapters, "
+    f"the first {MAX_ADAPTERS} have a label of their own.",
+    ("route", "dialect", "adapter", "status"),
+)
+REQUEST_SECONDS: Final = Histogram(
+    "lmi_request_duration_seconds",
+    "From the headers of an inference request to the last byte of its answer.",
+    ("dialect",),
+    buckets=_LATENCIES,
+)
+FIRST_TOKEN_SECONDS: Final = Histogram(
+    "lmi_time_to_first_token_seconds",
+    "From the headers of a request to its first generated token, streamed or not.",
+    ("dialect",),
+    buckets=_LATENCIES,
+)
+TOKEN_SECONDS: Final = Histogram(
+    "lmi_time_per_output_token_seconds",
+    "Mean time of a request's tokens after the first; one observation for each request.",
+    ("dialect",),
+    buckets=_TOKEN_LATENCIES,
+)
+QUEUE_SECONDS: Final = Histogram(
+    "lmi_queue_time_seconds",
+    "Time a request waited in the engine's queue before it was first scheduled.",
+    ("dialect",),
+    buckets=(0.0005, 0.001, 0.005, *_LATENCIES[1:]),
+)
+PROMPT_TOKENS: Final = Counter(
+    "lmi_prompt_tokens",
+    "Tokens of prompts given to the engine (each step of a beam search gives it one).",
+    ("adapter",),
+)
+GENERATED_TOKENS: Final = Counter(
+    "lmi_generated_tokens",
+    "Tokens the engine generated, also for clients that went away.",
+    ("adapter",),
+)
+STREAM_ERRORS: Final = Counter(
+    "lmi_stream_errors",
+    "Streams that ended with an error row after status 200, by fault.",
+    ("fault",),
+)
+DISCONNECTS: Final = Counter(
+    "lmi_client_disconnects",
+    "Clients that went away before the end of their answer; their generation was aborted.",
+    ("dialect",),
+)
+DRAINS: Final = Counter("lmi_drains", "Shutdowns that let running requests end.")
+DRAINED: Final = Counter(
+    "lmi_drained_requests",
+    "Requests in flight when a drain began: completed within its deadline, or cut off at it.",
+    ("outcome",),
+)
+ENGINE_RESTARTS: Final = Counter("lmi_engine_restarts", "Engines started after one had died.")
+
+# Set when somebody asks for the metrics.
+TASKS: Final = Gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
+IN_FLIGHT: Final = Gauge(
+    "lmi_requests_in_flight",
+    "Depth of the queue: places that admitted requests hold, running and waiting.",
+)
+QUEUE_LIMIT: Final = Gauge(
+    "lmi_queue_limit", "Places of the queue (job_queue_size); what comes beyond is refused."
+)
+STATE: Final = Gauge("lmi_state", "1 for the state /ping shows, 0 for the others.", ("state",))
+ADAPTERS_REGISTERED: Final = Gauge("lmi_adapters_registered", "Adapters that requests may name.")
+ADAPTERS_LOADED: Final = Gauge("lmi_adapters_loaded", "Adapters whose weights the engine has.")
+STARTUP_SECONDS: Final = Gauge(
+    "lmi_startup_phase_seconds",
+    "Seconds each phase of the last start, or restart of the engine, took or has taken so far; "
+    "vLLM is imported in the phase `download`.",
+    ("phase",),
+)
+DOWNLOAD_BYTES: Final = Gauge("lmi_download_bytes", "Bytes of the model that have arrived.")
+DOWNLOAD_BYTES_EXPECTED: Final = Gauge(
+    "lmi_download_bytes_expected", "Bytes of the model to fetch; 0 without a download."
+)
+DOWNLOAD_FILES: Final = Gauge("lmi_download_files", "Files of the model that are complete.")
+DOWNLOAD_FILES_EXPECTED: Final = Gauge(
+    "lmi_download_files_expected", "Files of the model to fetch; 0 without a download."
+)
+BUILD: Final = Gauge("lmi_build_info", "1; the label says what is running.", ("version",))
+BUILD.labels(__version__).set(1)
+
+ALL: Final[tuple[MetricWrapperBase, ...]] = (
+    REQUESTS, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, TOKEN_SECONDS, QUEUE_SECONDS, PROMPT_TOKENS,
+    GENERATED_TOKENS, STREAM_ERRORS, DISCONNECTS, IN_FLIGHT, QUEUE_LIMIT, ADAPTERS_REGISTERED,
+    ADAPTERS_LOADED, STATE, STARTUP_SECONDS, DOWNLOAD_BYTES, DOWNLOAD_BYTES_EXPECTED,
+    DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DRAINS, DRAINED, ENGINE_RESTARTS, TASKS, BUILD,
+)  # fmt: skip
+
+
+class RequestCounter:
+    """Counts requests that have ended; one for the life of a server."""
+
+    def __init__(self) -> None:
+        self._adapters: set[str] = set()
+
+    def __call__(self, summary: RequestSummary) -> None:
+        """Count one request."""
+        dialect, adapter = summary.dialect, self._adapter_label(summary.adapter)
+        if not summary.is_background:
+            REQUESTS.labels(summary.route, dialect, adapter, str(summary.status)).inc()
+            if summary.is_disconnected:
+                DISCONNECTS.labels(dialect).inc()
+        if not summary.is_inference:
+            return
+        REQUEST_SECONDS.labels(dialect).observe(summary.seconds)
+        for histogram, seconds in (
+            (FIRST_TOKEN_SECONDS, summary.first_token_seconds),
+            (TOKEN_SECONDS, summary.token_seconds),
+            (QUEUE_SECONDS, summary.queue_seconds),
+        ):
+            if seconds is not None:
+                histogram.labels(dialect).observe(seconds)
+        PROMPT_TOKENS.labels(adapter).inc(summary.prompt_tokens)
+        GENERATED_TOKENS.labels(adapter).inc(summary.generated_tokens)
+
+    def _adapter_label(self, name: str) -> str:
+        """Return the name while there is room for another; a counter never forgets one."""
+        if name in ("", SEVERAL):
+            return name or BASE
+        if name in _OWN_LABELS:  # somebody's adapter, all the same
+            name = f"{name}_"
+        if name in self._adapters:
+            return name
+        if len(self._adapters) >= MAX_ADAPTERS:
+            return OTHER
+        self._adapters.add(name)
+        return name

@@ -1,0 +1,167 @@
+"""What is known of one request: filled while it runs, reported once when it has ended.
+
+Nothing here costs anything per token. The engine hands over what it counts anyway (`EngineWork`),
+and it is read when the request ends. The record travels in a context variable, because vLLM's own
+handlers lie between the route and the engine on one of the two lanes.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from lmi_vllm.errors import Fault
+
+DISCONNECTED: Final = 499  # as nginx writes it: nobody was there to get a status
+SEVERAL: Final = "several"  # adapters, of a list
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFigures:
+    """What the engine counted for one sequence; times in seconds, None where it did not happen."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    queue_seconds: float | None = None
+    first_token_time: float | None = None  # as of time.time()
+    token_seconds: float | None = None  # mean after the first token
+
+
+class EngineWork(Protocol):
+    """One sequence of a request inside the engine."""
+
+    def figures(self) -> WorkFigures:
+        """Return what has been counted so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """One request that has ended; times in seconds."""
+
+    request_id: str
+    method: str
+    route: str  # the pattern, never what somebody typed
+    shown_path: str
+    remote: str
+    status: int
+    dialect: str
+    adapter: str  # "" is the base model
+    seconds: float
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    first_token_seconds: float | None = None
+    token_seconds: float | None = None
+    queue_seconds: float | None = None
+    is_inference: bool = False
+    is_background: bool = False  # the part of a deferred request that ran after its answer
+    fault: Fault | None = None  # of the refusal, or of what ended a stream early
+
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the client went away before the end."""
+        return self.status == DISCONNECTED
+
+
+Observer = Callable[[RequestSummary], None]
+
+
+class Span(Protocol):
+    """The trace of one request."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What makes others continue the trace (W3C trace context)."""
+        ...
+
+    def end(self, summary: RequestSummary) -> None:
+        """Say how the request ended."""
+        ...
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request while it runs."""
+
+    request_id: str
+    method: str
+    route: str
+    shown_path: str
+    remote: str
+    dialect: str
+    observers: Sequence[Observer] = ()
+    adapter: str = ""
+    is_inference: bool = False
+    is_background: bool = False
+    fault: Fault | None = None
+    span: Span | None = None
+    work: list[EngineWork] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    arrived: float = field(default_factory=time.time)
+
+    def use_adapter(self, name: str | None) -> None:
+        """Note whose answer it is; a list may name more than one."""
+        if name:
+            self.adapter = name if self.adapter in ("", name) else SEVERAL
+
+    def background(self) -> "RequestRecord":
+        """Return the record of what goes on after the request has had its answer."""
+        return RequestRecord(
+            self.request_id,
+            self.method,
+            self.route,
+            self.shown_path,
+            self.remote,
+            self.dialect,
+            self.observers,
+            is_inference=self.is_inference,
+            is_background=True,
+        )
+
+    def end(self, status: int) -> None:
+        """Tell every observer; `status` is what the client got, or DISCONNECTED."""
+        summary = self.summary(status)
+        for observe in self.observers:
+            observe(summary)
+        if self.span is not None:
+            self.span.end(summary)
+
+    def summary(self, status: int) -> RequestSummary:
+        """Return what the request came to."""
+        figures = [work.figures() for work in self.work]
+        first = [one.first_token_time for one in figures if one.first_token_time is not None]
+        spent = [one.token_seconds for one in figures if one.token_seconds is not None]
+        queued = [one.queue_seconds for one in figures if one.queue_seconds is not None]
+        return RequestSummary(
+            self.request_id,
+            self.method,
+            self.route,
+            self.shown_path,
+            self.remote,
+            status,
+            self.dialect,
+            self.adapter,
+            time.monotonic() - self.began,
+            sum(one.prompt_tokens for one in figures),
+            sum(one.generated_tokens for one in figures),
+            max(0.0, min(first) - self.arrived) if first else None,
+            sum(spent) / len(spent) if spent else None,
+            max(queued) if queued else None,
+            self.is_inference,
+            self.is_background,
+            self.fault,
+        )
+
+
+_CURRENT: Final[ContextVar[RequestRecord | None]] = ContextVar("lmi_vllm_request", default=None)
+
+
+def current_record() -> RequestRecord | None:
+    """Return the record of the request that is being answered here, if one is."""
+    return _CURRENT.get()
+
+
+def enter_record(record: RequestRecord | None) -> None:
+    """Make `record` the current one of this task, and of those it starts."""
+    _CURRENT.set(record)
