@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from lmi_vllm.commands.adapter_start import load_adapters
 from lmi_vllm.commands.code_start import check_custom_code, load_custom_code
+from lmi_vllm.commands.garbage import imports_without_collections
 from lmi_vllm.commands.model_files import ModelFiles, ReadyFiles
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
@@ -238,7 +239,8 @@ class ModelStart:
 
 def _import_and_check(arguments: EngineArguments) -> None:
     """Import the engine and let it refuse arguments now, not after the last byte has come."""
-    engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
+    with imports_without_collections():
+        engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
     engine_module.check_arguments(arguments)
 
 

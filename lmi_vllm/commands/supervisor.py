@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from lmi_vllm.commands.garbage import settle, settle_again
 from lmi_vllm.commands.model_files import ReadyFiles
 from lmi_vllm.commands.model_start import ModelStart
 from lmi_vllm.commands.stall_watch import StallWatch
@@ -68,6 +68,7 @@ class Supervisor:
         """
         files = await self._start.prepare()
         runtime = await self._start.bring_up(files)
+        settle()
         self._begin_service(runtime)
         self.ready.set()
         self._announce()
@@ -87,7 +88,7 @@ class Supervisor:
             except LmiError as error:
                 reason = error.text
             else:
-                gc.collect()  # the old engine's sockets and threads go with its last cycle
+                settle_again()
                 reason = await self._watch(runtime.engine)
         return await self._give_up(reason)
 
