@@ -118,6 +118,15 @@ class GuardedConnection(web.RequestHandler):
         response.force_close()
         return response
 
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Say in a line what a client did to the rest of a body that was answered already."""
+        error = options.get("exc_info")
+        if isinstance(error, (web.RequestPayloadError, SlowBodyError)):
+            text = " ".join(str(error).split())[:LONGEST_REASON]
+            logger.info("%s sent no readable body: %s", self.peername, text)
+            return
+        super().log_exception(*args, **options)
+
     def _start(self, setting: str, seconds: float) -> None:
         if seconds and setting not in self._timers:
             give_up = partial(self._give_up, setting, seconds)
