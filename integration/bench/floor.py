@@ -14,7 +14,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from integration.bench.servers import ENGINE_ARGUMENTS, PROMPT
+from integration.bench.servers import PROMPT, engine_arguments
 
 
 async def stream(llm: AsyncLLM, tokens: int, logprobs: int | None) -> int:
@@ -41,7 +41,7 @@ async def run(llm: AsyncLLM, streams: int, tokens: int, logprobs: int | None) ->
 
 async def main() -> None:
     """Serve requests for measurements until stdin ends."""
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**ENGINE_ARGUMENTS))
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments()))
     answers = os.fdopen(int(sys.argv[1]), "w")  # stdout is vLLM's
     print("ready", file=answers, flush=True)
     loop = asyncio.get_running_loop()

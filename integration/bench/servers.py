@@ -29,6 +29,9 @@ ENGINE_ARGUMENTS: Final[Mapping[str, Any]] = {
     "max_loras": 2,
     "kv_cache_memory_bytes": 268435456,
 }
+# Set, each step of every engine takes at least that many milliseconds (`paced_worker`).
+STEP_VARIABLE: Final = "BENCH_STEP_MS"
+PACED_WORKER: Final = "integration.bench.paced_worker.PacedWorker"
 ADAPTERS: Final = ("capitals", "json")
 QUIET: Final[Mapping[str, str]] = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -55,6 +58,12 @@ def free_port() -> int:
         return port
 
 
+def engine_arguments() -> dict[str, Any]:
+    """Return the arguments of every engine that is measured."""
+    paced = {"worker_cls": PACED_WORKER} if os.environ.get(STEP_VARIABLE) else {}
+    return {**ENGINE_ARGUMENTS, **paced}
+
+
 def our_command(port: int) -> list[str]:
     """Return our server on the embedded model."""
     return [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", str(port)]
@@ -63,7 +72,7 @@ def our_command(port: int) -> list[str]:
 def their_command(port: int) -> list[str]:
     """Return vLLM's own server with the arguments of the demo's serving.properties."""
     flags: list[str] = []
-    for name, value in ENGINE_ARGUMENTS.items():
+    for name, value in engine_arguments().items():
         flags.append(f"--{name.replace('_', '-')}")
         if value is not True:
             flags.append(str(value))
@@ -76,12 +85,13 @@ def their_command(port: int) -> list[str]:
 
 def start(command: list[str]) -> "subprocess.Popen[bytes]":
     """Start a server whose output nobody reads."""
+    paced = {"OPTION_WORKER_CLS": PACED_WORKER} if os.environ.get(STEP_VARIABLE) else {}
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        env=dict(os.environ) | dict(QUIET),
+        env=dict(os.environ) | dict(QUIET) | paced,
     )
 
 

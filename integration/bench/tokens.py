@@ -1,10 +1,12 @@
 """CPU of the front-end process per streamed token, ours against vLLM's server and the floor.
 
-    python -m integration.bench tokens [--streams 64] [--tokens 128] [--rounds 5]
+    python -m integration.bench tokens [--streams 64] [--tokens 128] [--rounds 5] [--step-ms 40]
 
 The floor is vLLM's AsyncLLM consumed without HTTP. All three run at once on the same engine
 arguments and are measured in turns; the engine cores are processes of their own and do not count,
-nor does this process, which is the client. Figures are medians of the rounds.
+nor does this process, which is the client. Figures are medians of the rounds. Each step of the
+engines takes `--step-ms` at least (0: as fast as they can), so that they leave the processor to the
+front ends and none of these lags behind.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import psutil
 from integration.bench.servers import (
     PROMPT,
     QUIET,
+    STEP_VARIABLE,
     Running,
     our_command,
     running,
@@ -144,7 +147,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--step-ms", type=int, default=40)
     given = parser.parse_args()
+    if given.step_ms:
+        os.environ[STEP_VARIABLE] = str(given.step_ms)
     size = (given.streams, given.tokens)
     found: dict[str, list[tuple[float, float]]] = {}
     with (

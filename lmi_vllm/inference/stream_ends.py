@@ -9,7 +9,7 @@ from lmi_vllm.errors import LmiError, RouteFamily, status_of
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.formatters import StreamFormatter
 from lmi_vllm.inference.openai_replies import OpenAIDialect
-from lmi_vllm.inference.streams import close_iterator, next_within
+from lmi_vllm.inference.streams import SilenceLimit, close_iterator
 from lmi_vllm.messages import GenerationChunk, ServingProfile
 from lmi_vllm.telemetry.metrics import STREAM_ERRORS
 from lmi_vllm.telemetry.records import current_record
@@ -31,32 +31,34 @@ class StreamEnds:
         formatter: StreamFormatter,
     ) -> AsyncIterator[bytes]:
         """Yield the framed rows of a stream; an error after the first byte is its last row."""
-        seconds, setting = self._chunk_limit
+        limit = SilenceLimit(*self._chunk_limit)
         chunk = first
         try:
             while chunk is not None:
                 yield formatter.rows(chunk)
                 if chunk.finish_reason is not None:
                     return
-                chunk = await next_within(chunks, seconds, setting)
+                chunk = await limit.next(chunks)
         except (LmiError, asyncio.CancelledError) as raised:
             error = self._last_word(raised)
             yield formatter.error(error.text, status_of(error, lmi_family(self.profile)))
         finally:
+            limit.close()
             await close_iterator(chunks)
 
     async def events(
         self, events: AsyncIterator[bytes], dialect: OpenAIDialect
     ) -> AsyncIterator[bytes]:
         """Yield vLLM's events; what ends them early is said in the route's own words."""
-        seconds, setting = self.profile.predict_timeout, "predict_timeout"
+        limit = SilenceLimit(self.profile.predict_timeout, "predict_timeout")
         try:
-            while (event := await next_within(events, seconds, setting)) is not None:
+            while (event := await limit.next(events)) is not None:
                 yield event
-                seconds, setting = self._chunk_limit
+                limit.seconds, limit.setting = self._chunk_limit
         except (LmiError, asyncio.CancelledError) as raised:
             yield dialect.error(self._last_word(raised))
         finally:
+            limit.close()
             await close_iterator(events)
 
     @property

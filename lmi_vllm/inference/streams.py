@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -54,17 +55,74 @@ async def close_iterator(iterator: AsyncIterator[Item]) -> None:
         await close()
 
 
-async def next_within(items: AsyncIterator[Item], seconds: float, setting: str) -> Item | None:
-    """Return the next item, None at the end.
+class SilenceLimit:
+    """Ends the wait for a stream's next item when it takes too long.
 
-    Raises:
-        DeadlineError: nothing came within `seconds`; the text names `setting`.
+    One timer serves the whole stream, looking again at the end of each span whether it is still the
+    same wait: arming one for each item would cost a tenth of what a token costs. `seconds` and
+    `setting` may be changed between waits.
     """
-    try:
-        async with asyncio.timeout(seconds):
+
+    def __init__(self, seconds: float, setting: str) -> None:
+        self.seconds = seconds
+        self.setting = setting
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf  # when the wait under way has taken too long
+        self._task: asyncio.Task[Any] | None = None
+        self._is_over = False
+
+    async def next(self, items: AsyncIterator[Item]) -> Item | None:
+        """Return the next item, None at the end.
+
+        Raises:
+            DeadlineError: nothing came in time; the text names the setting.
+        """
+        self._task = task = asyncio.current_task()
+        cancels = task.cancelling() if task else 0
+        self._due = self._loop.time() + self.seconds
+        if self._timer is None or self._timer.when() > self._due:
+            self._arm()
+        try:
             return await anext(items, None)
-    except TimeoutError:
-        raise deadline_error(seconds, setting) from None
+        except asyncio.CancelledError:
+            if not self._is_over:
+                raise
+            self._is_over = False
+            if task is not None and task.uncancel() > cancels:  # others want its end too
+                raise
+            raise deadline_error(self.seconds, self.setting) from None
+        finally:
+            self._due = math.inf
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        self.close()
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due is math.inf:  # nobody waits: the next wait arms it again
+            return
+        if self._loop.time() < self._due:
+            self._arm()
+        elif self._task is not None:
+            self._is_over = True
+            self._task.cancel()
+
+
+async def next_within(items: AsyncIterator[Item], seconds: float, setting: str) -> Item | None:
+    """Return the next item, None at the end; see `SilenceLimit.next`."""
+    limit = SilenceLimit(seconds, setting)
+    try:
+        return await limit.next(items)
+    finally:
+        limit.close()
 
 
 async def gathered(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:

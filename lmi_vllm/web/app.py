@@ -26,12 +26,13 @@ from lmi_vllm.web.connection import (
 )
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
-from lmi_vllm.web.keys import BEGUN, OPTIONS, RECORD, REQUEST_ID, SERVICE
+from lmi_vllm.web.keys import BEGUN, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.model_routes import add_model_routes
 from lmi_vllm.web.openapi import add_description_routes
 from lmi_vllm.web.recording import begin_record
 from lmi_vllm.web.route_families import OPEN_PATHS, family_of
+from lmi_vllm.web.row_writer import WriteTurn
 from lmi_vllm.web.tgi_routes import add_tgi_routes
 from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
 
@@ -70,6 +71,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     app = web.Application(middlewares=[_common(options)], client_max_size=options.max_request_size)
     app[SERVICE] = service
     app[OPTIONS] = options
+    app[WRITE_TURN] = WriteTurn()
     app.on_response_prepare.append(_add_headers)
     if options.routes is not Routes.MANAGEMENT:
         add_inference_routes(app)

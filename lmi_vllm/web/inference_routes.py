@@ -16,8 +16,9 @@ from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.bodies import form_field
 from lmi_vllm.inference.streams import close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
-from lmi_vllm.web.keys import OPTIONS, REQUEST_ID, SERVICE
+from lmi_vllm.web.keys import OPTIONS, REQUEST_ID, SERVICE, WRITE_TURN
 from lmi_vllm.web.route_families import OPENAI_ROUTES
+from lmi_vllm.web.row_writer import RowWriter
 
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 PING_METHODS: Final = ("GET", "HEAD", "POST")
@@ -133,10 +134,15 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
         return web.Response(status=reply.status, body=reply.body, headers=headers)
     try:
         response = web.StreamResponse(status=reply.status, headers=headers)
-        response.enable_chunked_encoding()
         await response.prepare(request)
-        async for row in reply.stream:
-            await response.write(row)
+        writer = RowWriter(request, request.app[WRITE_TURN])
+        try:
+            async for row in reply.stream:
+                writer.write(row)
+                if writer.is_paused:
+                    await writer.drain()
+        finally:
+            writer.flush()  # also what was said before a failure that cuts the connection
         await response.write_eof()
     finally:
         await close_iterator(reply.stream)

@@ -6,12 +6,14 @@ from aiohttp import web
 
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.records import RequestRecord
+from lmi_vllm.web.row_writer import WriteTurn
 
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions
 
 SERVICE: Final = web.AppKey("service", InferenceService)
 OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
+WRITE_TURN: Final = web.AppKey("write_turn", WriteTurn)
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 RECORD: Final = web.RequestKey("record", RequestRecord)
 # The response whose status line is on its way.

@@ -1,11 +1,16 @@
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
 from lmi_vllm.errors import DeadlineError
-from lmi_vllm.inference.streams import HeldStream, close_iterator, next_within
+from lmi_vllm.inference.streams import (
+    HeldStream,
+    SilenceLimit,
+    close_iterator,
+    next_within,
+)
 
 
 class Rows:
@@ -98,6 +103,77 @@ async def test_next_within_names_setting_at_deadline() -> None:
     with pytest.raises(DeadlineError, match=r"^no answer within 0\.01 s \(predict_timeout\)$"):
         await next_within(silent(), 0.01, "predict_timeout")
     assert ended.is_set()
+
+
+async def test_silence_limit_does_not_count_between_waits() -> None:
+    """A reader that takes longer than the limit between two items is no silence of the stream."""
+    limit = SilenceLimit(0.01, "chunked_read_timeout")
+
+    async def ready() -> AsyncGenerator[int, None]:
+        yield 1
+        yield 2
+
+    rows = ready()
+    assert await limit.next(rows) == 1
+    await asyncio.sleep(0.05)
+    assert await limit.next(rows) == 2
+    limit.close()
+
+
+async def test_silence_limit_arms_one_timer_for_many_items() -> None:
+    """A timer for each item would cost a tenth of what a token costs."""
+    loop, armed = asyncio.get_running_loop(), []
+    call_at = loop.call_at
+
+    def counted(when: float, callback: Callable[..., None], *args: object) -> asyncio.TimerHandle:
+        armed.append(when)
+        return call_at(when, callback, *args)
+
+    async def numbers() -> AsyncGenerator[int, None]:
+        for number in range(1, 100):
+            yield number
+
+    limit, rows = SilenceLimit(60, "predict_timeout"), numbers()
+    loop.call_at = counted  # type: ignore[method-assign,assignment]
+    try:
+        while await limit.next(rows) is not None:
+            pass
+    finally:
+        limit.close()
+        del loop.call_at
+    assert len(armed) == 1
+
+
+async def test_silence_limit_that_got_shorter_is_kept() -> None:
+    """The first item may take long, the others not: the shorter limit holds from then on."""
+    limit = SilenceLimit(60, "predict_timeout")
+
+    async def one_and_silence() -> AsyncGenerator[int, None]:
+        yield 1
+        await asyncio.Event().wait()
+
+    rows = one_and_silence()
+    assert await limit.next(rows) == 1
+    limit.seconds, limit.setting = 0.01, "chunked_read_timeout"
+    with pytest.raises(DeadlineError, match=r"0\.01 s \(chunked_read_timeout\)"):
+        await asyncio.wait_for(limit.next(rows), 5)
+
+
+async def test_silence_limit_passes_a_cancellation_on() -> None:
+    """Only the limit's own cancellation becomes a deadline; a client's going away stays one."""
+    limit, waiting = SilenceLimit(60, "x"), asyncio.Event()
+
+    async def silent() -> AsyncGenerator[int, None]:
+        waiting.set()
+        await asyncio.Event().wait()
+        yield 1
+
+    task = asyncio.ensure_future(limit.next(silent()))
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    limit.close()
 
 
 async def test_close_iterator_accepts_any_iterator(source: Rows) -> None:
