@@ -191,6 +191,21 @@ class InferenceService:
         runtime = self.runtime
         return tgi.describe(self.model.url, runtime.engine, runtime.profile)
 
+    def expect_room(self) -> None:
+        """Refuse what could not be admitted now, before its body is read into memory.
+
+        Raises:
+            NotReadyError: the server starts, drains or has failed.
+            OverloadError: the queue is full.
+        """
+        if (record := current_record()) is not None:
+            record.is_inference = True
+        try:
+            self.admission.check_room()
+        except LmiError as refusal:
+            self.admission.error_rates.record(refusal)
+            raise
+
     async def _until_shutdown(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         """Return the reply; a shutdown that cuts it off is an error with an answer."""
         if (record := current_record()) is not None:

@@ -75,6 +75,7 @@ async def invocations(request: web.Request) -> web.StreamResponse:
         raise MethodNotAllowedError
     if "handler" in properties and not request.app[OPTIONS].allows_handler_override:
         raise BadParameterError("The handler can't be overridden in a request")
+    service.expect_room()
     call = await read_call(request, properties)
     if name is None and (name := form_field(call.body, call.content_type, "model_name")):
         service.check_model(name)
@@ -89,8 +90,11 @@ def openai_handler(kind: str) -> Handler:
             return json_answer({})
         if request.method not in (READ_METHODS if kind == "models" else ("POST",)):
             raise MethodNotAllowedError
+        service = request.app[SERVICE]
+        if kind != "models":
+            service.expect_room()
         call = await read_call(request, request_properties(request.headers))
-        return await send(request, await request.app[SERVICE].answer_openai(call, kind))
+        return await send(request, await service.answer_openai(call, kind))
 
     return handler
 

@@ -51,8 +51,10 @@ def generate_handler(route: TgiRoute) -> Handler:
             return json_answer({})
         if request.method != "POST":
             raise MethodNotAllowedError
+        service = request.app[SERVICE]
+        service.expect_room()
         call = await read_call(request, request_properties(request.headers))
-        reply = await request.app[SERVICE].infer(replace(call, tgi_route=route))
+        reply = await service.infer(replace(call, tgi_route=route))
         return await send(request, reply)
 
     return handler

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -43,6 +44,35 @@ async def test_admission_overload_leaves_admitted_request_alone(
     engine.gate.set()
     assert b'"generated_text":" a b"' in await first.read()
     assert admission_of(client).in_flight == 0
+
+
+@pytest.mark.parametrize(("path", "profile", "status", "text"), OVERLOADS.values(), ids=OVERLOADS)
+async def test_admission_refuses_before_the_body_is_read(
+    serve: ServeScripted,
+    engine: GatedEngine,
+    path: str,
+    profile: dict[str, Any],
+    status: int,
+    text: str,
+) -> None:
+    """With a full queue no body is kept in memory: the answer does not wait for its end."""
+    client = await serve(ServingProfile(model_name="demo", **profile), limit=1)
+    first = await client.post("/invocations", json=STREAM)
+    await first.content.readany()
+    is_answered = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"inputs": "'
+        await is_answered.wait()
+        yield b'"}'
+
+    async with asyncio.timeout(20):
+        second = await client.post(path, data=body())
+    assert second.status == status
+    is_answered.set()
+    assert text in await second.text()
+    engine.gate.set()
+    await first.read()
 
 
 async def test_admission_of_two_at_once_one_succeeds(
