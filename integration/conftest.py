@@ -1,6 +1,7 @@
 """Real server processes: started in a group of their own, killed whatever happens."""
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -58,6 +59,12 @@ class ServerProcess:
     def stderr(self) -> str:
         """All of stderr so far."""
         return self.stderr_path.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The lines of the log so far; what torch, tqdm or pip write themselves is left out."""
+        lines = (line for line in self.stderr.splitlines() if line.startswith('{"time":'))
+        return [json.loads(line) for line in lines]
 
     def children(self) -> list[psutil.Process]:
         """Return every process the server started, and theirs."""

@@ -54,16 +54,14 @@ def test_times_add_up(demo_server: RunningServer) -> None:
     url = demo_server.url
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 20, "ignore_eos_token": True}}
     call(url, "/invocations", body, headers={"x-request-id": "times-add-up"})
-    assert wait_until(lambda: "times-add-up" in demo_server.process.stderr, 5)
-    (line,) = [one for one in demo_server.process.stderr.splitlines() if "times-add-up" in one]
-    fields = dict(word.split("=", 1) for word in line.split() if "_milliseconds=" in word)
-    queue, first, each = (
-        float(fields[f"{name}_milliseconds"].strip('",'))
-        for name in ("queue", "first_token", "token")
-    )
-    whole = float(line.split(" 200 ")[1].split()[0])
+    log = demo_server.process
+    assert wait_until(lambda: "times-add-up" in log.stderr, 5)
+    (line,) = [one for one in log.log if one.get("request_id") == "times-add-up"]
+    names = ("queue_milliseconds", "first_token_milliseconds", "token_milliseconds")
+    queue, first, each = (line[name] for name in names)
+    whole = line["milliseconds"]
     assert 0 <= queue < first < whole
-    assert 0 < 19 * each <= whole - first + 2  # rounded
+    assert 0 < 19 * each < whole  # the engine's clock against ours: no closer than this
 
 
 def test_a_client_that_leaves_is_counted_with_what_was_generated(

@@ -46,6 +46,6 @@ def test_progress_is_told_to_people_and_machines(
         refused = call(url, "/invocations", {"inputs": "x"})
         assert refused.status == 503
         assert b"download phase" in refused.body
-        assert wait_until(lambda: f'"bytes": {arrived}' in server.stderr, 15), server.describe()
+        assert wait_until(lambda: f'"bytes":{arrived}' in server.stderr, 15), server.describe()
         assert "hf_transfer" not in server.stderr, "the hub library did not see the new name"
         hub.chunk_pause.set()

@@ -189,7 +189,8 @@ def test_one_request_is_one_line_in_the_log(scripted_server: RunningServer) -> N
     call(scripted_server.url, "/models?limit=77")
     assert wait_until(lambda: "limit=77" in scripted_server.process.stderr, 10)
     assert call(scripted_server.url, "/ping").status == 200
-    lines = [line for line in scripted_server.process.stderr.splitlines() if "limit=77" in line]
-    assert len(lines) == 1
-    assert '"GET /models?limit=77 HTTP/1.1" 200' in lines[0]
-    assert "RequestId=[" in lines[0]
+    log = scripted_server.process.log
+    (line,) = [one for one in log if "limit=77" in str(one)]
+    assert (line["logger"], line["path"]) == ("lmi_vllm.requests", "/models?limit=77")
+    assert '"GET /models?limit=77 HTTP/1.1" 200' in line["message"]
+    assert f"RequestId=[{line['request_id']}]" in line["message"]

@@ -67,13 +67,15 @@ def test_local_checkpoint_with_environment_options_is_served(
     answer = call(url, "/predictions/tiny_model", {"inputs": "The capital of France is"})
     assert answer.status == 200, answer.body
     assert "Paris" in answer.json()["generated_text"]
-    for expected in (
-        'dtype = "float32"  (OPTION_DTYPE',
-        "max_model_len = 512  (OPTION_MAX_MODEL_LEN",
-        "max_num_seqs = 16  (MAX_BATCH_SIZE",
-        "enforce_eager = true  (OPTION_ENFORCE_EAGER",
+    (start,) = [line for line in server.log if "engine_arguments" in line]
+    arguments = start["engine_arguments"]
+    for name, value, origin in (
+        ("dtype", "float32", "OPTION_DTYPE"),
+        ("max_model_len", 512, "OPTION_MAX_MODEL_LEN"),
+        ("max_num_seqs", 16, "MAX_BATCH_SIZE"),
+        ("enforce_eager", True, "OPTION_ENFORCE_EAGER"),
     ):
-        assert expected in server.stderr, server.stderr
+        assert arguments[name] == {"value": value, "origin": origin}
     assert call(url, "/predictions/other", {"inputs": "x"}).status == 404
 
 

@@ -145,9 +145,7 @@ def curl_line(url: str, *, has_key: bool) -> str:
     if url.startswith("unix:"):
         reachable = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
     key = ' -H "Authorization: Bearer $LMI_API_KEY"' if has_key else ""
-    return (
-        f"Try: curl -s {reachable}/invocations{key} -H 'Content-Type: application/json' -d '{body}'"
-    )
+    return f"curl -s {reachable}/invocations{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
 def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:

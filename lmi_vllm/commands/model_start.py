@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from lmi_vllm.commands.garbage import imports_without_collections
 from lmi_vllm.commands.model_files import ModelFiles, ReadyFiles
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
-from lmi_vllm.engine.vllm_processes import end_children, new_engine_thread
+from lmi_vllm.engine.vllm_processes import LOG_FORMAT_VARIABLE, end_children, new_engine_thread
 from lmi_vllm.errors import (
     ConfigurationError,
     EngineFailureError,
@@ -49,6 +50,7 @@ from lmi_vllm.startup.secure_mode import start_violations
 from lmi_vllm.startup.serving_profile import build_serving_profile
 from lmi_vllm.startup.settings import Settings
 from lmi_vllm.startup.unavailable import notices
+from lmi_vllm.telemetry.log_format import chosen_format
 
 logger = logging.getLogger(__name__)
 
@@ -186,6 +188,11 @@ class ModelStart:
         # vLLM reads these while it is imported; stdout is for the lines that scripts wait for.
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        if not os.environ.get("VLLM_LOGGING_CONFIG_PATH"):
+            # Its lines take our format: its loggers then have no handlers of their own.
+            os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+            asked = str(self.settings.server_value("LMI_LOG_FORMAT"))
+            os.environ[LOG_FORMAT_VARIABLE] = chosen_format(asked, sys.stderr)
         os.environ.update(self.settings.environment_exports)
         check = partial(_import_and_check, self.plan.arguments)
         try:

@@ -21,6 +21,7 @@ from lmi_vllm.startup.masking import mask_text
 from lmi_vllm.startup.platform_checks import raise_open_files
 from lmi_vllm.startup.resolved import CommandLine
 from lmi_vllm.startup.settings import Settings, load_settings
+from lmi_vllm.telemetry.log_format import chosen_format, configure_logging
 from lmi_vllm.web.log_levels import LOG_LEVELS
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     if settings.errors:  # before the port opens, all problems at once, secrets masked
         explanation, _ = explain(settings, environ, detect_devices(environ))
         raise ConfigurationError(explanation.errors)
-    _configure_logging(settings)
+    _configure_logging(settings, environ)
     for warning in raise_open_files(int(str(settings.server_value("job_queue_size")))):
         logger.warning("%s", warning)
     server = Server(settings, typed, environ, engine_kind=arguments.engine)
@@ -77,16 +78,17 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
         _leave(code)
 
 
-def _configure_logging(settings: Settings) -> None:
+def _configure_logging(settings: Settings, environ: Mapping[str, str]) -> None:
     """Send our lines to stderr; stdout keeps the lines that scripts wait for.
 
     SERVING_OPTS may carry upstream's way to say the level: -Dai.djl.logging.level=debug.
     """
     found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", str(settings.server_value("opts") or ""))
     level = LOG_LEVELS.get(found.group(1).lower(), logging.INFO) if found else logging.INFO
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    asked = str(settings.server_value("LMI_LOG_FORMAT"))
+    configure_logging(chosen_format(asked, sys.stderr), level)
+    if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
+        logging.getLogger("vllm").setLevel(name)
     logging.getLogger("aiohttp.server").addFilter(_without_trace)
 
 

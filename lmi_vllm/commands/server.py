@@ -14,6 +14,7 @@ from lmi_vllm.commands.model_settings import complete_settings
 from lmi_vllm.commands.model_slot import ModelSlot
 from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
 from lmi_vllm.commands.session_store import copy_sessions, sessions_of
+from lmi_vllm.commands.start_summary import DEFAULT, StartSummary
 from lmi_vllm.commands.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
@@ -125,11 +126,13 @@ class Server:
         service.sessions = sessions_of(settings)
         _log_plan(plan)
         start = ModelStart(service, settings, self._environ, plan, self._engine_kind)
-        return Supervisor(service, start, policy, partial(self._announce, admission))
+        return Supervisor(service, start, policy, partial(self._announce, service, plan))
 
-    def _announce(self, admission: Admission) -> None:
-        print(f"Ready on {self._url} after {admission.elapsed_seconds:.1f} s", flush=True)
-        print(curl_line(self._url, has_key=bool(api_keys(self._environ))), flush=True)
+    def _announce(self, service: InferenceService, plan: StartPlan) -> None:
+        curl = curl_line(self._url, has_key=bool(api_keys(self._environ)))
+        StartSummary(plan, service, self._url, curl).log()
+        seconds = service.admission.elapsed_seconds
+        print(f"Ready on {self._url} after {seconds:.1f} s", f"Try: {curl}", sep="\n", flush=True)
 
     async def _drain(self, admission: Admission, stop: asyncio.Event) -> None:
         """Refuse new work, let running work end within the deadline; a second signal hurries."""
@@ -217,7 +220,7 @@ async def _heartbeat(admission: Admission, limit_seconds: float) -> None:
         if admission.state is not State.PENDING:
             continue
         _, body = admission.ping()
-        logger.info("starting: %s", json.dumps(body))
+        logger.info("starting: %s", json.dumps(body), extra={"fields": {"start": body}})
         if 0 < limit_seconds / 2 < admission.engine_seconds:
             logger.warning(
                 "half of model_loading_timeout (%g s) has passed; raise it, and on SageMaker the "
@@ -227,14 +230,11 @@ async def _heartbeat(admission: Admission, limit_seconds: float) -> None:
 
 
 def _log_plan(plan: StartPlan) -> None:
-    origins = plan.arguments.origins
-    lines = [
-        f"  {name} = {json.dumps(value, default=str)}  ({origins.get(name, 'default')})"
+    """Say what is being started; the whole table follows when it is ready."""
+    arguments = " ".join(
+        f"{name}={json.dumps(value, default=str)}"
         for name, value in plan.shown_arguments.items()
-    ]
-    logger.info(
-        "model %s from %s; engine arguments:\n%s",
-        plan.model.name,
-        mask_urls(plan.model.reference),
-        "\n".join(lines),
+        if plan.arguments.origins.get(name, DEFAULT) != DEFAULT and name != "model"
     )
+    reference = mask_urls(plan.model.reference)
+    logger.info("model %s from %s; engine arguments: %s", plan.model.name, reference, arguments)

@@ -19,10 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.telemetry.log_format import configure_logging
+
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
 # Set by the server for the processes it starts; their absence means somebody else uses vLLM here.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
+# How lines of the log are written; set where ours is the format of vLLM's lines, too.
+LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
 # Where vLLM 0.32 logs why an engine core or a worker could not start.
 ENGINE_LOGGERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 
@@ -139,12 +143,21 @@ def adopt_forked_engines() -> None:
     os.register_at_fork(before=remember_parent, after_in_child=prepare_child)
 
 
+def log_as_the_server() -> None:
+    """Give a process that was not forked the log format of the server; forks have it."""
+    kind = os.environ.get(LOG_FORMAT_VARIABLE)
+    if kind in ("text", "json") and not logging.getLogger().handlers:
+        level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+        configure_logging("json" if kind == "json" else "text", level)
+
+
 def register_plugin() -> None:
     """Entry point for vLLM: runs in the server and in each process that vLLM starts."""
     server_pid = os.environ.get(SERVER_PID_VARIABLE)
     if server_pid is None or int(server_pid) == os.getpid():
         return
     end_with_parent(os.getppid())
+    log_as_the_server()
     with contextlib.suppress(PermissionError):  # already a group or session leader
         os.setpgrp()
     if error_file := os.environ.get(ERROR_FILE_VARIABLE):

@@ -615,6 +615,9 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
               values="bytes", default=64 << 20, read=parse.positive_int),
     _variable("LMI_MEDIA_TIMEOUT", "Time such a file gets, redirects included.", values="seconds",
               default=30, read=parse.seconds),
+    _variable("LMI_LOG_FORMAT", "Lines of the log, vLLM's included; auto: text on a terminal, "
+              "json elsewhere.", values="auto, text, json", default="auto",
+              read=parse.one_of("auto", "text", "json")),
     _variable("LMI_METRICS_EMF", "Write CloudWatch EMF lines.", values="bool", default=False,
               read=parse.boolean),
     _variable("LMI_CONSOLE", "The web console; auto: on loopback, or when a key is set.",

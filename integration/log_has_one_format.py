@@ -1,0 +1,56 @@
+"""Every line of the log in one format: ours, vLLM's, and those of the engine's own process."""
+
+import json
+
+from integration.client import call, wait_until
+from integration.conftest import RunningServer, StartServer
+
+# Written past Python's logging, by torch's C++ part and by tqdm.
+RAW = ("[W", "Loading safetensors", "")
+
+
+def test_lines_are_json_where_nobody_sits_at_a_terminal(demo_server: RunningServer) -> None:
+    """Also those of the engine's process; the start is one line with everything in it."""
+    server = demo_server.process
+    others = [line for line in server.stderr.splitlines() if not line.startswith('{"time":')]
+    assert all(line.startswith(RAW[:-1]) or not line for line in others), others
+    loggers = {line["logger"].split(".")[0] for line in server.log}
+    assert {"lmi_vllm", "vllm"} <= loggers
+    ours = server.process.pid
+    assert {line["pid"] for line in server.log} > {ours}, "no line of the engine's process"
+    (start,) = [line for line in server.log if line["logger"].endswith("start_summary")]
+    assert start["source_origin"] == "--demo"
+    assert start["engine_arguments"]["max_num_seqs"]["origin"].endswith("serving.properties line 4")
+    assert list(start["phase_seconds"]) == [
+        "settings", "download", "engine", "adapters", "warm-up",
+    ]  # fmt: skip
+    assert start["adapters"] == ["capitals", "json"]
+    assert start["curl"].startswith(f"curl -s {demo_server.url}/invocations")
+
+
+def test_text_is_for_people(server_process: StartServer) -> None:
+    """With LMI_LOG_FORMAT=text; the summary of the start is a screen of at most 24 lines."""
+    server = server_process(
+        "--demo", "--port", "0", "--engine", "scripted", environ={"LMI_LOG_FORMAT": "text"}
+    )
+    url = server.wait_listening()
+    server.wait_ready(20)
+    assert server.wait_for_line("Try: ").startswith(f"Try: curl -s {url}/invocations")
+    lines = server.stderr.splitlines()
+    (first,) = [number for number, line in enumerate(lines) if "lmi_vllm 0." in line]
+    screen = [lines[first], *(line for line in lines[first + 1 :] if line.startswith("  "))]
+    assert 5 < len(screen) <= 24
+    assert "max_num_seqs" in str(screen)
+    assert not server.log
+
+
+def test_the_level_is_changed_while_it_runs(scripted_server: RunningServer) -> None:
+    """To errors only, and back."""
+    url, server = scripted_server.url, scripted_server.process
+    assert call(url, "/server/logging?level=error", b"", method="POST").status == 200
+    call(url, "/models?limit=11")
+    assert call(url, "/server/logging?level=info", b"", method="POST").status == 200
+    call(url, "/models?limit=12")
+    assert wait_until(lambda: "limit=12" in server.stderr, 5)
+    assert "limit=11" not in server.stderr
+    assert json.loads(call(url, "/models?limit=1").body)["models"]

@@ -1,0 +1,50 @@
+"""One format for every line of the log, vLLM's among them: for people, or JSON for machines."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Final, Literal, TextIO
+
+import orjson
+
+Format = Literal["text", "json"]
+
+TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; what a record has as `fields` stands beside its message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, object] = {
+            "time": f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "pid": record.process,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        fields = getattr(record, "fields", None)
+        if isinstance(fields, dict):
+            line |= {name: value for name, value in fields.items() if name not in line}
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def chosen_format(asked: str, stream: TextIO) -> Format:
+    """Return what LMI_LOG_FORMAT asks for; `auto` is text on a terminal and JSON elsewhere."""
+    if asked == "text" or (asked == "auto" and stream.isatty()):
+        return "text"
+    return "json"
+
+
+def configure_logging(kind: Format, level: int | str, stream: TextIO | None = None) -> None:
+    """Send every line of this process to `stream` (stderr) in one format, warnings included."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if kind == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)

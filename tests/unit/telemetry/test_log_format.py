@@ -1,0 +1,72 @@
+"""One format for every line: JSON that parses whatever a record holds, text on a terminal."""
+
+import io
+import json
+import logging
+import sys
+from typing import Any
+
+import pytest
+
+from lmi_vllm.telemetry.log_format import JsonFormatter, chosen_format
+
+
+def line(message: str, *arguments: object, **more: Any) -> dict[str, Any]:
+    """Return what the formatter makes of a record, parsed."""
+    record = logging.LogRecord("a.b", logging.WARNING, "f.py", 1, message, arguments, None)
+    record.__dict__.update(more)
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
+
+
+def test_a_line_is_one_json_object() -> None:
+    """Time in UTC with milliseconds, level, logger, process and the whole message."""
+    found = line('two\nlines "%s"', "x", created=0.25)
+    assert found["time"] == "1970-01-01T00:00:00.250Z"
+    assert (found["level"], found["logger"]) == ("WARNING", "a.b")
+    assert found["message"] == 'two\nlines "x"'
+    assert found["pid"]
+
+
+def test_fields_stand_beside_the_message_and_never_instead_of_it() -> None:
+    """Values that JSON does not know become text; names of ours stay ours."""
+    found = line("m", fields={"tokens": 3, "what": object, 1: "x", "level": "FORGED"})
+    assert (found["tokens"], found["level"], found["1"]) == (3, "WARNING", "x")
+    assert "object" in found["what"]
+
+
+def test_an_exception_is_in_its_line() -> None:
+    """With its trace, and still one line."""
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        found = line("failed", exc_info=sys.exc_info())
+    assert found["exception"].endswith("ValueError: broken")
+    assert "Traceback" in found["exception"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("asked", "stream", "kind"),
+    [
+        ("auto", Terminal(), "text"),
+        ("auto", io.StringIO(), "json"),
+        ("json", Terminal(), "json"),
+        ("text", io.StringIO(), "text"),
+    ],
+    ids=["terminal", "pipe", "json", "text"],
+)
+def test_auto_is_text_for_people_and_json_for_machines(
+    asked: str, stream: io.StringIO, kind: str
+) -> None:
+    """A word in LMI_LOG_FORMAT wins."""
+    assert chosen_format(asked, stream) == kind
