@@ -16,6 +16,7 @@ from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
 from lmi_vllm.commands.session_store import copy_sessions, sessions_of
 from lmi_vllm.commands.start_summary import DEFAULT, StartSummary
 from lmi_vllm.commands.supervisor import FailurePolicy, Outcome, Supervisor
+from lmi_vllm.commands.telemetry_start import log_request_metrics, running_telemetry
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
@@ -60,7 +61,11 @@ class Server:
         admission.error_rates = ErrorRates(_error_rates(self._settings))
         service = InferenceService(admission)
         service.deferred = _deferred_results(self._settings)
-        stop = _stop_signals()
+        async with running_telemetry(service, self._settings, self._environ):
+            return await self._run(service)
+
+    async def _run(self, service: InferenceService) -> tuple[int, str]:
+        admission, stop = service.admission, _stop_signals()
         listeners = await open_listeners(service, self._settings, self._environ)
         self._url = listeners.url
         life = asyncio.create_task(self._live(service))
@@ -124,6 +129,7 @@ class Server:
         service.model = _model_info(plan, settings, self._environ, self._engines)
         service.profile = plan.profile
         service.sessions = sessions_of(settings)
+        log_request_metrics(service, settings)
         _log_plan(plan)
         start = ModelStart(service, settings, self._environ, plan, self._engine_kind)
         return Supervisor(service, start, policy, partial(self._announce, service, plan))
@@ -131,6 +137,9 @@ class Server:
     def _announce(self, service: InferenceService, plan: StartPlan) -> None:
         curl = curl_line(self._url, has_key=bool(api_keys(self._environ)))
         StartSummary(plan, service, self._url, curl).log()
+        phases = {str(name): spent for name, spent in service.admission.phase_seconds.items()}
+        for tell in service.telemetry.on_ready:
+            tell(phases)
         seconds = service.admission.elapsed_seconds
         print(f"Ready on {self._url} after {seconds:.1f} s", f"Try: {curl}", sep="\n", flush=True)
 

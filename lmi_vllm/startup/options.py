@@ -618,8 +618,14 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
     _variable("LMI_LOG_FORMAT", "Lines of the log, vLLM's included; auto: text on a terminal, "
               "json elsewhere.", values="auto, text, json", default="auto",
               read=parse.one_of("auto", "text", "json")),
-    _variable("LMI_METRICS_EMF", "Write CloudWatch EMF lines.", values="bool", default=False,
-              read=parse.boolean),
+    _variable("LMI_METRICS_EMF", "Write CloudWatch EMF lines on stdout.", values="bool",
+              default=False, read=parse.boolean),
+    _variable("LMI_METRICS_EMF_INTERVAL", "Time between two of them.", values="seconds",
+              default=60, read=parse.seconds),
+    _variable("LMI_METRICS_EMF_NAMESPACE", "CloudWatch namespace of their metrics.",
+              default="lmi_vllm"),
+    _variable("SM_TELEMETRY_LOG_REV_2022_12", "File to which telemetry lines are appended; "
+              "SageMaker sets it.", values="path"),
     _variable("LMI_CONSOLE", "The web console; auto: on loopback, or when a key is set.",
               values="auto, on, off", default="auto", read=parse.one_of("auto", "on", "off")),
     _variable("OTEL_EXPORTER_OTLP_ENDPOINT", "Traces are sent there.", values="URL"),

@@ -30,10 +30,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 )
 NAMED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "log_request_metric": "request metrics are at /metrics only",
-        "metrics_aggregation": "request metrics are at /metrics only",
         "LMI_CACHE_URI": "compile caches are not kept between containers yet",
-        "LMI_METRICS_EMF": "CloudWatch EMF lines are not available yet",
         "LMI_CONSOLE": "the console is not available yet",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "traces are not available yet",
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "traces are not available yet",

@@ -7,6 +7,7 @@ from lmi_vllm.telemetry.metrics import RequestCounter
 from lmi_vllm.telemetry.records import Observer, RequestRecord, Span
 from lmi_vllm.telemetry.request_log import log_request
 
+OnReady = Callable[[Mapping[str, float]], None]  # seconds by phase
 StartSpan = Callable[[RequestRecord, Mapping[str, str]], Span]
 
 
@@ -22,4 +23,5 @@ class Telemetry:
     """
 
     observers: list[Observer] = field(default_factory=_always)
+    on_ready: list[OnReady] = field(default_factory=list)  # told of each start of a model
     start_span: StartSpan | None = None

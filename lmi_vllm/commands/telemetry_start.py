@@ -1,0 +1,79 @@
+"""What settings ask for beside metrics and log lines: EMF, request metrics, SageMaker's file."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.startup.settings import Settings
+from lmi_vllm.telemetry.emf import EmfWriter
+from lmi_vllm.telemetry.request_metrics import RequestMetricLog
+from lmi_vllm.telemetry.sagemaker_lines import VARIABLE, TelemetryFile
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def running_telemetry(
+    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+) -> AsyncIterator[None]:
+    """Tell of the server while the body runs; the last line is written at its end."""
+    observers = service.telemetry.observers
+    if path := environ.get(VARIABLE):
+        telemetry = TelemetryFile(Path(path))
+        logging.getLogger().addHandler(telemetry)
+        observers.append(telemetry.observe)
+    if not settings.server_value("LMI_METRICS_EMF"):
+        yield
+        return
+    emf = EmfWriter(
+        _write_line,
+        str(settings.server_value("LMI_METRICS_EMF_NAMESPACE")),
+        lambda: service.admission.model_name,
+        lambda: _gauges(service),
+    )
+    observers.append(emf)
+    service.telemetry.on_ready.append(emf.write_start)
+    seconds = float(str(settings.server_value("LMI_METRICS_EMF_INTERVAL")))
+    flushing = asyncio.create_task(_flush_often(emf, seconds))
+    try:
+        yield
+    finally:
+        flushing.cancel()
+        emf.flush()
+
+
+def log_request_metrics(service: InferenceService, settings: Settings) -> None:
+    """Begin to write `log_request_metric`'s lines, where the model's settings ask for them."""
+    observers = service.telemetry.observers
+    observers[:] = [one for one in observers if not isinstance(one, RequestMetricLog)]
+    if settings.server_value("log_request_metric"):
+        every = int(str(settings.server_value("metrics_aggregation")))
+        observers.append(RequestMetricLog(every))
+
+
+def _gauges(service: InferenceService) -> dict[str, float]:
+    adapters = service.registered_adapters
+    return {
+        "RequestsInFlight": service.admission.in_flight,
+        "AdaptersRegistered": len(adapters),
+        "AdaptersLoaded": sum(adapter.ref is not None for adapter in adapters),
+    }
+
+
+async def _flush_often(emf: EmfWriter, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        emf.flush()
+
+
+def _write_line(line: str) -> None:
+    """Write to stdout, which containers hand to CloudWatch: one write, so that lines stay whole."""
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError as error:  # nobody reads any more: no reason to fail a request
+        logger.warning("an EMF line was not written: %s", error)

@@ -1,0 +1,102 @@
+"""CloudWatch's embedded metric format: lines of JSON that become metrics without any agent.
+
+The specification: AWS, "Embedded metric format specification" (Amazon CloudWatch user guide): at
+most 100 metrics in a directive and 100 values of one metric in a line.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from lmi_vllm.errors import Fault
+from lmi_vllm.telemetry.records import RequestSummary
+
+MOST_VALUES: Final = 100
+COUNT: Final = "Count"
+MILLISECONDS: Final = "Milliseconds"
+_WORKLOAD: Final = frozenset({Fault.OVERLOAD, Fault.NOT_READY})
+_FIRST_SERVER_ERROR: Final = 500
+
+# Metrics that are summed up over the interval (startup.md 10 has upstream's names).
+COUNTERS: Final = (
+    "Requests", "Response_2XX", "Response_4XX", "Response_5XX", "WlmError", "ServerError",
+    "Disconnects", "PromptTokens", "OutputTokens",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class EmfWriter:
+    """Collects inference requests and writes a line an interval, or as soon as one is full.
+
+    `gauges` gives what is true at the moment of writing, with its unit. The only dimension is the
+    model: dimensions that clients choose would each be a metric that CloudWatch bills.
+    """
+
+    write: Callable[[str], None]
+    namespace: str
+    model: Callable[[], str]
+    gauges: Callable[[], Mapping[str, float]] = dict
+    now: Callable[[], float] = time.time
+    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
+    _values: dict[str, list[float]] = field(default_factory=dict)
+
+    def __call__(self, summary: RequestSummary) -> None:
+        """Take one request into the line; other routes than inference are not counted."""
+        if not summary.is_inference:
+            return
+        self._count(summary)
+        for name, seconds in (
+            ("RequestLatency", summary.seconds),
+            ("TimeToFirstToken", summary.first_token_seconds),
+            ("TokenLatency", summary.token_seconds),
+            ("QueueTime", summary.queue_seconds),
+        ):
+            if seconds is not None:
+                self._values.setdefault(name, []).append(round(seconds * 1000, 3))
+        if len(self._values["RequestLatency"]) >= MOST_VALUES:
+            self.flush()
+
+    def _count(self, summary: RequestSummary) -> None:
+        counts, status = self._counts, summary.status
+        counts["Requests"] += 1
+        counts["PromptTokens"] += summary.prompt_tokens
+        counts["OutputTokens"] += summary.generated_tokens
+        if summary.is_disconnected:
+            counts["Disconnects"] += 1
+        elif f"Response_{status // 100}XX" in counts:
+            counts[f"Response_{status // 100}XX"] += 1
+        if summary.fault in _WORKLOAD:
+            counts["WlmError"] += 1
+        elif status >= _FIRST_SERVER_ERROR or summary.fault is Fault.ENGINE:
+            counts["ServerError"] += 1
+
+    def flush(self) -> None:
+        """Write what has come together since the last line; zeros are values, too."""
+        counts, self._counts = self._counts, dict.fromkeys(COUNTERS, 0)
+        values, self._values = self._values, {}
+        units = dict.fromkeys([*counts, *(gauges := self.gauges())], COUNT)
+        units |= dict.fromkeys(values, MILLISECONDS)
+        self._write(units, {**counts, **gauges, **values})
+
+    def write_start(self, phase_seconds: Mapping[str, float]) -> None:
+        """Write the times of a start, by upstream's names."""
+        times = {
+            "DownloadModel": phase_seconds.get("download", 0.0),
+            "LoadModel": phase_seconds.get("engine", 0.0),
+            "StartupLatency": sum(phase_seconds.values()),
+        }
+        milliseconds = {name: round(seconds * 1000, 3) for name, seconds in times.items()}
+        self._write(dict.fromkeys(times, MILLISECONDS), milliseconds)
+
+    def _write(self, units: Mapping[str, str], values: Mapping[str, object]) -> None:
+        directive = {
+            "Namespace": self.namespace,
+            "Dimensions": [["Model"]],
+            "Metrics": [{"Name": name, "Unit": unit} for name, unit in units.items()],
+        }
+        metadata = {"Timestamp": int(self.now() * 1000), "CloudWatchMetrics": [directive]}
+        line = {"_aws": metadata, "Model": self.model(), **values}
+        self.write(orjson.dumps(line).decode() + "\n")

@@ -1,0 +1,68 @@
+"""The telemetry file that SageMaker names in SM_TELEMETRY_LOG_REV_2022_12 (startup.md 12).
+
+What begins with one of four tags in the log, `Tag: metric name: value unit`, is appended to it as
+`Tag.Count:<n>|#lmi_vllm:<version>,<MetricName>:<value> <unit>`.
+"""
+
+import logging
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm._version import __version__
+from lmi_vllm.errors import Fault
+from lmi_vllm.telemetry.records import RequestSummary
+
+logger = logging.getLogger(__name__)
+
+VARIABLE: Final = "SM_TELEMETRY_LOG_REV_2022_12"
+TAGS: Final = ("ModelServerError", "UserScriptError", "SysHealth", "ModelServerTelemetry")
+_TAGGED: Final = re.compile(rf"({'|'.join(TAGS)}):")
+_LINE: Final = re.compile(
+    rf"({'|'.join(TAGS)}): *([A-Za-z][\w ]*?) *: *(-?\d+(?:\.\d+)?) +([A-Za-z%/]+)\s*"
+)
+# What of our own requests is told, by fault.
+_FAULTS: Final = {
+    Fault.CUSTOM_CODE: "UserScriptError: custom code failure: 1 count",
+    Fault.ENGINE: "ModelServerError: engine failure: 1 count",
+    Fault.DEADLINE: "ModelServerError: deadline exceeded: 1 count",
+}
+
+
+class TelemetryFile(logging.Handler):
+    """Appends tagged records; malformed ones are dropped with a warning."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._counts: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append a tagged record."""
+        text = record.getMessage()
+        if _TAGGED.match(text):
+            self.report(text)
+
+    def observe(self, summary: RequestSummary) -> None:
+        """Tell of a request that failed by our fault, or by that of user code."""
+        text = None if summary.fault is None else _FAULTS.get(summary.fault)
+        if text is not None:
+            self.report(text)
+
+    def report(self, text: str) -> None:
+        """Append one line, unless it is malformed."""
+        found = _LINE.fullmatch(text)
+        if found is None:
+            logger.warning("dropped from telemetry, not `Tag: name: value unit`: %.200s", text)
+            return
+        tag, words, value, unit = found.groups()
+        name = "".join(word[0].upper() + word[1:] for word in words.split())
+        self._counts[name] += 1
+        line = f"{tag}.Count:{self._counts[name]}|#lmi_vllm:{__version__},{name}:{value} {unit}\n"
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            logging.getLogger().removeHandler(self)
+            logger.warning("%s %s: %s; no more telemetry", VARIABLE, self._path, error.strerror)
