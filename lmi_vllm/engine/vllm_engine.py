@@ -215,6 +215,7 @@ class VllmEngine:
             handler.cancel()  # else it reports the end we asked for as an engine death
             await asyncio.wait([handler])
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
+        self._llm.release()
         self._llm.clean_up()
         self._thread.shutdown(wait=False)
 

@@ -183,6 +183,20 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """Let `generate` try each new grammar before the engine sees it."""
         self._grammars = grammars
 
+    def release(self) -> None:
+        """Give back, after `shutdown`, the descriptors that vLLM leaves to the garbage collector.
+
+        It may not look at them for long (DECISIONS.md 42).
+        """
+        resources = getattr(self.engine_core, "resources", None)
+        manager = getattr(resources, "engine_manager", None)
+        for process in getattr(manager, "processes", ()):
+            with contextlib.suppress(ValueError):  # it runs still: its pipe is needed
+                process.close()
+        context = getattr(resources, "ctx", None)
+        if context is not None:
+            context.destroy(linger=0)
+
     def clean_up(self) -> None:
         """Remove the private copies of all adapters."""
         folder: PrivateFolder | None = getattr(self, "_folder", None)  # none before `isolate`
