@@ -1,7 +1,10 @@
 """What a server holds at rest, to be compared before and after: nothing may have grown."""
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -21,6 +24,7 @@ class Footprint:
     tasks: int
     requests: int
     resident_bytes: int
+    kinds: Counter[str] = field(default_factory=Counter)  # of descriptors
 
     def leaks_since(self, before: "Footprint") -> list[str]:
         """Return what has grown."""
@@ -28,7 +32,8 @@ class Footprint:
         for name in ("descriptors", "tasks", "requests"):
             old, new = getattr(before, name), getattr(self, name)
             if new > old:
-                found.append(f"leaked {name}: {old} -> {new}")
+                kinds = dict(self.kinds - before.kinds) if name == "descriptors" else ""
+                found.append(f"leaked {name}: {old} -> {new} {kinds}".strip())
         if self.resident_bytes > before.resident_bytes * LEAK_SHARE:
             found.append(f"leaked memory: {before.resident_bytes} -> {self.resident_bytes} bytes")
         return found
@@ -58,4 +63,18 @@ async def measure(session: aiohttp.ClientSession, server: ServerProcess) -> Foot
         int(numbers["lmi_asyncio_tasks"]),
         int(sum(numbers[name] for name in names)),
         process.memory_info().rss,
+        kinds_of_descriptors(process),
     )
+
+
+def kinds_of_descriptors(process: psutil.Process) -> Counter[str]:
+    """Return how many descriptors there are of each kind; connections by their state."""
+    kinds: Counter[str] = Counter()
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = str(link.readlink())
+            kinds[name.split(":[", maxsplit=1)[0]] += 1
+    for connection in process.net_connections("inet"):
+        peer = connection.raddr.port if connection.raddr else ""
+        kinds[f"{connection.status} {connection.laddr.port} {peer}"] += 1
+    return kinds

@@ -131,10 +131,10 @@ class ModelStart:
             return ReadyFiles(plan.model, plan.arguments)
         imports_last = await self._files.install_first()
         if imports_last:
-            ready = await self._files.fetch()
+            ready = await self._fetch()
             await self._import_engine()
         else:
-            ready, _ = await asyncio.gather(self._files.fetch(), self._import_engine())
+            ready, _ = await asyncio.gather(self._fetch(), self._import_engine())
         os.environ.update(ready.exports)
         return ready
 
@@ -177,6 +177,11 @@ class ModelStart:
             raise
         profile = replace(self.plan.profile, task=engine.task)
         return Runtime(engine, profile, adapters, self._code)
+
+    async def _fetch(self) -> ReadyFiles:
+        ready = await self._files.fetch()
+        self.service.admission.enter_phase(Phase.ENGINE)  # whose import may go on
+        return ready
 
     def _report(self, progress: DownloadProgress) -> None:
         self.service.admission.report_progress(asdict(progress))

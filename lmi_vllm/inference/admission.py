@@ -87,7 +87,9 @@ class Admission:
         return {**self._phase_times, self.phase: time.monotonic() - self._phase_began}
 
     def enter_phase(self, phase: Phase) -> None:
-        """Say that the start has come to `phase`."""
+        """Say that the start has come to `phase`, unless it is there already."""
+        if phase is self.phase:
+            return
         now = time.monotonic()
         if phase is Phase.ENGINE:
             self._engine_began = now
@@ -100,7 +102,9 @@ class Admission:
         self._began = self._phase_began = time.monotonic()
         self._phase_times.clear()
         self.become(State.PENDING)
-        self.enter_phase(Phase.ENGINE)
+        self.phase = Phase.ENGINE
+        self._engine_began = self._began
+        self._progress = MappingProxyType({})
 
     def report_progress(self, progress: Mapping[str, object]) -> None:
         """Keep the numbers of a running download for `/ping` and the metrics, from any thread."""
