@@ -38,6 +38,7 @@ from lmi_vllm.messages import (
     OpenAICall,
     ServingProfile,
 )
+from lmi_vllm.startup import traces
 from lmi_vllm.startup.downloads import DownloadProgress
 from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
 from lmi_vllm.startup.explain import explain
@@ -198,6 +199,8 @@ class ModelStart:
             os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
             asked = str(self.settings.server_value("LMI_LOG_FORMAT"))
             os.environ[LOG_FORMAT_VARIABLE] = chosen_format(asked, sys.stderr)
+        if endpoint := self.plan.arguments.values.get(traces.ARGUMENT):
+            os.environ.update(traces.trace_variables(str(endpoint), self.environ))
         os.environ.update(self.settings.environment_exports)
         check = partial(_import_and_check, self.plan.arguments)
         try:

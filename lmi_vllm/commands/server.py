@@ -16,7 +16,7 @@ from lmi_vllm.commands.model_start import ModelStart, StartPlan, plan_start
 from lmi_vllm.commands.session_store import copy_sessions, sessions_of
 from lmi_vllm.commands.start_summary import DEFAULT, StartSummary
 from lmi_vllm.commands.supervisor import FailurePolicy, Outcome, Supervisor
-from lmi_vllm.commands.telemetry_start import log_request_metrics, running_telemetry
+from lmi_vllm.commands.telemetry_start import Traces, log_request_metrics, running_telemetry
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
@@ -27,6 +27,7 @@ from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.masking import mask_urls
 from lmi_vllm.startup.settings import CommandLine, Settings
 from lmi_vllm.startup.text_parsers import error_rate
+from lmi_vllm.startup.traces import ARGUMENT as TRACES_ARGUMENT
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Server:
         self._engine_kind = engine_kind
         self._engines: Supervisor | ModelSlot | None = None  # whoever has one to close
         self._url = ""
+        self._traces: Traces
 
     async def run(self) -> tuple[int, str]:
         """Serve until a signal, a failed start or the engine's death; returns code and reason."""
@@ -61,6 +63,7 @@ class Server:
         admission.error_rates = ErrorRates(_error_rates(self._settings))
         service = InferenceService(admission)
         service.deferred = _deferred_results(self._settings)
+        self._traces = Traces(service, self._environ)
         async with running_telemetry(service, self._settings, self._environ):
             return await self._run(service)
 
@@ -82,6 +85,7 @@ class Server:
             await self._drain(admission, stop)
             life.cancel()
         copy = copy_sessions(self._settings, service.sessions, self._environ)
+        await self._traces.close()
         await asyncio.gather(copy, self._close_engine(stop))
         await listeners.close()
         return outcome.code, outcome.reason
@@ -130,6 +134,7 @@ class Server:
         service.profile = plan.profile
         service.sessions = sessions_of(settings)
         log_request_metrics(service, settings)
+        self._traces.prepare(plan.arguments.values.get(TRACES_ARGUMENT))
         _log_plan(plan)
         start = ModelStart(service, settings, self._environ, plan, self._engine_kind)
         return Supervisor(service, start, policy, partial(self._announce, service, plan))
@@ -137,6 +142,7 @@ class Server:
     def _announce(self, service: InferenceService, plan: StartPlan) -> None:
         curl = curl_line(self._url, has_key=bool(api_keys(self._environ)))
         StartSummary(plan, service, self._url, curl).log()
+        self._traces.begin()
         phases = {str(name): spent for name, spent in service.admission.phase_seconds.items()}
         for tell in service.telemetry.on_ready:
             tell(phases)

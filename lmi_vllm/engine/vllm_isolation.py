@@ -42,7 +42,7 @@ from lmi_vllm.engine.adapter_files import (
 )
 from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
-from lmi_vllm.engine.vllm_work import report_work
+from lmi_vllm.engine.vllm_work import continued_trace, report_work
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, EngineStartError
 from lmi_vllm.messages import AdapterRef
 
@@ -122,7 +122,11 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
                 "another worker_cls or model runner than the default: vLLM's engine would end"
             )
         outputs: AsyncGenerator[Any, None] = super().generate(
-            prompt, sampling_params, request_id, lora_request=lora_request, **options
+            prompt,
+            sampling_params,
+            request_id,
+            lora_request=lora_request,
+            **continued_trace(options),
         )
         if self._grammars and sampling_params.structured_outputs is not None:
             outputs = _checked(outputs, self._grammars, sampling_params)
@@ -137,7 +141,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         shown = lora_request.lora_name if lora_request else ""
         lora_request = self._guarded(lora_request)
         outputs: AsyncGenerator[Any, None] = super().encode(
-            *args, lora_request=lora_request, **options
+            *args, lora_request=lora_request, **continued_trace(options)
         )
         if lora_request is None or lora_request is self._base_lora:
             return outputs

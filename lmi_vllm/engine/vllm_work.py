@@ -33,6 +33,14 @@ class SequenceWork:
         )
 
 
+def continued_trace(options: dict[str, Any]) -> dict[str, Any]:
+    """Put the engine's span below ours, whatever vLLM's handler took from the client's headers."""
+    record = current_record()
+    if record is None or record.trace_headers is None:
+        return options
+    return {**options, "trace_headers": dict(record.trace_headers)}  # it is serialised
+
+
 def report_work(processor: Any) -> None:
     """Give the record of each request what vLLM's output processor knows of its sequences.
 

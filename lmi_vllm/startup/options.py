@@ -628,8 +628,16 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
               "SageMaker sets it.", values="path"),
     _variable("LMI_CONSOLE", "The web console; auto: on loopback, or when a key is set.",
               values="auto, on, off", default="auto", read=parse.one_of("auto", "on", "off")),
-    _variable("OTEL_EXPORTER_OTLP_ENDPOINT", "Traces are sent there.", values="URL"),
-    _variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "Traces are sent there.", values="URL"),
+    _variable("OTEL_EXPORTER_OTLP_ENDPOINT", "Traces are sent there, to /v1/traces below it "
+              "unless by grpc; it becomes the engine argument otlp_traces_endpoint.", values="URL"),
+    _variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "Traces are sent there exactly.",
+              values="URL"),
+    _variable("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "How; unset: OTEL_EXPORTER_OTLP_PROTOCOL, "
+              "else grpc to port 4317 and HTTP to others.", values="grpc, http/protobuf",
+              read=parse.one_of("grpc", "http/protobuf")),
+    _variable("OTEL_EXPORTER_OTLP_PROTOCOL", "As OTEL_EXPORTER_OTLP_TRACES_PROTOCOL.",
+              values="grpc, http/protobuf", read=parse.one_of("grpc", "http/protobuf")),
+    _variable("OTEL_SERVICE_NAME", "`service.name` of traces; unset: lmi_vllm."),
     _variable("HF_TOKEN", "Token for the Hugging Face hub."),
     _variable("HUGGING_FACE_HUB_TOKEN", "Read when HF_TOKEN is unset."),
     _variable("HF_HOME", "The hub library's cache.", values="path"),

@@ -32,8 +32,6 @@ NAMED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_CACHE_URI": "compile caches are not kept between containers yet",
         "LMI_CONSOLE": "the console is not available yet",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "traces are not available yet",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "traces are not available yet",
     }
 )
 

@@ -96,6 +96,7 @@ class RequestRecord:
     is_background: bool = False
     fault: Fault | None = None
     span: Span | None = None
+    trace_headers: Mapping[str, str] | None = None  # what the engine's span continues
     work: list[EngineWork] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     arrived: float = field(default_factory=time.time)
@@ -117,6 +118,7 @@ class RequestRecord:
             self.observers,
             is_inference=self.is_inference,
             is_background=True,
+            trace_headers=self.trace_headers,
         )
 
     def end(self, status: int) -> None:

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from lmi_vllm.telemetry.hub import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
-from lmi_vllm.web.route_families import family_of
+from lmi_vllm.web.route_families import OPEN_PATHS, family_of
 
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
@@ -19,6 +19,7 @@ SHOWN_QUERY: Final = frozenset(
         "model_name", "synchronous", "min_worker", "max_worker", "level", "name[]",
     }
 )  # fmt: skip
+UNTRACED: Final = OPEN_PATHS | {"/metrics", "/server/metrics"}  # asked every few seconds
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -36,8 +37,9 @@ def begin_record(
         str(family_of(request.path, is_tgi=is_tgi)),
         telemetry.observers,
     )
-    if telemetry.start_span is not None:
+    if telemetry.start_span is not None and record.route not in UNTRACED:
         record.span = telemetry.start_span(record, request.headers)
+        record.trace_headers = record.span.headers
     enter_record(record)
     return record
 

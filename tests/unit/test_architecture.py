@@ -22,6 +22,7 @@ ROOMS = {
     "hooks": rf"{SHARED}|hooks\..*",
     "inference": rf"{SHARED}|telemetry\..*|engine\.base\..*|hooks\..*|inference\..*",
     "web": rf"{SHARED}|telemetry\..*|inference\..*|web\..*",
+    "bench": rf"{SHARED}|bench\..*|telemetry\.request_metrics\.percentile",
     "commands": r".*",
     "cli": rf"{SHARED}|commands\..*",
     "demo": rf"{SHARED}|demo\..*",
@@ -31,14 +32,15 @@ ROOMS = {
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
     "vllm": r"engine/vllm_\w+\.py",
-    "aiohttp": r"(web|commands)/\w+\.py|cli\.py|engine/media_fetch\.py",
+    "aiohttp": r"(web|commands)/\w+\.py|cli\.py|engine/media_fetch\.py|bench/http_client\.py",
     "pydantic_settings": r"startup/settings\.py",
     "pydantic": r"startup/settings\.py|inference/parameters\.py|engine/vllm_(openai|routes)\.py",
-    "boto3": r"startup/(downloads|s3_\w+)\.py",
-    "botocore": r"startup/(downloads|s3_\w+)\.py",
+    "boto3": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
+    "botocore": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
     "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",
     "xgrammar": r"engine/vllm_\w+\.py",
     "prometheus_client": r"telemetry/metrics\.py|web/management_routes\.py",
+    "opentelemetry": r"telemetry/otel\.py",
     "torch": r"engine/vllm_\w+\.py|demo/\w+\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
