@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
 
-.PHONY: setup serve test check lint format unit contract integration docs bench storm chaos fuzz clean
+.PHONY: setup serve test check lint format unit contract integration docs bench storm chaos fuzz pictures clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
 	@$(PYTHON) scripts/setup.py
@@ -52,6 +52,9 @@ storm: setup      ## the isolation storm over adapters, five minutes unless ARGS
 
 chaos: setup      ## mixed traffic, rubbish, hang-ups and engine kills, ten minutes unless ARGS says otherwise
 	$(PY) -m integration.chaos --seconds 600 $(ARGS)
+
+pictures: setup   ## the pictures of config/console.md, taken by the tests of the console
+	LMI_CONSOLE_PICTURES=$(CURDIR)/config/console $(PYTEST) integration/console_in_a_browser.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-litellm .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

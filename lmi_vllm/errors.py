@@ -21,6 +21,7 @@
     │   ├── ModelCapacityError       507: one model per process, or memory is not enough
     │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
     ├── UnauthorizedError            401
+    ├── CrossSiteError               403: a page of another site asks
     ├── PayloadTooLargeError         413
     ├── SlowBodyError                408
     ├── OverloadError                the in-flight limit is reached; carries Retry-After
@@ -48,6 +49,7 @@ class Fault(StrEnum):
     NOT_FOUND = "not_found"
     BAD_PARAMETER = "bad_parameter"
     UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
     METHOD = "method"
     EXPECTATION = "expectation"
     CONFLICT = "conflict"
@@ -230,6 +232,13 @@ class UnauthorizedError(LmiError):
         )
 
 
+class CrossSiteError(LmiError):
+    """A browser sends it for a page of another site."""
+
+    fault = Fault.FORBIDDEN
+    kind = "ForbiddenException"
+
+
 class PayloadTooLargeError(LmiError):
     """The body is larger than `max_request_size`."""
 
@@ -293,6 +302,7 @@ STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
         Fault.NOT_FOUND: 404,
         Fault.BAD_PARAMETER: 400,
         Fault.UNAUTHORIZED: 401,
+        Fault.FORBIDDEN: 403,
         Fault.METHOD: 405,
         Fault.EXPECTATION: 417,
         Fault.CONFLICT: 409,
@@ -322,6 +332,7 @@ OPENAI_TYPES: Final[Mapping[Fault, str]] = MappingProxyType(
         Fault.NOT_FOUND: "NotFoundError",
         Fault.BAD_PARAMETER: "BadRequestError",
         Fault.UNAUTHORIZED: "AuthenticationError",
+        Fault.FORBIDDEN: "PermissionDeniedError",
         Fault.METHOD: "MethodNotAllowedError",
         Fault.EXPECTATION: "BadRequestError",
         Fault.TOO_LARGE: "BadRequestError",

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ from aiohttp import web
 
 from lmi_vllm.errors import Fault, StartupError
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.startup.listen import ListenAddress, listen_plan
+from lmi_vllm.startup.devices import detect_devices
+from lmi_vllm.startup.listen import ListenAddress, has_console, listen_plan
 from lmi_vllm.startup.settings import Settings
 from lmi_vllm.web.app import Routes, WebOptions, create_app
 from lmi_vllm.web.connection import (
@@ -22,6 +23,7 @@ from lmi_vllm.web.connection import (
     ClientPatience,
     GuardedConnection,
 )
+from lmi_vllm.web.console import ConsoleOptions
 from lmi_vllm.web.tls import tls_context
 
 BACKLOG: Final = 2048
@@ -44,9 +46,14 @@ class Listeners:
 
 
 async def open_listeners(
-    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+    service: InferenceService,
+    settings: Settings,
+    environ: Mapping[str, str],
+    explain: Callable[[], Mapping[str, object]],
 ) -> Listeners:
     """Open what the settings ask for; the application answers `/ping` from here on.
+
+    `explain` is what the console shows of the configuration.
 
     Raises:
         StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
@@ -55,20 +62,42 @@ async def open_listeners(
     options = _web_options(settings, environ)
     is_tls = plan.inference.is_tls or (plan.management is not None and plan.management.is_tls)
     tls = tls_context(plan.certificate_file, plan.private_key_file) if is_tls else None
+    console = _console_options(environ, explain)
     if plan.management is None:
+        if has_console(settings, plan.inference, has_key=bool(options.api_keys)):
+            options = replace(options, console=console)
         runner, url = await _open(plan.inference, service, options, tls)
-        print(f"Listening on {url}", flush=True)
+        _say_where(f"Listening on {url}", url, options)
         return Listeners(url, (runner,))
     inference = replace(options, routes=Routes.INFERENCE)
     management = replace(options, routes=Routes.MANAGEMENT)
     runner, url = await _open(plan.inference, service, inference, tls)
+    if has_console(settings, plan.management, has_key=bool(options.api_keys)):
+        management = replace(management, console=replace(console, inference_url=url))
     try:
         second, second_url = await _open(plan.management, service, management, tls)
     except StartupError:
         await runner.cleanup()
         raise
-    print(f"Management on {second_url}", f"Listening on {url}", sep="\n", flush=True)
+    print(f"Management on {second_url}")
+    _say_where(f"Listening on {url}", second_url, management)
     return Listeners(url, (runner, second))
+
+
+def _say_where(line: str, url: str, options: WebOptions) -> None:
+    """Print what scripts and people wait for."""
+    if options.console is not None:
+        print(f"Console on {reachable_url(url)}/console")
+    print(line, flush=True)
+
+
+def _console_options(
+    environ: Mapping[str, str], explain: Callable[[], Mapping[str, object]]
+) -> ConsoleOptions:
+    has_gpus = bool(detect_devices(environ).gpu_count)
+    return ConsoleOptions(
+        explain, reads_gpus=has_gpus, visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
+    )
 
 
 class _Site(web.BaseSite):
@@ -138,10 +167,15 @@ async def _open(
     return runner, address.url(bound)
 
 
+def reachable_url(url: str) -> str:
+    """Return the URL that leads there from this machine; an address of all means its own."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
+
+
 def curl_line(url: str, *, has_key: bool) -> str:
     """Return a command that tries the server."""
     body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
-    reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
+    reachable = reachable_url(url)
     if url.startswith("unix:"):
         reachable = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
     key = ' -H "Authorization: Bearer $LMI_API_KEY"' if has_key else ""

@@ -24,6 +24,7 @@ from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
 from lmi_vllm.inference.model_control import ModelInfo
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.startup.devices import detect_devices
+from lmi_vllm.startup.explain import as_document, explain
 from lmi_vllm.startup.masking import mask_urls
 from lmi_vllm.startup.settings import CommandLine, Settings
 from lmi_vllm.startup.text_parsers import error_rate
@@ -55,6 +56,7 @@ class Server:
         self._engines: Supervisor | ModelSlot | None = None  # whoever has one to close
         self._url = ""
         self._traces: Traces
+        self._settings_in_use = settings  # a registered model brings its own
 
     async def run(self) -> tuple[int, str]:
         """Serve until a signal, a failed start or the engine's death; returns code and reason."""
@@ -69,7 +71,7 @@ class Server:
 
     async def _run(self, service: InferenceService) -> tuple[int, str]:
         admission, stop = service.admission, _stop_signals()
-        listeners = await open_listeners(service, self._settings, self._environ)
+        listeners = await open_listeners(service, self._settings, self._environ, self._explained)
         self._url = listeners.url
         life = asyncio.create_task(self._live(service))
         stopping = asyncio.create_task(stop.wait())
@@ -119,6 +121,12 @@ class Server:
         print(f"Ready on {self._url} without a model: POST /models loads one", flush=True)
         return await slot.run()
 
+    def _explained(self) -> Mapping[str, object]:
+        """Return what `lmi-vllm explain --format json` would print, secrets masked."""
+        devices = detect_devices(self._environ)
+        explanation, _ = explain(self._settings_in_use, self._environ, devices)
+        return as_document(explanation)
+
     def _loading_seconds(self) -> float:
         return float(str(self._settings.option_value("model_loading_timeout")))
 
@@ -126,6 +134,7 @@ class Server:
         self, service: InferenceService, plan: StartPlan, settings: Settings
     ) -> Supervisor:
         """Return what starts and keeps the planned model; the service knows of it from here on."""
+        self._settings_in_use = settings
         admission = service.admission
         policy = _failure_policy(settings)
         admission.model_name = plan.model.name

@@ -168,16 +168,20 @@ def _compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def as_json(explanation: Explanation) -> str:
+def as_document(explanation: Explanation) -> dict[str, object]:
     """The explanation as one JSON object."""
-    document = {
+    return {
         "engine_args": explanation.engine_args,
         "server": explanation.server,
         "options": explanation.options,
         "warnings": explanation.warnings,
         "errors": explanation.errors,
     }
-    return json.dumps(document, indent=2, ensure_ascii=False, default=str)
+
+
+def as_json(explanation: Explanation) -> str:
+    """The explanation as the text of one JSON object."""
+    return json.dumps(as_document(explanation), indent=2, ensure_ascii=False, default=str)
 
 
 _COLUMNS: Final = ("name", "value", "origin", "effect", "target", "note")

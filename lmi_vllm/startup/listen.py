@@ -4,6 +4,7 @@ startup.md 13: `https://` needs a PEM pair, and another management address is a 
 that has only the management routes. The files themselves are read when the port opens (web/tls.py).
 """
 
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ class ListenAddress:
     def is_tls(self) -> bool:
         """Whether the address begins with https."""
         return self.scheme == "https"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it, by a port that a browser can open."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     def url(self, port: int | None = None) -> str:
         """The address as text, with the port that was bound where it asked for any."""
@@ -75,6 +86,12 @@ def listen_plan(settings: Settings) -> ListenPlan:
     is_one = management == inference and bool(inference.port or inference.path)  # 0: any free port
     shared = not configured or is_one
     return ListenPlan(inference, None if shared else management, certificate, key)
+
+
+def has_console(settings: Settings, address: ListenAddress, *, has_key: bool) -> bool:
+    """Whether the listener at `address` has the console; by itself, where no stranger sees it."""
+    wanted = settings.server_value("LMI_CONSOLE")
+    return wanted == "on" or (wanted == "auto" and (has_key or address.is_loopback))
 
 
 def check_listen(server: Mapping[str, Setting], fail: Callable[[str], None]) -> None:

@@ -31,7 +31,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 NAMED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_CACHE_URI": "compile caches are not kept between containers yet",
-        "LMI_CONSOLE": "the console is not available yet",
     }
 )
 

@@ -8,15 +8,20 @@ from lmi_vllm.telemetry.records import RequestSummary
 logger = logging.getLogger("lmi_vllm.requests")
 
 _MILLISECONDS: Final = 1000
+_POLLED: Final = "/console/state"  # by an open page, every other second: below info
+_FIRST_ERROR: Final = 400
 
 
 def log_request(summary: RequestSummary) -> None:
     """Write the line: upstream's access line, then the request's id and figures."""
-    if not logger.isEnabledFor(logging.INFO):
+    is_poll = summary.route == _POLLED and summary.status < _FIRST_ERROR
+    level = logging.DEBUG if is_poll else logging.INFO
+    if not logger.isEnabledFor(level):
         return
     fields = _fields(summary)
     figures = "".join(f" {name}={value}" for name, value in _figures(summary).items())
-    logger.info(
+    logger.log(
+        level,
         '%s "%s %s HTTP/1.1" %d %d RequestId=[%s]%s',
         summary.remote,
         summary.method,

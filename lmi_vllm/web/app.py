@@ -24,12 +24,20 @@ from lmi_vllm.web.connection import (
     GuardedConnection,
     watch_body,
 )
+from lmi_vllm.web.console import (
+    ConsoleOptions,
+    add_console_routes,
+    check_console_request,
+    is_console,
+    is_open_page,
+)
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.keys import BEGUN, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.model_routes import add_model_routes
 from lmi_vllm.web.openapi import add_description_routes
+from lmi_vllm.web.other_sites import check_not_foreign
 from lmi_vllm.web.recording import begin_record
 from lmi_vllm.web.route_families import OPEN_PATHS, family_of
 from lmi_vllm.web.row_writer import WriteTurn
@@ -63,6 +71,7 @@ class WebOptions:
     patience: ClientPatience = field(default_factory=ClientPatience)
     statuses: Mapping[Fault, int] = field(default_factory=lambda: MappingProxyType({}))
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    console: ConsoleOptions | None = None  # None: there is none
 
 
 def create_app(service: InferenceService, options: WebOptions | None = None) -> web.Application:
@@ -82,6 +91,8 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
         add_model_routes(app)
         add_vllm_adapter_routes(app)
     add_description_routes(app)
+    if options.console is not None:
+        add_console_routes(app, options.console)
     for route in app.router.routes():
         # aiohttp's own answers in plain text, before any middleware.
         route._expect_handler = _continue
@@ -167,6 +178,9 @@ async def _answer(
 def _check_headers(request: web.Request, options: WebOptions) -> None:
     if not _has_key(request, options.api_keys):
         raise UnauthorizedError
+    check_not_foreign(request, allows_cors=bool(options.cors_headers))
+    if is_console(request.path):
+        check_console_request(request, options)
     if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
         raise ExpectationError("Expect: only 100-continue is supported")
 
@@ -190,7 +204,8 @@ async def _continue(request: web.Request) -> None:
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     request[BEGUN] = response
     response.headers.extend(NO_CACHE_HEADERS)
-    response.headers.extend(request.app[OPTIONS].cors_headers)
+    if not is_console(request.path):
+        response.headers.extend(request.app[OPTIONS].cors_headers)
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if response.status >= FIRST_ERROR_STATUS:
         response.force_close()
@@ -210,7 +225,7 @@ def _is_preflight(request: web.Request) -> bool:
 
 
 def _has_key(request: web.Request, keys: tuple[str, ...]) -> bool:
-    if not keys or request.path in OPEN_PATHS:
+    if not keys or request.path in OPEN_PATHS or is_open_page(request.path):
         return True
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     given = [request.headers.get("x-api-key", "")]

@@ -193,6 +193,8 @@ def _errors(
     for fault in Fault:
         if fault is Fault.UNAUTHORIZED and not options.api_keys:
             continue
+        if fault is Fault.FORBIDDEN and operation.method in ("get", "options"):
+            continue
         status = FAMILY_STATUS[family].get(fault, STATUS[fault])
         statuses.add(options.statuses.get(fault, status) if is_configurable else status)
     if family is RouteFamily.TGI:

@@ -12,7 +12,6 @@ from lmi_vllm.startup.unavailable import NAMED, REFUSED, notices
 # A value that asks for the feature, by name; anything else asks with "1".
 VALUES = {
     "LMI_FRONTEND_PROCESSES": "2",
-    "LMI_CONSOLE": "on",
     "LMI_CACHE_URI": "s3://b/p",
     "error_rate_wlm": "5/PT1M",
     "error_rate_server": "5/PT1M",

@@ -1,0 +1,116 @@
+"""Memory as the machine sees it: processes and limit on Linux, GPUs as the driver tells.
+
+Read from `/proc` and cgroup files rather than asked of torch, which would take memory of the GPU
+only to say how much is left.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+CGROUP: Final = Path("/sys/fs/cgroup")
+NVIDIA_SMI_SECONDS: Final = 3.0
+_QUERY: Final = "index,name,memory.used,memory.total,utilization.gpu"
+_MIB: Final = 1 << 20
+
+
+def memory_in_use(
+    pid: int | None = None, proc: Path = PROC, cgroup: Path = CGROUP
+) -> dict[str, int]:
+    """Return bytes that the server and its engine hold, and how many they may; {} off Linux."""
+    own = pid or os.getpid()
+    server = _resident(proc, own)
+    if server is None:
+        return {}
+    engine = sum(_resident(proc, child) or 0 for child in _descendants(proc, own))
+    found = {"server": server, "engine": engine}
+    total, available = _machine(proc)
+    limit = _limit(cgroup)
+    if limit is not None and limit < total:
+        used = _number(cgroup / "memory.current") or 0
+        return {**found, "total": limit, "available": max(0, limit - used)}
+    return {**found, "total": total, "available": available}
+
+
+def gpus_in_use(visible: str | None = None) -> list[dict[str, object]]:
+    """Return each GPU's name, memory in bytes and load in percent, as nvidia-smi says; [] without.
+
+    `visible` is CUDA_VISIBLE_DEVICES: with it only the GPUs of those numbers.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    wanted = None if visible is None else {part.strip() for part in visible.split(",")}
+    numbered = wanted is not None and all(part.isdecimal() for part in wanted)
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    return [
+        {
+            "index": row[0],
+            "name": row[1],
+            "used": int(row[2]) * _MIB,
+            "total": int(row[3]) * _MIB,
+            "load": int(row[4]) if row[4].isdecimal() else None,
+        }
+        for row in rows
+        if _is_complete(row) and (wanted is None or not numbered or row[0] in wanted)
+    ]
+
+
+def _is_complete(row: list[str]) -> bool:
+    return len(row) == len(_QUERY.split(",")) and row[2].isdecimal() and row[3].isdecimal()
+
+
+def _resident(proc: Path, pid: int) -> int | None:
+    """Return the bytes of a process that are in memory; None when there is no such process."""
+    try:
+        pages = (proc / str(pid) / "statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _descendants(proc: Path, pid: int) -> Iterator[int]:
+    children: dict[int, list[int]] = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            # The name, in brackets, may hold anything; the parent is the second field after it.
+            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue  # it has ended meanwhile
+        parent = int(fields.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(int(folder.name))
+    waiting = list(children.get(pid, ()))
+    while waiting:
+        child = waiting.pop()
+        yield child
+        waiting += children.get(child, ())
+
+
+def _machine(proc: Path) -> tuple[int, int]:
+    lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
+    sizes: Mapping[str, str] = dict(line.split(":", 1) for line in lines)
+    total, available = (int(sizes[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return total, available
+
+
+def _limit(cgroup: Path) -> int | None:
+    """Return what the container may use; None without a limit."""
+    return _number(cgroup / "memory.max")
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
