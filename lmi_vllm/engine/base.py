@@ -17,6 +17,23 @@ from lmi_vllm.messages import (
 )
 
 
+class DirectChunks(Protocol):
+    """Reads chunks of a stream where they are made, with no task in between."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a chunk may come now."""
+        ...
+
+    def read_chunk(self, chunk: GenerationChunk) -> None:
+        """Take a chunk; only while it is open."""
+        ...
+
+    def read_token(self, token: int, text: str, logprob: float | None) -> None:
+        """Take the chunk of one ordinary token, which most are; only while it is open."""
+        ...
+
+
 class Engine(Protocol):
     """Generates tokens, answers OpenAI calls, holds adapters and says whether it is alive."""
 
@@ -45,8 +62,13 @@ class Engine(Protocol):
         """What its OpenAI handlers read and answer; slow the first time."""
         ...
 
-    def generate(self, job: GenerationJob) -> AsyncIterator[GenerationChunk]:
+    def generate(
+        self, job: GenerationJob, direct: DirectChunks | None = None
+    ) -> AsyncIterator[GenerationChunk]:
         """Yield the chunks of `job`, each sequence ending with a finish reason.
+
+        While `direct` is open it may be called with chunks instead; they and those that are yielded
+        come in order, and the first and the last of the stream are always yielded.
 
         Closing the iterator, or cancelling its consumer, frees the request within a second.
 

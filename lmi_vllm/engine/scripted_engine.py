@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
 from lmi_vllm.messages import (
     AdapterRef,
@@ -83,7 +84,9 @@ class ScriptedEngine:
     is_closed: bool = False
     _dead: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(
+        self, job: GenerationJob, direct: DirectChunks | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the script's chunks, or the default answer; see `Engine.generate`."""
         await self.check_health()
         if len(job.prompt.split()) >= self.max_model_len:
@@ -105,7 +108,10 @@ class ScriptedEngine:
                 else:
                     self.progress += 1
                     work.add(len(step.tokens))
-                    yield step
+                    if direct is None or step.finish_reason is not None or not direct.is_open:
+                        yield step
+                    else:
+                        direct.read_chunk(step)
         finally:
             self.running_requests -= 1
 

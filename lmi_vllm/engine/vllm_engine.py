@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
+from vllm import envs
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -21,6 +22,9 @@ from vllm.sampling_params import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from lmi_vllm.engine.base import DirectChunks
+from lmi_vllm.engine.vllm_chunks import ChunkMaker
+from lmi_vllm.engine.vllm_direct import DirectRequest, direct_request
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_media import guard_media
@@ -38,7 +42,6 @@ from lmi_vllm.errors import (
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    GeneratedToken,
     GenerationChunk,
     GenerationJob,
     OpenAICall,
@@ -46,7 +49,6 @@ from lmi_vllm.messages import (
     OpenAISchemas,
     PromptToken,
     ServingProfile,
-    TokenLogprob,
 )
 
 __all__ = ["VllmEngine", "check_arguments", "start_vllm_engine"]
@@ -56,7 +58,6 @@ logger = logging.getLogger(__name__)
 DEATH_POLL_SECONDS: Final = 0.2
 SHUTDOWN_SECONDS: Final = 5.0
 LAST_ANSWER_SECONDS: Final = 2.0
-MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
 # Generation-config fields that decide how to sample; the others always apply, as in vLLM.
 _SAMPLING_STYLE: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
 _MODEL_DEFAULTS: Final = frozenset(
@@ -83,6 +84,7 @@ async def start_vllm_engine(
             started.llm.guard_grammars(GrammarGuard(started.llm, seconds, started.thread))
         guard_media(profile.media)
         openai = await VllmOpenAI.create(started.llm, started.namespace, profile)
+        envs.enable_envs_cache()  # as its engine does: it looks into the environment for each token
         return VllmEngine(started, openai, await _task(started.llm))
     except BaseException as error:
         started.llm.clean_up()
@@ -145,21 +147,23 @@ class VllmEngine:
         """Steps of the engine whose outputs have arrived."""
         return self._llm.steps
 
-    async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(
+        self, job: GenerationJob, direct: DirectChunks | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of `job`; see `Engine.generate`."""
+        chunks = ChunkMaker(job, self._tokenizer, self._special_ids)
         with _our_errors():
             outputs = self._outputs(job, await self._render(job))
         try:
-            prompt_logprobs: tuple[TokenLogprob, ...] = ()
             with _our_errors():
-                async for output in outputs:
-                    if output.prompt_logprobs and not prompt_logprobs:
-                        prompt_logprobs = self._prompt_logprobs(output)
-                    prompt_tokens = len(output.prompt_token_ids or ())
+                with direct_request(_direct_request(job, chunks, direct)):
+                    output = await anext(outputs, None)
+                while output is not None:
                     for completion in output.outputs:
                         if completion.finish_reason == "error":
                             raise EngineFailureError("Internal server error")
-                        yield self._chunk(job, completion, prompt_tokens, prompt_logprobs)
+                        yield chunks.make(output, completion)
+                    output = await anext(outputs, None)
         finally:
             await outputs.aclose()
 
@@ -208,6 +212,7 @@ class VllmEngine:
         if self._is_closing:
             return
         self._is_closing = True
+        envs.disable_envs_cache()  # the next model may bring another environment
         handler = self._llm.output_handler
         if handler is not None:
             if self._llm.errored:  # it still has to tell every request
@@ -290,88 +295,6 @@ class VllmEngine:
         )
         return SamplingParams(**values)
 
-    def _chunk(
-        self,
-        job: GenerationJob,
-        completion: Any,
-        prompt_tokens: int,
-        prompt_logprobs: tuple[TokenLogprob, ...],
-    ) -> GenerationChunk:
-        return GenerationChunk(
-            index=completion.index,
-            tokens=self._tokens(job, completion),
-            text=completion.text,
-            finish_reason=completion.finish_reason,
-            stop_reason=self._stop_reason(job, completion),
-            prompt_tokens=prompt_tokens,
-            cumulative_logprob=completion.cumulative_logprob,
-            prompt_logprobs=prompt_logprobs,
-        )
-
-    def _stop_reason(self, job: GenerationJob, completion: Any) -> str | int | None:
-        """Return what ended the sequence; a beam search names the model's own end token too."""
-        reason: str | int | None = completion.stop_reason
-        if job.beams and self._tokenizer and reason == self._tokenizer.eos_token_id:
-            return None
-        return reason
-
-    def _tokens(self, job: GenerationJob, completion: Any) -> tuple[GeneratedToken, ...]:
-        ids: Sequence[int] = completion.token_ids
-        texts = self._token_texts(ids, completion.text)
-        if completion.logprobs is None:
-            return tuple(
-                GeneratedToken(token, text, is_special=token in self._special_ids)
-                for token, text in zip(ids, texts, strict=True)
-            )
-        count = int(str(job.sampling.get("logprobs") or 0))
-        return tuple(
-            GeneratedToken(
-                token,
-                text,
-                _finite(entry[token].logprob),
-                token in self._special_ids,
-                self._top(entry, count) if count else (),
-            )
-            for token, text, entry in zip(ids, texts, completion.logprobs, strict=True)
-        )
-
-    def _token_texts(self, ids: Sequence[int], text: str) -> list[str]:
-        """Share a step's text out among its tokens, so that the texts add up to it exactly.
-
-        Where tokens do not decode one by one to the text (characters made of several tokens, a
-        stop string cut off, text held back), the last token carries what is left.
-        """
-        if len(ids) <= 1:
-            return [text] * len(ids)
-        texts, rest = [], text
-        for token in ids[:-1]:
-            piece = self._tokenizer.decode([token], skip_special_tokens=True)
-            if piece and rest.startswith(piece):
-                rest = rest[len(piece) :]
-                texts.append(piece)
-            else:
-                texts.append("")
-        return [*texts, rest]
-
-    def _top(self, entry: Mapping[int, Any], count: int) -> tuple[TokenLogprob, ...]:
-        ranked = sorted(entry.items(), key=lambda item: item[1].rank or 0)
-        return tuple(
-            TokenLogprob(token, self._token_text(token, value), _finite(value.logprob))
-            for token, value in ranked[:count]
-        )
-
-    def _token_text(self, token: int, value: Any) -> str:
-        """Return a token's text; a beam search leaves it to us."""
-        text: str | None = value.decoded_token
-        return str(self._tokenizer.decode([token])) if text is None else text
-
-    def _prompt_logprobs(self, output: Any) -> tuple[TokenLogprob, ...]:
-        return tuple(
-            TokenLogprob(token, entry[token].decoded_token or "", _finite(entry[token].logprob))
-            for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-            if entry is not None
-        )
-
 
 async def _task(llm: IsolatingAsyncLLM) -> str:
     tasks = await llm.get_supported_tasks()
@@ -380,8 +303,14 @@ async def _task(llm: IsolatingAsyncLLM) -> str:
     return str(llm.model_config.get_pooling_task(tasks))
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, MINUS_INFINITY)
+def _direct_request(
+    job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
+) -> DirectRequest | None:
+    """Return how vLLM's output loop may shorten the way of the job's tokens."""
+    if job.beams is not None:  # a beam search adds sequences of its own
+        return None
+    is_sampled_only = job.sampling.get("logprobs") == 0
+    return DirectRequest(chunks, direct if job.is_streaming else None, is_sampled_only)
 
 
 @contextlib.contextmanager

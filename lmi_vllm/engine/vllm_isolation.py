@@ -41,6 +41,7 @@ from lmi_vllm.engine.adapter_files import (
     write_zero_adapter,
 )
 from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError
+from lmi_vllm.engine.vllm_direct import read_directly
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.engine.vllm_work import continued_trace, report_work
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, EngineStartError
@@ -90,6 +91,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """
         self._count_steps()
         report_work(self.output_processor)
+        read_directly(self.output_processor)
         self._adapters, self._names = {}, {}
         self._grammars = None
         self._base_lora, self._folder, self._has_prompt_logprobs = None, None, True

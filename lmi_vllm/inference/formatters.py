@@ -125,6 +125,17 @@ def choose_schema(profile: ServingProfile, tgi_route: TgiRoute | None) -> Schema
     return TGI_SCHEMA if profile.tgi_compat else LMI_SCHEMA
 
 
+# A token whose values are nowhere else in a row, and what stands for them in a template.
+_SAMPLE: Final = GeneratedToken(987654321, "the text", -98765.4321)
+_PLACES: Final[Mapping[bytes, bytes]] = MappingProxyType(
+    {
+        b"%(id)d": orjson.dumps(_SAMPLE.id),
+        b"%(text)b": orjson.dumps(_SAMPLE.text),
+        b"%(logprob)b": orjson.dumps(_SAMPLE.logprob),
+    }
+)
+
+
 @dataclass(slots=True)
 class StreamFormatter:
     """Formats one streamed sequence: one framed row per token."""
@@ -135,6 +146,7 @@ class StreamFormatter:
     framing: Framing
     _texts: list[str] = field(default_factory=list)
     _tokens: int = 0
+    _templates: dict[bool, bytes] = field(default_factory=dict)  # by: with a log probability
 
     def rows(self, chunk: GenerationChunk) -> bytes:
         """Return the rows of `chunk`; the last one closes the stream when the chunk ends it."""
@@ -145,6 +157,33 @@ class StreamFormatter:
         if is_end:
             out.append(self.framing.frame(self._last_row(chunk)))
         return b"".join(out)
+
+    def token_row(self, token: int, text: str, logprob: float | None) -> bytes:
+        """Return the row of a chunk that is one ordinary token and not the last.
+
+        The same bytes as those of `rows`, put into a row that was rendered once.
+        """
+        if self.schema.is_tgi3 or self.request.top_n_tokens:
+            return self.rows(GenerationChunk(0, (GeneratedToken(token, text, logprob),), text))
+        self._texts.append(text)
+        self._tokens += 1
+        has_logprob = logprob is not None
+        template = self._templates.get(has_logprob) or self._render_template(has_logprob)
+        return template % {
+            b"id": token,
+            b"text": orjson.dumps(text),
+            b"logprob": orjson.dumps(logprob) if has_logprob else b"null",
+        }
+
+    def _render_template(self, has_logprob: bool) -> bytes:
+        """Return the row of a token with places for what differs between tokens."""
+        sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
+        row = {"index": 0, "token": _as_row(self.request, self.schema)(sample)}
+        template = self.framing.frame(row).replace(b"%", b"%%")
+        for place, value in _PLACES.items():
+            template = template.replace(value, place)
+        self._templates[has_logprob] = template
+        return template
 
     def error(self, text: str, code: int) -> bytes:
         """Return the row that ends a stream which failed after its first byte."""

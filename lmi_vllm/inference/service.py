@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,17 +70,18 @@ from lmi_vllm.inference.pooling import (
 )
 from lmi_vllm.inference.request_hold import RequestHold
 from lmi_vllm.inference.sessions import Sessions, is_session_request
-from lmi_vllm.inference.stream_ends import StreamEnds, lmi_family
+from lmi_vllm.inference.stream_ends import DirectRows, StreamEnds, lmi_family
 from lmi_vllm.inference.streams import (
+    DirectStream,
     HeldStream,
+    SilenceLimit,
     close_iterator,
     deadline_error,
     gathered,
-    next_within,
 )
 from lmi_vllm.messages import (
     AdapterRef,
-    GenerationChunk,
+    GenerationJob,
     InferenceCall,
     OpenAICall,
     OpenAIReply,
@@ -390,9 +391,7 @@ class InferenceService:
         ]
         schema = choose_schema(runtime.profile, call.tgi_route)
         if request.is_streaming:
-            chunks = runtime.engine.generate(jobs[0])
-            resources.push_async_callback(close_iterator, chunks)  # also when nothing reads it
-            return await self._stream(runtime, call, request, chunks, schema)
+            return await self._stream(runtime, call, request, jobs[0], schema, resources)
         seconds = runtime.profile.predict_timeout
         try:
             async with asyncio.timeout(seconds):
@@ -407,16 +406,22 @@ class InferenceService:
         runtime: Runtime,
         call: InferenceCall,
         request: LmiRequest,
-        chunks: AsyncIterator[GenerationChunk],
+        job: GenerationJob,
         schema: Schema,
+        resources: RequestHold,
     ) -> Reply:
         profile = runtime.profile
         framing = self._framing(call, profile)
         formatter = StreamFormatter(request, request.prompts[0], schema, framing)
+        limit = SilenceLimit(profile.predict_timeout, "predict_timeout")
+        resources.callback(limit.close)
+        direct = DirectRows(formatter, limit)
+        chunks = runtime.engine.generate(job, direct)
+        resources.push_async_callback(close_iterator, chunks)  # also when nothing reads it
         # The status line waits for the first chunk: what fails before it gets a status of its own.
-        first = await next_within(chunks, profile.predict_timeout, "predict_timeout")
-        rows = StreamEnds(self.admission, profile).rows(first, chunks, formatter)
-        return Reply(200, framing.content_type, stream=rows)
+        first = await limit.next(chunks)
+        rows = StreamEnds(self.admission, profile).rows(first, chunks, direct)
+        return Reply(200, framing.content_type, stream=DirectStream(rows, direct.connect))
 
     def _framing(self, call: InferenceCall, profile: ServingProfile) -> Framing:
         default = None if call.tgi_route else profile.output_formatter

@@ -9,12 +9,45 @@ from lmi_vllm.errors import LmiError, RouteFamily, status_of
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.formatters import StreamFormatter
 from lmi_vllm.inference.openai_replies import OpenAIDialect
-from lmi_vllm.inference.streams import SilenceLimit, close_iterator
+from lmi_vllm.inference.streams import RowSink, SilenceLimit, close_iterator
 from lmi_vllm.messages import GenerationChunk, ServingProfile
 from lmi_vllm.telemetry.metrics import STREAM_ERRORS
 from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
+
+
+class DirectRows:
+    """Writes the chunks that come while a stream's reader waits for the next one."""
+
+    __slots__ = ("_sink", "formatter", "limit")
+
+    def __init__(self, formatter: StreamFormatter, limit: SilenceLimit) -> None:
+        self.formatter = formatter
+        self.limit = limit
+        self._sink: RowSink | None = None
+
+    def connect(self, sink: RowSink) -> None:
+        """Write to `sink` from here on."""
+        self._sink = sink
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a chunk may be written: it has to come after all that was yielded."""
+        return self._sink is not None and self.limit.is_waiting and self._sink.is_ready
+
+    def read_chunk(self, chunk: GenerationChunk) -> None:
+        """Write the rows of `chunk`."""
+        self._write(self.formatter.rows(chunk))
+
+    def read_token(self, token: int, text: str, logprob: float | None) -> None:
+        """Write the row of one ordinary token."""
+        self._write(self.formatter.token_row(token, text, logprob))
+
+    def _write(self, rows: bytes) -> None:
+        if self._sink is not None:
+            self._sink.write(rows)
+            self.limit.extend()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +61,11 @@ class StreamEnds:
         self,
         first: GenerationChunk | None,
         chunks: AsyncIterator[GenerationChunk],
-        formatter: StreamFormatter,
+        direct: DirectRows,
     ) -> AsyncIterator[bytes]:
         """Yield the framed rows of a stream; an error after the first byte is its last row."""
-        limit = SilenceLimit(*self._chunk_limit)
+        formatter, limit = direct.formatter, direct.limit
+        limit.seconds, limit.setting = self._chunk_limit
         chunk = first
         try:
             while chunk is not None:

@@ -3,13 +3,41 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from lmi_vllm.errors import DeadlineError, LmiError
 
 Item = TypeVar("Item")
+
+
+class RowSink(Protocol):
+    """Where a stream's rows go, of themselves once connected."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a row may be written without waiting."""
+        ...
+
+    def write(self, row: bytes) -> None:
+        """Take a row."""
+        ...
+
+
+class DirectStream(AsyncIterator[bytes]):
+    """Rows of which some go to a sink by themselves while somebody waits for the next one."""
+
+    def __init__(self, rows: AsyncIterator[bytes], connect: Callable[[RowSink], None]) -> None:
+        self._rows = rows
+        self.connect = connect
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._rows)
+
+    async def aclose(self) -> None:
+        """Abort what still runs."""
+        await close_iterator(self._rows)
 
 
 class HeldStream(AsyncIterator[bytes]):
@@ -28,6 +56,11 @@ class HeldStream(AsyncIterator[bytes]):
 
     async def __anext__(self) -> bytes:
         return await anext(self._rows)
+
+    def connect(self, sink: RowSink) -> None:
+        """Let rows go to `sink` by themselves where the stream can do that."""
+        if isinstance(self._rows, DirectStream):
+            self._rows.connect(sink)
 
     async def aclose(self) -> None:
         """Abort what still runs and release everything; may be called twice."""
@@ -94,6 +127,15 @@ class SilenceLimit:
             raise deadline_error(self.seconds, self.setting) from None
         finally:
             self._due = math.inf
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether somebody waits for the next item."""
+        return self._due is not math.inf
+
+    def extend(self) -> None:
+        """Begin the wait under way anew: something came another way."""
+        self._due = self._loop.time() + self.seconds
 
     def close(self) -> None:
         """Stop the timer."""

@@ -14,7 +14,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.bodies import form_field
-from lmi_vllm.inference.streams import close_iterator
+from lmi_vllm.inference.streams import HeldStream, close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.keys import OPTIONS, REQUEST_ID, SERVICE, WRITE_TURN
 from lmi_vllm.web.route_families import OPENAI_ROUTES
@@ -140,6 +140,8 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
         response = web.StreamResponse(status=reply.status, headers=headers)
         await response.prepare(request)
         writer = RowWriter(request, request.app[WRITE_TURN])
+        if isinstance(reply.stream, HeldStream):
+            reply.stream.connect(writer)
         try:
             async for row in reply.stream:
                 writer.write(row)

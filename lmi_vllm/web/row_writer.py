@@ -53,6 +53,13 @@ class RowWriter:
         """Whether the client has to read first."""
         return self._protocol.writing_paused
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a row may be written without waiting: the client is there and reads."""
+        protocol = self._protocol
+        transport = protocol.transport
+        return transport is not None and not transport.is_closing() and not protocol.writing_paused
+
     def write(self, row: bytes) -> None:
         """Take a row; it is on its way when this turn of the event loop ends.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from aiohttp.test_utils import TestClient
 
+from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob
@@ -50,7 +51,9 @@ class GatedEngine(ScriptedEngine):
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(
+        self, job: GenerationJob, direct: DirectChunks | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the script's chunks; after the first, once the gate is open."""
         async with contextlib.aclosing(super().generate(job)) as chunks:
             async for chunk in chunks:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from lmi_vllm.commands.stall_watch import StallWatch
+from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.messages import GenerationChunk, GenerationJob
@@ -20,7 +21,9 @@ class StuckEngine(ScriptedEngine):
         super().__init__()
         self.go = asyncio.Event()
 
-    async def generate(self, job: GenerationJob) -> AsyncGenerator[GenerationChunk, None]:
+    async def generate(
+        self, job: GenerationJob, direct: DirectChunks | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
         """Wait, then answer."""
         await self.go.wait()
         async for chunk in super().generate(job):

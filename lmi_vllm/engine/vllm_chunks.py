@@ -1,0 +1,109 @@
+"""What vLLM says of a sequence, as our chunks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob, TokenLogprob
+
+MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
+
+
+class ChunkMaker:
+    """Makes the chunks of one job."""
+
+    def __init__(self, job: GenerationJob, tokenizer: Any, special_ids: frozenset[int]) -> None:
+        self._job = job
+        self._tokenizer = tokenizer
+        self._special_ids = special_ids
+        self._count = int(str(job.sampling.get("logprobs") or 0))
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    def make(self, output: Any, completion: Any) -> GenerationChunk:
+        """Return the chunk of one sequence in one of vLLM's outputs."""
+        if output.prompt_logprobs and not self._prompt_logprobs:
+            self._prompt_logprobs = _prompt_logprobs(output)
+        return GenerationChunk(
+            index=completion.index,
+            tokens=self.tokens(completion.token_ids, completion.text, completion.logprobs),
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            stop_reason=self._stop_reason(completion),
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            cumulative_logprob=completion.cumulative_logprob,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+
+    def tokens(
+        self, ids: Sequence[int], text: str, logprobs: Sequence[Mapping[int, Any]] | None
+    ) -> tuple[GeneratedToken, ...]:
+        """Return the tokens of a step, which together have this text."""
+        texts = self._token_texts(ids, text)
+        if logprobs is None:
+            return tuple(
+                GeneratedToken(token, piece, is_special=token in self._special_ids)
+                for token, piece in zip(ids, texts, strict=True)
+            )
+        return tuple(
+            GeneratedToken(
+                token,
+                piece,
+                finite(entry[token].logprob),
+                token in self._special_ids,
+                self._top(entry) if self._count else (),
+            )
+            for token, piece, entry in zip(ids, texts, logprobs, strict=True)
+        )
+
+    def is_ordinary(self, token: int) -> bool:
+        """Whether all there is to say of a token is its number, text and log probability."""
+        return not self._count and token not in self._special_ids
+
+    def _stop_reason(self, completion: Any) -> str | int | None:
+        """Return what ended the sequence; a beam search names the model's own end token too."""
+        reason: str | int | None = completion.stop_reason
+        if self._job.beams and self._tokenizer and reason == self._tokenizer.eos_token_id:
+            return None
+        return reason
+
+    def _token_texts(self, ids: Sequence[int], text: str) -> list[str]:
+        """Share a step's text out among its tokens, so that the texts add up to it exactly.
+
+        Where tokens do not decode one by one to the text (characters made of several tokens, a
+        stop string cut off, text held back), the last token carries what is left.
+        """
+        if len(ids) <= 1:
+            return [text] * len(ids)
+        texts, rest = [], text
+        for token in ids[:-1]:
+            piece = self._tokenizer.decode([token], skip_special_tokens=True)
+            if piece and rest.startswith(piece):
+                rest = rest[len(piece) :]
+                texts.append(piece)
+            else:
+                texts.append("")
+        return [*texts, rest]
+
+    def _top(self, entry: Mapping[int, Any]) -> tuple[TokenLogprob, ...]:
+        ranked = sorted(entry.items(), key=lambda item: item[1].rank or 0)
+        return tuple(
+            TokenLogprob(token, self._token_text(token, value), finite(value.logprob))
+            for token, value in ranked[: self._count]
+        )
+
+    def _token_text(self, token: int, value: Any) -> str:
+        """Return a token's text; a beam search leaves it to us."""
+        text: str | None = value.decoded_token
+        return str(self._tokenizer.decode([token])) if text is None else text
+
+
+def _prompt_logprobs(output: Any) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(token, entry[token].decoded_token or "", finite(entry[token].logprob))
+        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+        if entry is not None
+    )
+
+
+def finite(logprob: float) -> float:
+    """Return a log probability that JSON can hold."""
+    return max(logprob, MINUS_INFINITY)
