@@ -6,7 +6,7 @@ import { Plot } from "./plot.js";
 
 const PHASES = {
   "settings": "Read settings",
-  "download": "Fetch model, import vLLM",
+  "download": "Fetch model",
   "engine": "Start engine",
   "adapters": "Load adapters",
   "warm-up": "First token",
