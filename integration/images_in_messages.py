@@ -150,6 +150,21 @@ def test_the_answer_depends_on_the_image_and_is_the_same_everywhere(server: Runn
     assert _text(call(server.url, "/v1/chat/completions", other)) != first
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_tokens_are_those_of_transformers(
+    server: RunningServer, vision: VisionModel, seed: int
+) -> None:
+    """Greedy tokens for an image equal the reference implementation's."""
+    from tests.support.vision_model import greedy_tokens  # noqa: PLC0415 (imports torch)
+
+    image = _picture(seed)
+    payload = _payload(_data_url(image), return_token_ids=True)
+    answer = call(server.url, "/v1/chat/completions", payload)
+    assert answer.status == 200, answer.body
+    expected = greedy_tokens(vision.folder, "see ", image, TOKENS)
+    assert answer.json()["choices"][0]["token_ids"] == expected
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
 def test_what_is_no_image_or_too_many_is_the_client_s_error(
     server: RunningServer, path: str

@@ -61,6 +61,36 @@ def picture(seed: int) -> bytes:
     return file.getvalue()
 
 
+@torch.inference_mode()
+def greedy_tokens(folder: Path, text: str, image: bytes, count: int) -> list[int]:
+    """Return what Transformers generates after one user message of `text` and then the image."""
+    model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.tensor([_prompt_ids(folder, text)])
+    with Image.open(io.BytesIO(image)) as opened:
+        inputs = _image_processor()(images=[opened], return_tensors="pt")
+    pictures = {name: inputs[name] for name in ("pixel_values", "image_sizes")}
+    start = ids.shape[1]
+    for _ in range(count):
+        logits = model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **pictures
+        ).logits
+        ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    return [int(token) for token in ids[0, start:]]
+
+
+def _prompt_ids(folder: Path, text: str) -> list[int]:
+    """Return the tokens of one user message, a placeholder for each patch of its image."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    content = [{"type": "text", "text": text}, {"type": "image"}]
+    # Not written by hand: templates are rendered with trim_blocks, which eats newlines.
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    rows = ["[IMG]" * (SIDE // PATCH)] * (SIDE // PATCH)
+    patches = "[IMG_BREAK]".join(rows) + "[IMG_END]"
+    return [int(token) for token in tokenizer.encode(str(prompt).replace("[IMG]", patches))]
+
+
 def _config() -> LlavaConfig:
     tower = PixtralVisionConfig(
         hidden_size=32,
