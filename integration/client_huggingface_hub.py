@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient
+from huggingface_hub.errors import ValidationError
 
 from integration.conftest import RunningServer
 
@@ -36,6 +37,15 @@ def test_hub_client_in_tgi_mode(tgi_server: RunningServer) -> None:
     _check(client)
     whole = client.text_generation(PROMPT, max_new_tokens=2, details=True)
     assert [token.special for token in whole.details.tokens] == [False, False]
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_hub_client_on_tgi_s_own_route(tgi_server: RunningServer, slash: str) -> None:
+    """`POST /`: the server's bare URL is all that a user of TGI gives."""
+    client = InferenceClient(model=tgi_server.url + slash)
+    _check(client)
+    with pytest.raises(ValidationError, match="max_new_tokens"):
+        client.text_generation(PROMPT, max_new_tokens=10**6)
 
 
 def test_hub_client_by_default(demo_server: RunningServer) -> None:

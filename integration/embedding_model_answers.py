@@ -8,6 +8,7 @@ import pytest
 
 from integration.client import call
 from integration.conftest import RunningServer, StartServer
+from tests.support.hook_files import write_code
 
 pytestmark = pytest.mark.vllm
 
@@ -80,3 +81,51 @@ def test_runner_generate_on_an_embedder_fails_the_start(
     )
     assert server.wait_exit(90) == 1
     assert "runner" in server.stderr.splitlines()[-1], json.dumps(server.stderr[-2000:])
+
+
+EMBEDDING_HOOKS = """
+    from djl_python.input_parser import input_formatter
+    from djl_python.output_formatter import output_formatter
+
+    @input_formatter
+    def to_payload(decoded_payload, **kwargs):
+        if "say" in decoded_payload:
+            return {"inputs": [word.lower() for word in decoded_payload["say"]]}
+        if "boom" in decoded_payload:
+            raise ValueError("no boom here")
+        return decoded_payload
+
+    @output_formatter
+    def to_answer(output):
+        lengths = [len(one["embedding"]) for one in output["data"]]
+        return {"kind": type(output).__name__, "lengths": lengths}
+"""
+
+
+def test_hooks_stand_around_embeddings(server_process: StartServer, tmp_path: Path) -> None:
+    """The client's own shape in, vLLM's answer to the hook, the hook's body out.
+
+    vLLM's pooling handlers make bytes, not objects: the hook gets what they say as a dict.
+    """
+    from tests.support.tiny_models import bert_embedder  # noqa: PLC0415 (imports torch)
+
+    folder = bert_embedder(tmp_path / "model")
+    properties = "option.task=text-embedding\noption.enforce_eager=true\noption.dtype=fp32\n"
+    (folder / "serving.properties").write_text(properties, encoding="utf-8")
+    write_code(folder, EMBEDDING_HOOKS)
+    server = server_process("--model", str(folder), "--port", "0")
+    url = server.wait_listening()
+    server.wait_ready()
+    for path, body in (
+        ("/invocations", {"say": ["Rain", "SEA"]}),
+        ("/invocations", {"inputs": ["rain", "sea"]}),
+        ("/invocations", {"input": ["rain", "sea"]}),
+        ("/v1/embeddings", {"input": ["rain", "sea"]}),
+    ):
+        answer = call(url, path, body)
+        assert answer.json() == {"kind": "dict", "lengths": [64, 64]}, (path, answer)
+    failed = call(url, "/invocations", {"boom": 1})
+    assert (failed.status, failed.json()["code"]) == (424, 424)
+    assert "Custom formatter failed" in failed.json()["error"]
+    refused = call(url, "/invocations", {"inputs": 5})  # vLLM is never asked, nor the output hook
+    assert refused.status == 424

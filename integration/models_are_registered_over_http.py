@@ -1,6 +1,7 @@
 """A server that starts without a model: POST /models loads one, DELETE makes room for the next."""
 
 import os
+import shutil
 from pathlib import Path
 
 import psutil
@@ -9,14 +10,17 @@ import pytest
 from integration.client import call, wait_until
 from integration.conftest import ServerProcess, StartServer
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from tests.support.s3_server import BUCKET, s3_server
 
 NONE = {"SAGEMAKER_MULTI_MODEL": "true"}
 GREETING = {"inputs": "The capital of France is"}
 
 
-def start(server_process: StartServer, folder: Path, *arguments: str) -> tuple[ServerProcess, str]:
+def start(
+    server_process: StartServer, folder: Path, *arguments: str, **more: str
+) -> tuple[ServerProcess, str]:
     """Return a server without a model, and its URL."""
-    environ = NONE | {"SERVING_MODEL_STORE": str(folder)}
+    environ = NONE | {"SERVING_MODEL_STORE": str(folder)} | more
     server = server_process("--port", "0", *arguments, environ=environ)
     url = server.wait_listening()
     server.wait_ready(30)
@@ -92,3 +96,47 @@ def test_model_on_the_real_engine_is_freed(server_process: StartServer, tmp_path
         assert wait_until(lambda: not process.children(), 20), os.linesep.join(
             map(str, process.children())
         )
+
+
+def test_model_is_registered_from_s3(server_process: StartServer, tmp_path: Path) -> None:
+    """An s3:// URL is fetched with its adapters, and named by its last part; no objects, 404."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    files = {
+        f"models/tiny/{path.relative_to(DEMO_MODEL_DIR).as_posix()}": path.read_bytes()
+        for path in DEMO_MODEL_DIR.rglob("*")
+        if path.is_file()
+    }
+    with s3_server() as store:
+        store.put(files)
+        environ = store.environ | {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
+        _, url = start(server_process, tmp_path / "store", **environ)
+        absent = call(url, "/models", {"url": f"s3://{BUCKET}/models/none/"})
+        assert (absent.status, absent.json()["type"]) == (404, "ModelNotFoundException")
+        assert "models/none" in absent.json()["message"]
+        answer = call(url, "/models", {"url": f"s3://{BUCKET}/models/tiny/"}, seconds=150)
+        assert answer.body == b'{"status":"Model \\"tiny\\" registered."}\n'
+        assert "models/tiny/model.safetensors" in store.objects_sent
+    answer = call(url, "/models/tiny/invoke", GREETING)
+    assert answer.json()["generated_text"].startswith(" Paris")
+    loud = call(url, "/invocations", {**GREETING, "adapters": "capitals"})
+    assert loud.json()["generated_text"].startswith(" PARIS")
+    assert call(url, "/models/tiny", method="DELETE").status == 200
+
+
+def test_model_without_memory_for_it_is_507(server_process: StartServer, tmp_path: Path) -> None:
+    """More than the machine has: 507 with the reason, from the real engine; room for another."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    _, url = start(server_process, tmp_path / "store")
+    careful = Path(shutil.copytree(DEMO_MODEL_DIR, tmp_path / "careful"))
+    (careful / "serving.properties").write_text("required_memory_mb=1073741824\n")
+    refused = call(url, "/models", {"url": str(careful)})  # nothing is loaded first
+    assert (refused.status, "required_memory_mb" in refused.json()["message"]) == (507, True)
+    greedy = Path(shutil.copytree(DEMO_MODEL_DIR, tmp_path / "greedy"))
+    with (greedy / "serving.properties").open("a", encoding="utf-8") as properties:
+        properties.write("\noption.kv_cache_memory_bytes=1125899906842624\n")  # a pebibyte
+    answer = call(url, "/models", {"url": str(greedy)}, seconds=150)
+    assert (answer.status, answer.json()["type"]) == (507, "InsufficientMemoryException")
+    assert "memory" in answer.json()["message"]
+    assert call(url, "/models").body == b'{"models":[]}\n'
+    assert call(url, "/models", {"url": str(DEMO_MODEL_DIR)}, seconds=150).status == 200
+    assert call(url, "/invocations", GREETING).status == 200

@@ -13,7 +13,8 @@ from lmi_vllm._version import __version__
 if TYPE_CHECKING:
     from lmi_vllm.engine.base import Engine
     from lmi_vllm.errors import LmiError
-    from lmi_vllm.inference.service import InferenceService, Runtime
+    from lmi_vllm.inference.runtime import Runtime
+    from lmi_vllm.inference.service import InferenceService
     from lmi_vllm.messages import ServingProfile
     from lmi_vllm.startup.resolved import Settings
     from lmi_vllm.startup.settings import load_settings
@@ -37,7 +38,7 @@ _HOMES: Final = MappingProxyType(
         "Engine": "lmi_vllm.engine.base",
         "InferenceService": "lmi_vllm.inference.service",
         "LmiError": "lmi_vllm.errors",
-        "Runtime": "lmi_vllm.inference.service",
+        "Runtime": "lmi_vllm.inference.runtime",
         "ServingProfile": "lmi_vllm.messages",
         "Settings": "lmi_vllm.startup.resolved",
         "WebOptions": "lmi_vllm.web.app",

@@ -167,15 +167,18 @@ class ResourceNotFoundError(ManagementError):
 
 
 class MethodNotAllowedError(ManagementError):
-    """The path exists, the method does not."""
+    """The path exists, the method does not; `allowed` where it is not all that the path has."""
 
     fault = Fault.METHOD
     kind = "MethodNotAllowedException"
 
     def __init__(
-        self, text: str = "Requested method is not allowed, please refer to API document."
+        self,
+        text: str = "Requested method is not allowed, please refer to API document.",
+        allowed: Sequence[str] = (),
     ) -> None:
         super().__init__(text)
+        self.allowed = tuple(allowed)
 
 
 class ExpectationError(ManagementError):

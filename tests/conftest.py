@@ -11,7 +11,8 @@ from lmi_vllm.engine.scripted_engine import ScriptedEngine
 from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.custom_code import CustomCode
-from lmi_vllm.inference.service import InferenceService, Runtime
+from lmi_vllm.inference.runtime import Runtime
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions, create_app
 

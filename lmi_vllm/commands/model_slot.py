@@ -33,7 +33,20 @@ from lmi_vllm.startup.settings import CommandLine, Settings, load_settings
 logger = logging.getLogger(__name__)
 
 # vLLM's and torch's words for too little memory (startup.md 8).
-_NO_MEMORY: Final = ("out of memory", "outofmemory", "memoryerror", "no available memory")
+# How torch, vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) and our own check say it.
+_NO_MEMORY: Final = (
+    "out of memory",
+    "outofmemory",
+    "memoryerror",
+    "can't allocate memory",
+    "no available memory",
+    "not enough memory",
+    "not enough gpu memory",
+    "less than requested memory",
+    "less than desired gpu memory",
+    "less than desired cpu memory",
+    "larger than the available kv cache memory",
+)
 MakeSupervisor = Callable[[StartPlan, Settings], Supervisor]
 
 
@@ -135,7 +148,8 @@ class ModelSlot:
         except (ModelSourceError, DownloadError) as error:
             raise ResourceNotFoundError(error.text, "ModelNotFoundException") from error
         except LmiError as error:
-            raise BadParameterError(error.text) from error
+            kind = ModelCapacityError if _is_about_memory(error.text) else BadParameterError
+            raise kind(error.text) from error
         if plan is None:
             raise ResourceNotFoundError(f"there is no model at {new.url}", "ModelNotFoundException")
         return _named(plan, new.name), settings
@@ -183,11 +197,15 @@ def _named(plan: StartPlan, name: str) -> StartPlan:
 def _load_error(error: BaseException | None) -> LmiError:
     """Return what whoever registered the model is told about its failed start."""
     text = error.text if isinstance(error, LmiError) else f"{type(error).__name__}: {error}"
-    if any(word in text.lower() for word in _NO_MEMORY):
+    if _is_about_memory(text):
         return ModelCapacityError(text)
     if isinstance(error, DownloadError):
         return ResourceNotFoundError(text, "ModelNotFoundException")
     return error if isinstance(error, LmiError) else LmiError(text)
+
+
+def _is_about_memory(text: str) -> bool:
+    return any(word in text.lower() for word in _NO_MEMORY)
 
 
 def _log_failure(loaded: "asyncio.Future[None]") -> None:

@@ -30,7 +30,8 @@ from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Phase
 from lmi_vllm.inference.custom_code import CustomCode
 from lmi_vllm.inference.pooling import GENERATE, pooling_kind
-from lmi_vllm.inference.service import InferenceService, Runtime
+from lmi_vllm.inference.runtime import Runtime
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import (
     EngineArguments,
     GenerationJob,

@@ -14,7 +14,8 @@ from lmi_vllm.commands.stall_watch import StallWatch
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.admission import State
-from lmi_vllm.inference.service import InferenceService, Runtime
+from lmi_vllm.inference.runtime import Runtime
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 
 logger = logging.getLogger(__name__)

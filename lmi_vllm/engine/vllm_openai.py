@@ -27,7 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_routes import ROUTES, STORED_ROUTES, HandlerRoute, request_adapter
-from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
 from lmi_vllm.messages import AdapterRef, OpenAICall, OpenAIReply, ServingProfile
 
 logger = logging.getLogger(__name__)
@@ -201,10 +201,25 @@ async def _chunks(content: AsyncIterable[Any]) -> AsyncIterator[bytes]:
 
 
 async def _encoded(events: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]:
-    """Yield vLLM's SSE events as bytes; closing this one closes vLLM's, which aborts."""
+    """Yield vLLM's SSE events as bytes; closing this one closes vLLM's, which aborts.
+
+    Chat and completions say in an event what ends them; the Responses API's generator raises.
+
+    Raises:
+        EngineDeadError: the engine is gone.
+        LmiError: the request failed, in vLLM's words.
+    """
     try:
         async for event in events:
             yield (event if isinstance(event, str) else _response_event(event)).encode()
+    except VllmEngineDeadError as error:
+        raise EngineDeadError from error
+    except Exception as error:
+        reply = create_error_response(error).error
+        if reply.code < 500:  # noqa: PLR2004 (the client's fault)
+            raise RequestError(reply.message) from error
+        logger.exception("vLLM failed in a stream")
+        raise EngineFailureError(reply.message) from error
     finally:
         await events.aclose()
 

@@ -108,7 +108,7 @@ def _hooks(path: Path, module: ModuleType, handle: Any, formatter: str | None) -
         to_output = named
     try:
         if to_input is None and to_output is None:
-            found = sagemaker_hooks(path, module)
+            found = sagemaker_hooks(path, module, has_handle=handle is not None)
         else:
             found = Hooks(
                 input=None if to_input is None else InputHook.of(to_input),

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
-from lmi_vllm.hooks.functions import Hooks, InputHook, OutputHook
+from lmi_vllm.hooks.functions import HookError, Hooks, InputHook, OutputHook
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +20,24 @@ _SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = MappingProxyType
         "predict_fn": (("input_data", "model"),),
     }
 )
-_UNUSED: Final = ("model_fn", "predict_fn")
 
 
-def sagemaker_hooks(path: Path, module: ModuleType) -> Hooks:
-    """Return `input_fn` and `output_fn` as hooks; the other two have nothing to do with vLLM."""
+def sagemaker_hooks(path: Path, module: ModuleType, *, has_handle: bool = False) -> Hooks:
+    """Return `input_fn` and `output_fn` as hooks; vLLM takes the place of the other two.
+
+    With a `handle` the file answers by itself, and whatever else is in it is its own business.
+
+    Raises:
+        HookError: there is a `predict_fn`: answers that it never saw would be taken for its own.
+    """
     found = {name: function for name in _SIGNATURES if (function := _function(module, name))}
-    if unused := [name for name in _UNUSED if name in found]:
-        logger.warning("%s: %s have no effect: vLLM is the model", path, " and ".join(unused))
+    if "predict_fn" in found and not has_handle:
+        raise HookError(
+            "predict_fn would never be called, since vLLM is the model: take it out, or write "
+            "`async def handle(inputs)`, which answers instead of vLLM"
+        )
+    if "model_fn" in found and not has_handle:
+        logger.warning("%s: model_fn has no effect: vLLM loads the model", path)
     return Hooks(
         input=InputHook.of(found["input_fn"], is_sagemaker=True) if "input_fn" in found else None,
         output=OutputHook.of(found["output_fn"], is_sagemaker=True)

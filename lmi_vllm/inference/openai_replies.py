@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -23,6 +23,18 @@ from lmi_vllm.messages import OpenAIReply, Reply
 SSE_DONE: Final = b"data: [DONE]\n\n"
 _SSE_DATA: Final = b"data: "
 _SSE_ERROR: Final = b'data: {"error":'  # how vLLM's streams fail; its chunks begin otherwise
+
+
+class StreamDialect(Protocol):
+    """How a route gives vLLM's streams on, and in whose words one that we cut ends."""
+
+    def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return vLLM's events as the route sends them."""
+        ...
+
+    def error(self, error: LmiError) -> bytes:
+        """Return the end of a stream that failed after its first byte."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

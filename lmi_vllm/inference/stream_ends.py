@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lmi_vllm.errors import LmiError, RouteFamily, status_of
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.formatters import StreamFormatter
-from lmi_vllm.inference.openai_replies import OpenAIDialect
+from lmi_vllm.inference.openai_replies import StreamDialect
 from lmi_vllm.inference.streams import RowSink, SilenceLimit, close_iterator
 from lmi_vllm.messages import GenerationChunk, ServingProfile
 from lmi_vllm.telemetry.metrics import STREAM_ERRORS
@@ -81,7 +81,7 @@ class StreamEnds:
             await close_iterator(chunks)
 
     async def events(
-        self, events: AsyncIterator[bytes], dialect: OpenAIDialect
+        self, events: AsyncIterator[bytes], dialect: StreamDialect
     ) -> AsyncIterator[bytes]:
         """Yield vLLM's events; what ends them early is said in the route's own words."""
         limit = SilenceLimit(self.profile.predict_timeout, "predict_timeout")

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from lmi_vllm._version import __version__
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
@@ -29,9 +31,14 @@ def describe(model: str, engine: Engine, profile: ServingProfile) -> dict[str, A
     }
 
 
-def is_tokenize_request(payload: Mapping[str, Any], profile: ServingProfile) -> bool:
+def is_tokenize_body(body: bytes) -> bool:
     """Whether a `/tokenize` body is TGI's; with `prompt` or `messages` it is vLLM's."""
-    return profile.tgi_compat and "inputs" in payload
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    is_vllm_s = isinstance(payload, dict) and ("prompt" in payload or "messages" in payload)
+    return isinstance(payload, dict) and "inputs" in payload and not is_vllm_s
 
 
 async def tokenize(payload: Mapping[str, Any], engine: Engine) -> list[dict[str, Any]]:

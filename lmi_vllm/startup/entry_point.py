@@ -28,9 +28,12 @@ def fetch_entry_point(url: str, environ: Mapping[str, str]) -> Path:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
             content = answer.read(MAX_BYTES + 1)
+    except urllib.error.HTTPError as error:  # a kind of URLError; its own text has the status
+        raise _cannot_be_fetched(url, error) from error
+    except urllib.error.URLError as error:
+        raise _cannot_be_fetched(url, error.reason) from error
     except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise DownloadError(f"entryPoint {mask_urls(url)} cannot be fetched: {reason}") from error
+        raise _cannot_be_fetched(url, error) from error
     if len(content) > MAX_BYTES:
         raise DownloadError(f"entryPoint {mask_urls(url)} is larger than {MAX_BYTES} bytes")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -39,3 +42,7 @@ def fetch_entry_point(url: str, environ: Mapping[str, str]) -> Path:
         partial.write(content)
     Path(name).rename(target)
     return target
+
+
+def _cannot_be_fetched(url: str, reason: object) -> DownloadError:
+    return DownloadError(f"entryPoint {mask_urls(url)} cannot be fetched: {reason}")

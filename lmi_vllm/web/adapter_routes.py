@@ -13,6 +13,7 @@ from lmi_vllm.inference.adapter_selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.arguments import given_arguments, page_of
+from lmi_vllm.web.inference_routes import READ_METHODS
 from lmi_vllm.web.keys import SERVICE
 
 ADAPTER_FIELDS: Final = ("name", "src", "preload", "pin")
@@ -29,10 +30,10 @@ def add_adapter_routes(app: web.Application) -> None:
 async def adapters(request: web.Request) -> web.Response:
     """List adapters, or register one."""
     _check_model(request)
-    if request.method not in ("GET", "POST"):
+    if request.method not in (*READ_METHODS, "POST"):
         raise MethodNotAllowedError
     registry = adapter_registry(request)
-    if request.method == "GET":
+    if request.method in READ_METHODS:
         return _page(registry, request.query)
     given = await given_arguments(request, ADAPTER_FIELDS)
     for name in ("name", "src"):
@@ -55,11 +56,11 @@ async def adapters(request: web.Request) -> web.Response:
 async def one_adapter(request: web.Request) -> web.Response:
     """Describe or unregister an adapter."""
     _check_model(request)
-    if request.method not in ("GET", "DELETE"):
+    if request.method not in (*READ_METHODS, "DELETE"):
         raise MethodNotAllowedError
     registry = adapter_registry(request)
     name, alias = request.match_info["name"], _alias(request)
-    if request.method == "GET":
+    if request.method in READ_METHODS:
         return _json(_shown(registry.describe(name, alias)))
     await registry.unregister(name, request.app[SERVICE].profile.predict_timeout, alias)
     return _json({"status": f"Adapter {alias or name} unregistered"})

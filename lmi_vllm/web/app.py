@@ -13,7 +13,14 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from lmi_vllm.errors import ExpectationError, Fault, LmiError, RouteFamily, UnauthorizedError
+from lmi_vllm.errors import (
+    ExpectationError,
+    Fault,
+    LmiError,
+    MethodNotAllowedError,
+    RouteFamily,
+    UnauthorizedError,
+)
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.adapter_routes import add_adapter_routes
@@ -33,7 +40,7 @@ from lmi_vllm.web.console import (
 )
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import add_inference_routes
-from lmi_vllm.web.keys import BEGUN, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
+from lmi_vllm.web.keys import BEGUN, DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.model_routes import add_model_routes
 from lmi_vllm.web.openapi import add_description_routes
@@ -101,7 +108,9 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
 
 def route_family(request: web.Request) -> RouteFamily:
     """Return the dialect in which `request` has to be refused."""
-    return family_of(request.path, is_tgi=request.app[SERVICE].profile.tgi_compat)
+    by_body: RouteFamily | None = request.get(DIALECT)
+    by_path = family_of(request.path, is_tgi=request.app[SERVICE].profile.tgi_compat)
+    return by_body or by_path
 
 
 def _common(options: WebOptions) -> Middleware:
@@ -188,9 +197,10 @@ def _check_headers(request: web.Request, options: WebOptions) -> None:
 def _refusal(request: web.Request, error: LmiError, options: WebOptions) -> web.Response:
     request[RECORD].fault = error.fault
     response = error_response(error, route_family(request), options.statuses)
-    resource = request.match_info.route.resource
-    if error.fault is Fault.METHOD and resource is not None:
-        response.headers["Allow"] = ", ".join(allowed_methods(resource.canonical))
+    if isinstance(error, MethodNotAllowedError):
+        resource = request.match_info.route.resource
+        path = "" if resource is None else resource.canonical
+        response.headers["Allow"] = ", ".join(error.allowed or allowed_methods(path))
     return response
 
 

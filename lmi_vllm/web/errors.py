@@ -67,8 +67,8 @@ def from_http_exception(error: web.HTTPException, limit_bytes: int) -> LmiError:
     """Return our error for one that aiohttp raised while routing or reading."""
     if error.status == web.HTTPNotFound.status_code:
         return ResourceNotFoundError()
-    if error.status == web.HTTPMethodNotAllowed.status_code:
-        return MethodNotAllowedError()
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return MethodNotAllowedError(allowed=sorted(error.allowed_methods))
     if error.status == web.HTTPRequestEntityTooLarge.status_code:
         return PayloadTooLargeError(
             f"The request body is larger than max_request_size ({limit_bytes} bytes)"

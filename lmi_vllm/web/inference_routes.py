@@ -11,12 +11,14 @@ from lmi_vllm.errors import (
     BadParameterError,
     MethodNotAllowedError,
     PayloadError,
+    RouteFamily,
 )
 from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.bodies import form_field
 from lmi_vllm.inference.streams import HeldStream, close_iterator
+from lmi_vllm.inference.tgi import is_tokenize_body
 from lmi_vllm.messages import InferenceCall, Reply
-from lmi_vllm.web.keys import OPTIONS, REQUEST_ID, SERVICE, WRITE_TURN
+from lmi_vllm.web.keys import DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
 from lmi_vllm.web.route_families import OPENAI_ROUTES
 from lmi_vllm.web.row_writer import RowWriter
 
@@ -91,9 +93,14 @@ def openai_handler(kind: str) -> Handler:
         if request.method not in (READ_METHODS if kind == "models" else ("POST",)):
             raise MethodNotAllowedError
         service = request.app[SERVICE]
-        if kind != "models":
+        is_shared = kind == "tokenize" and service.profile.tgi_compat  # only a body says whose
+        if kind != "models" and not is_shared:
             service.expect_room()
         call = await read_call(request, request_properties(request.headers))
+        if is_shared and is_tokenize_body(call.body):
+            request[DIALECT] = RouteFamily.TGI
+            request[RECORD].dialect = str(RouteFamily.TGI)
+            return await send(request, await service.tokenize_tgi(call))
         return await send(request, await service.answer_openai(call, kind))
 
     return handler

@@ -17,6 +17,7 @@ from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.model_control import NewModel
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.arguments import given_arguments, page_of
+from lmi_vllm.web.inference_routes import READ_METHODS
 from lmi_vllm.web.keys import SERVICE
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def add_model_routes(app: web.Application) -> None:
 async def models(request: web.Request) -> web.Response:
     """List the model, or register one."""
     service = request.app[SERVICE]
-    if request.method not in ("GET", "POST"):
+    if request.method not in (*READ_METHODS, "POST"):
         raise MethodNotAllowedError
     if request.method == "POST":
         return await _register(request, service)
@@ -70,20 +71,23 @@ async def one_model(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     name = request.match_info["model"]
     is_ours = service.admission.has_model and name == service.admission.model_name
-    if request.method == "GET":
+    if request.method in READ_METHODS:
         if not is_ours:
             raise ResourceNotFoundError(f"Workflow not found: {name}", "ModelNotFoundException")
         return _json([{"workflowName": name, "models": [_description(service)]}])
-    if request.method not in ("PUT", "DELETE") or "version" in request.match_info:
-        raise MethodNotAllowedError
+    has_version = "version" in request.match_info
+    is_fixed = is_ours and service.model.is_loaded_at_startup and not has_version
+    refusal = MethodNotAllowedError(allowed=(*READ_METHODS, "PUT") if is_fixed else ())
+    if request.method not in ("PUT", "DELETE") or has_version:
+        raise refusal
     if not is_ours:
         raise ResourceNotFoundError(
             f"Model or workflow not found: {name}", "ModelNotFoundException"
         )
     if request.method == "PUT":
         return _scaled(request, service)
-    if service.model.is_loaded_at_startup:
-        raise MethodNotAllowedError
+    if is_fixed:
+        raise refusal
     await service.models.unregister()
     return _json({"status": f'Model or workflow "{name}" unregistered'})
 

@@ -6,6 +6,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.messages import ServingProfile
+from lmi_vllm.web.api_operations import OPERATIONS
 from lmi_vllm.web.app import OPEN_PATHS, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import STREAM, admission_of, send_raw
@@ -174,7 +175,12 @@ ALLOWED = {
     "/v1/completions": ("GET", "OPTIONS, POST"),
     "/v1/models": ("POST", "GET, HEAD, OPTIONS"),
     "/ping": ("DELETE", "GET, HEAD, POST"),
+    "/models/demo": ("DELETE", "GET, HEAD, PUT"),  # the model of the start stays
+    "/models/other": ("POST", "DELETE, GET, HEAD, PUT"),
+    "/metrics": ("POST", "GET, HEAD"),
+    "/v1/load_lora_adapter": ("GET", "POST"),
 }
+PLACES = {"model": "demo", "version": "1", "name": "a", "action": "update", "response_id": "x"}
 
 
 @pytest.mark.parametrize(("path", "method", "allow"), [(p, *v) for p, v in ALLOWED.items()])
@@ -186,6 +192,17 @@ async def test_wrong_method_says_which_are_right(
     response = await client.request(method, path)
     assert response.status == 405
     assert response.headers["Allow"] == allow
+
+
+async def test_every_route_s_allow_is_true(serve: ServeScripted) -> None:
+    """No 405 without Allow, and no method in it is itself answered with 405."""
+    client = await serve(ServingProfile(model_name="demo", tgi_compat=True, enable_lora=True))
+    for path in sorted({operation.path.format(**PLACES) for operation in OPERATIONS}):
+        refused = await client.request("PATCH", path)
+        assert refused.status == 405, path
+        for method in refused.headers["Allow"].split(", "):
+            answer = await client.request(method, path, data=b"{}")
+            assert answer.status != 405, (method, path)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -110,8 +111,9 @@ SAGEMAKER = """
     def input_fn(request_body, content_type):
         return {"inputs": request_body.decode() + content_type}
     def output_fn(prediction, accept): return [prediction, accept]
-    def predict_fn(input_data, model): ...
+    def model_fn(model_dir): ...
 """
+PREDICT = "def predict_fn(input_data, model): ...\n"
 
 
 def test_loading_takes_sagemaker_functions_by_their_exact_signature(tmp_path: Path) -> None:
@@ -124,6 +126,20 @@ def test_loading_takes_sagemaker_functions_by_their_exact_signature(tmp_path: Pa
     assert hooks.output.call("y", told) == ["y", "a/b"]
     other = write_code(tmp_path, "def input_fn(body, kind): ...\n", "other.py")
     assert not load_model_code(other, "handle", None)
+
+
+def test_loading_refuses_a_sagemaker_function_that_would_be_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """predict_fn ends the start, unless the file answers itself; model_fn is warned of."""
+    with pytest.raises(CodeError, match=r"predict_fn would never be called.*handle\(inputs\)"):
+        load_model_code(write_code(tmp_path, PREDICT + dedent(SAGEMAKER)), "handle", None)
+    handle = "async def handle(inputs): return None\n"
+    assert load_model_code(write_code(tmp_path, handle + PREDICT), "handle", None).handle
+    own = write_code(tmp_path, "def predict_fn(tokens): ...\n")
+    assert not load_model_code(own, "handle", None)
+    load_model_code(write_code(tmp_path, SAGEMAKER), "handle", None)
+    assert "model_fn has no effect" in caplog.text
 
 
 def test_shim_names_a_real_package_that_it_hides(

@@ -6,7 +6,8 @@ import pytest
 from lmi_vllm.engine.scripted_engine import Pause, ScriptedEngine
 from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Admission, State
-from lmi_vllm.inference.service import InferenceService, Runtime
+from lmi_vllm.inference.runtime import Runtime
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import (
     GeneratedToken,
     GenerationChunk,

@@ -1,0 +1,69 @@
+"""Streams of the Responses API that end early, as the real `openai` SDK reads them.
+
+The engine is stopped (SIGSTOP) before the request, so that only what the API says at once comes.
+"""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from integration.conftest import ServerProcess, StartServer
+
+pytestmark = pytest.mark.vllm
+openai = pytest.importorskip("openai", reason="needs the openai SDK: make setup installs it")
+
+# How a stream is cut -> the environment, what to do once it has begun, what the client is told.
+Cut = tuple[dict[str, str], Callable[[ServerProcess, psutil.Process], None], str]
+CUTS: dict[str, Cut] = {
+    "deadline": (
+        {"SERVING_CHUNKED_READ_TIMEOUT": "2"},
+        lambda server, engine: None,
+        "no answer within 2 s (chunked_read_timeout)",
+    ),
+    "shutdown": (
+        {"SERVING_SHUTDOWN_TIMEOUT": "1"},
+        lambda server, engine: server.process.send_signal(signal.SIGTERM),
+        "shut",
+    ),
+    "engine death": ({}, lambda server, engine: engine.kill(), "Inference Engine Failure"),
+}
+
+
+@pytest.mark.parametrize(("environ", "act", "reason"), CUTS.values(), ids=CUTS)
+def test_sdk_reads_the_end_of_a_stream_that_is_cut(
+    server_process: StartServer,
+    environ: dict[str, str],
+    act: Callable[[ServerProcess, psutil.Process], None],
+    reason: str,
+) -> None:
+    """`error` and then `response.failed`, typed and numbered; the SDK raises nothing."""
+    server = server_process("--demo", "--port", "0", environ=environ)
+    url = server.wait_listening()
+    server.wait_ready()
+    (engine,) = server.children()
+    engine.suspend()
+    events: list[Any] = []
+    try:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk:
+            for event in sdk.responses.create(model="lmi", input="Hello", stream=True):
+                events.append(event)
+                if event.type == "response.in_progress":
+                    act(server, engine)
+    finally:
+        if engine.is_running():
+            engine.resume()
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "error",
+        "response.failed",
+    ]
+    assert [event.sequence_number for event in events] == [0, 1, 2, 3]
+    error, failed = events[2:]
+    assert reason in error.message
+    assert (failed.response.status, failed.response.error.code) == ("failed", "server_error")
+    assert failed.response.error.message == error.message
+    assert failed.response.id == events[0].response.id

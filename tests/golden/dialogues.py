@@ -1,0 +1,86 @@
+"""Golden dialogues: requests that follow each other, with the exact answer to each.
+
+In an expected answer `<id:NAME>` stands for any UUID, the same one wherever the name comes again,
+also in later requests; `<time>` for a UTC time in whole seconds, `<version>` for ours.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmi_vllm._version import __version__
+
+FOLDER = Path(__file__).parent / "dialogues"
+_MARK = re.compile(r"<id:(\w+)>|<time>|<version>")
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request and what is answered: status, content type, some headers, all of the body."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    sent: str
+    status: int
+    content_type: str
+    answer_headers: dict[str, str]  # an empty text: the header is absent
+    body: str
+
+
+@dataclass
+class Ids:
+    """The UUIDs seen so far, by name."""
+
+    known: dict[str, str] = field(default_factory=dict)
+
+    def fill(self, text: str) -> str:
+        """Return a request's text with the ids that earlier answers gave."""
+        return _MARK.sub(lambda mark: self.known[mark[1]], text)
+
+    def check(self, expected: str, actual: str) -> None:
+        """Compare, and learn the ids that are new."""
+        pattern, end, new = "", 0, []
+        for mark in _MARK.finditer(expected):
+            pattern += re.escape(expected[end : mark.start()])
+            end, name = mark.end(), mark[1]
+            if name is None:
+                pattern += _TIME if mark[0] == "<time>" else re.escape(__version__)
+            elif name in self.known:
+                pattern += re.escape(self.known[name])
+            elif name in new:
+                pattern += f"(?P={name})"
+            else:
+                new.append(name)
+                pattern += f"(?P<{name}>{_UUID})"
+        found = re.fullmatch(pattern + re.escape(expected[end:]), actual)
+        assert found, f"expected {expected!r}, got {actual!r}"
+        self.known |= found.groupdict()
+
+
+def load_dialogues() -> dict[str, tuple[dict[str, Any], list[Exchange]]]:
+    """Return profile and exchanges of every dialogue of all files, by name."""
+    return {
+        f"{path.stem}: {name}": (raw.get("profile", {}), [_exchange(one) for one in raw["steps"]])
+        for path in sorted(FOLDER.glob("*.json"))
+        for name, raw in json.loads(path.read_text()).items()
+    }
+
+
+def _exchange(raw: dict[str, Any]) -> Exchange:
+    request, response = raw["request"], raw["response"]
+    sent = request.get("body", "")
+    return Exchange(
+        method=request.get("method", "POST"),
+        path=request.get("path", "/invocations"),
+        headers={"Content-Type": "application/json", **request.get("headers", {})},
+        sent=sent if isinstance(sent, str) else json.dumps(sent),
+        status=response.get("status", 200),
+        content_type=response.get("content_type", "application/json"),
+        answer_headers=response.get("headers", {}),
+        body=response["body"],
+    )
