@@ -13,6 +13,7 @@ serve: setup      ## start the server: the embedded model, or what HF_MODEL_ID n
 	@$(PY) -m lmi_vllm serve $(if $(HF_MODEL_ID),,--demo) $(ARGS)
 
 test: setup       ## the whole suite: unit, web, contract on the real engine, integration
+	@$(PYTHON) scripts/install_test_tools.py
 	$(PYTEST) tests integration $(ARGS)
 
 check: lint unit  ## what must be green before a commit

@@ -83,7 +83,7 @@ class Visit:
         if folder:
             self.page.wait_for_timeout(300)  # for transitions to end
             image = Image.open(io.BytesIO(self.page.screenshot(full_page=full)))
-            image.convert("RGB").quantize(128).save(f"{folder}/{name}.png", optimize=True)
+            image.convert("RGB").quantize(256, kmeans=1).save(f"{folder}/{name}.png", optimize=True)
 
     def close(self) -> None:
         """Close the page; fail if it broke its own rules meanwhile."""
