@@ -24,6 +24,7 @@ VERBS: Final[Mapping[str, str]] = MappingProxyType(
         "validate": "explain, and check the settings against the model",
         "migrate": "turn an LMI, TGI or vllm serve configuration into ours",
         "fetch": "download a model",
+        "bench": "put an end point under load and say how it did",
     }
 )
 REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(

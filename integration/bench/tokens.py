@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -33,6 +34,8 @@ from integration.bench.servers import (
     stop,
     their_command,
 )
+from lmi_vllm.bench.dialects import DIALECTS
+from lmi_vllm.bench.plan import LoadPlan, LoadRequest
 
 
 @dataclass(frozen=True)
@@ -46,24 +49,26 @@ class Lane:
     target: str = ""
 
 
+PLAN: Final = LoadPlan(ignores_eos=True)
+
+
 def _lmi(tokens: int, **more: Any) -> dict[str, Any]:
-    parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, **more}
-    return {"inputs": PROMPT, "parameters": parameters, "stream": True}
+    body = DIALECTS["lmi"].body(LoadRequest(PROMPT, tokens), PLAN, "")
+    return body | {"parameters": body["parameters"] | more}
 
 
-def _completion(tokens: int, **more: Any) -> dict[str, Any]:
-    common = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
-    return {"prompt": PROMPT, **common, **more}
+def _openai(name: str, tokens: int) -> dict[str, Any]:
+    """Return a body without usage, whose row would count as one with a token."""
+    body = DIALECTS[name].body(LoadRequest(PROMPT, tokens), PLAN, "")
+    return {key: body[key] for key in body if key not in ("model", "stream_options")} | {
+        "temperature": 0
+    }
 
 
-def _chat(tokens: int) -> dict[str, Any]:
-    body = _completion(tokens)
-    del body["prompt"]
-    return body | {"messages": [{"role": "user", "content": PROMPT}]}
-
-
-COMPLETIONS: Final = Lane("completions", "/v1/completions", _completion, b"data: {")
-CHAT: Final = Lane("chat", "/v1/chat/completions", _chat, b"data: {")
+COMPLETIONS: Final = Lane(
+    "completions", "/v1/completions", partial(_openai, "completions"), b"data: {"
+)
+CHAT: Final = Lane("chat", "/v1/chat/completions", partial(_openai, "chat"), b"data: {")
 LMI_PLAIN: Final = Lane(
     "LMI, no logprobs", "/invocations", lambda n: _lmi(n, logprobs=False), b'"token":'
 )

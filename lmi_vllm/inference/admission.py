@@ -84,7 +84,8 @@ class Admission:
         """Seconds of each phase of the last start, the running one included."""
         if self.state is not State.PENDING:
             return dict(self._phase_times)
-        return {**self._phase_times, self.phase: time.monotonic() - self._phase_began}
+        running = time.monotonic() - self._phase_began
+        return {**self._phase_times, self.phase: self._phase_times.get(self.phase, 0.0) + running}
 
     def enter_phase(self, phase: Phase) -> None:
         """Say that the start has come to `phase`, unless it is there already."""
@@ -93,9 +94,14 @@ class Admission:
         now = time.monotonic()
         if phase is Phase.ENGINE:
             self._engine_began = now
-        self._phase_times[self.phase] = now - self._phase_began
+        self._end_phase(now)
         self.phase, self._phase_began = phase, now
         self._progress = MappingProxyType({})
+
+    def _end_phase(self, now: float) -> None:
+        """Add what the phase took: a start may come back to one."""
+        spent = self._phase_times.get(self.phase, 0.0)
+        self._phase_times[self.phase] = spent + now - self._phase_began
 
     def begin_restart(self) -> None:
         """Be as before the first start, from the engine phase on."""
@@ -114,7 +120,7 @@ class Admission:
         """Enter `state`; once draining or failed, there is no way back to healthy."""
         if self.state not in (State.DRAINING, State.FAILED) or state is State.FAILED:
             if self.state is State.PENDING:
-                self._phase_times[self.phase] = time.monotonic() - self._phase_began
+                self._end_phase(time.monotonic())
             self.state = state
 
     def ping(self) -> tuple[int, dict[str, Any]]:

@@ -95,7 +95,7 @@ ADAPTERS_LOADED: Final = Gauge("lmi_adapters_loaded", "Adapters whose weights th
 STARTUP_SECONDS: Final = Gauge(
     "lmi_startup_phase_seconds",
     "Seconds each phase of the last start, or restart of the engine, took or has taken so far; "
-    "vLLM is imported in the phase `download`.",
+    "vLLM is imported while files arrive; waiting for the rest of that is the phase `engine`.",
     ("phase",),
 )
 DOWNLOAD_BYTES: Final = Gauge("lmi_download_bytes", "Bytes of the model that have arrived.")

@@ -2,11 +2,12 @@
 
 As the service does, it sends headers it knows on to `/invocations`, turns a model's error into a
 ModelError, and sends a stream as PayloadPart events: one for each chunk that comes, or cut
-anywhere, since the service promises nothing of lines.
+anywhere, since the service promises nothing of lines. Requests without a SigV4 signature are 403.
 """
 
 import http.client
 import json
+import re
 import struct
 import threading
 import zlib
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 FORWARDED = ("Content-Type", "Accept", "X-Amzn-SageMaker-Custom-Attributes")
 FORWARDED += ("X-Amzn-SageMaker-Session-Id", "X-Amzn-SageMaker-Adapter-Identifier")
 CHUNK_BYTES = 1 << 16
+SIGNATURE = re.compile(r"AWS4-HMAC-SHA256 Credential=\w+/\d{8}/[\w-]+/sagemaker/aws4_request, ")
 
 
 @contextmanager
@@ -45,6 +47,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if not SIGNATURE.match(self.headers.get("Authorization", "")):
+            text = {"message": "Request is missing Authentication Token"}
+            kind = {"x-amzn-ErrorType": "MissingAuthenticationTokenException"}
+            self._answer(403, json.dumps(text).encode(), kind)
+            return
         connection = http.client.HTTPConnection(self.host, timeout=120)
         headers = {name: self.headers[name] for name in FORWARDED if name in self.headers}
         connection.request("POST", "/invocations", body, headers)

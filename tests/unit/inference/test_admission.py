@@ -148,3 +148,24 @@ async def test_admission_end_all_leaves_each_request_an_answer() -> None:
     assert made.shutdown_error() is None
     made.end_all()
     assert "shut down" in await task
+
+
+def test_phases_add_up_also_where_a_start_comes_back_to_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their seconds, the running one's included; a restart counts anew."""
+    clock = [100.0]
+    monkeypatch.setattr("lmi_vllm.inference.admission.time.monotonic", lambda: clock[0])
+    admission = Admission()
+    for phase in (Phase.ENGINE, Phase.ENGINE, Phase.ADAPTERS, Phase.ENGINE):
+        clock[0] += 2
+        admission.enter_phase(phase)
+    clock[0] += 3
+    expected = {Phase.SETTINGS: 2.0, Phase.ENGINE: 7.0, Phase.ADAPTERS: 2.0}
+    assert admission.phase_seconds == expected
+    admission.become(State.HEALTHY)
+    clock[0] += 50
+    assert admission.phase_seconds == expected
+    admission.begin_restart()
+    clock[0] += 1
+    assert sum(admission.phase_seconds.values()) == 1.0
