@@ -17,6 +17,8 @@ SECRETS = {
     "AWS_SESSION_TOKEN": "SENTINEL-aws-session",
     "SERVING_KEYSTORE_PASS": "SENTINEL-keystore",
     "OPTION_ENV": "DB_PASSWORD=SENTINEL-in-env,PLAIN=1",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:SENTINEL-otlp@127.0.0.1:9",
+    "OTEL_EXPORTER_OTLP_HEADERS": "x-key=SENTINEL-otlp-header",
     "HF_ENDPOINT": "https://user:SENTINEL-login@hub.example.com",
 }
 PROMPT = "SENTINEL-prompt"

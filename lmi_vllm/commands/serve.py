@@ -17,7 +17,7 @@ from lmi_vllm.engine.vllm_processes import end_children
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.explain import explain
-from lmi_vllm.startup.masking import mask_text
+from lmi_vllm.startup.masking import mask_text, mask_urls
 from lmi_vllm.startup.platform_checks import raise_open_files
 from lmi_vllm.startup.resolved import CommandLine
 from lmi_vllm.startup.settings import Settings, load_settings
@@ -86,7 +86,7 @@ def _configure_logging(settings: Settings, environ: Mapping[str, str]) -> None:
     found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", str(settings.server_value("opts") or ""))
     level = LOG_LEVELS.get(found.group(1).lower(), logging.INFO) if found else logging.INFO
     asked = str(settings.server_value("LMI_LOG_FORMAT"))
-    configure_logging(chosen_format(asked, sys.stderr), level)
+    configure_logging(chosen_format(asked, sys.stderr), level, mask_urls)
     if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
         logging.getLogger("vllm").setLevel(name)
     logging.getLogger("aiohttp.server").addFilter(_without_trace)

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
@@ -12,8 +13,32 @@ Format = Literal["text", "json"]
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
+Mask = Callable[[str], str]
+
+
+def as_it_is(text: str) -> str:
+    """Hide nothing."""
+    return text
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people."""
+
+    def __init__(self, mask: Mask = as_it_is) -> None:
+        super().__init__(TEXT)
+        self._mask = mask
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return self._mask(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line; what a record has as `fields` stands beside its message."""
+
+    def __init__(self, mask: Mask = as_it_is) -> None:
+        super().__init__()
+        self._mask = mask
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -23,10 +48,10 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "pid": record.process,
-            "message": record.getMessage(),
+            "message": self._mask(record.getMessage()),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = self._mask(self.formatException(record.exc_info))
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
         fields = getattr(record, "fields", None)
@@ -42,9 +67,12 @@ def chosen_format(asked: str, stream: TextIO) -> Format:
     return "json"
 
 
-def configure_logging(kind: Format, level: int | str, stream: TextIO | None = None) -> None:
-    """Send every line of this process to `stream` (stderr) in one format, warnings included."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if kind == "json" else logging.Formatter(TEXT))
+def configure_logging(kind: Format, level: int | str, mask: Mask = as_it_is) -> None:
+    """Send every line of this process to stderr in one format, warnings included.
+
+    `mask` hides what no line may show, whoever wrote it: vLLM prints its whole configuration.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(mask) if kind == "json" else TextFormatter(mask))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.telemetry.log_format import JsonFormatter, chosen_format
+from lmi_vllm.startup.masking import mask_urls
+from lmi_vllm.telemetry.log_format import JsonFormatter, TextFormatter, chosen_format
 
 
 def line(message: str, *arguments: object, **more: Any) -> dict[str, Any]:
@@ -70,3 +71,20 @@ def test_auto_is_text_for_people_and_json_for_machines(
 ) -> None:
     """A word in LMI_LOG_FORMAT wins."""
     assert chosen_format(asked, stream) == kind
+
+
+@pytest.mark.parametrize("kind", [JsonFormatter, TextFormatter])
+def test_no_line_shows_the_login_of_a_url(
+    kind: type[JsonFormatter] | type[TextFormatter],
+) -> None:
+    """Whoever wrote it, in its message or in the trace of its exception."""
+    try:
+        raise ValueError("cannot reach https://user:SENTINEL@h/")
+    except ValueError:
+        record = logging.LogRecord(
+            "vllm", logging.INFO, "f.py", 1, "otlp='http://u:SENTINEL@h:1/?sig=SENTINEL'", (),
+            sys.exc_info(),
+        )  # fmt: skip
+    text = kind(mask_urls).format(record)
+    assert "SENTINEL" not in text
+    assert "http://***@h:1/" in text
