@@ -18,6 +18,15 @@ MODELS, ADAPTERS, SERVER = "Models", "Adapters", "Server"
 
 
 @dataclass(frozen=True, slots=True)
+class TgiForm:
+    """What an operation takes and answers besides, with tgi_compat: names of components."""
+
+    takes: str
+    answers: str
+    example: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path.
 
@@ -38,6 +47,7 @@ class Operation:
     statuses: tuple[int, ...] = ()
     examples: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     is_tgi: bool = False  # with tgi_compat only
+    tgi_form: TgiForm | None = None
 
 
 QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
@@ -137,7 +147,9 @@ def _inference(path: str, summary: str) -> tuple[Operation, ...]:
     )
 
 
-def _openai(path: str, kind: str, summary: str, example: object) -> tuple[Operation, ...]:
+def _openai(
+    path: str, kind: str, summary: str, example: object, tgi_form: TgiForm | None = None
+) -> tuple[Operation, ...]:
     streams = {SSE: "Stream"} if kind in ("chat/completions", "completions", "responses") else {}
     return (
         Operation(
@@ -149,6 +161,7 @@ def _openai(path: str, kind: str, summary: str, example: object) -> tuple[Operat
             takes=f"openai:{kind}",
             example=example,
             statuses=(404, 422),
+            tgi_form=tgi_form,
         ),
         _options(path, OPENAI),
     )
@@ -226,6 +239,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
     )
 
 
+_TGI_TOKENIZE: Final = TgiForm("TgiTokenize", "TgiTokens", {"inputs": "The moon"})
 _TEXTS: Final = ["the moon is a ball", "rain"]
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -291,7 +305,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {JSON: "openai:responses"},
     ),
     *_openai("/v1/embeddings", "embeddings", "Embeddings, as vLLM.", {"input": _TEXTS}),
-    *_openai("/tokenize", "tokenize", "A text's tokens, as vLLM.", {"prompt": "The moon"}),
+    *_openai(
+        "/tokenize", "tokenize", "A text's tokens, as vLLM.", {"prompt": "The moon"}, _TGI_TOKENIZE
+    ),
     *_openai("/detokenize", "detokenize", "The text of tokens, as vLLM.", {"tokens": [300, 301]}),
     *(
         operation

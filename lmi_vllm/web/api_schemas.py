@@ -71,6 +71,16 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
             },
             "inputs",
         ),
+        "TgiTokenize": _object({"inputs": _TEXT, "add_special_tokens": _FLAG}, "inputs"),
+        "TgiTokens": list_of(
+            _object(
+                {"id": _WHOLE, "text": _TEXT, "start": _WHOLE, "stop": _WHOLE},
+                "id",
+                "text",
+                "start",
+                "stop",
+            )
+        ),
         "TgiInfo": _object(
             {
                 "model_id": _TEXT,

@@ -5,6 +5,7 @@ before one is, OpenAI bodies are objects of which nothing more is said.
 """
 
 import asyncio
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -23,6 +24,7 @@ from lmi_vllm.web.api_operations import (
     PATH_PARAMETERS,
     QUERY_PARAMETERS,
     Operation,
+    TgiForm,
 )
 from lmi_vllm.web.api_schemas import any_of, own_schemas, reference
 from lmi_vllm.web.docs_page import docs_page
@@ -120,10 +122,30 @@ def _paths(
             entry["parameters"] = parameters
         if operation.takes:
             entry["requestBody"] = _request_body(operation, openai)
+        if operation.tgi_form is not None and service.profile.tgi_compat:
+            _add_tgi_form(entry, operation.tgi_form)
         if options.api_keys and operation.path in OPEN_PATHS:
             entry["security"] = []
         paths.setdefault(operation.path, {})[operation.method] = entry
     return paths
+
+
+def _add_tgi_form(entry: dict[str, Any], form: TgiForm) -> None:
+    """Let an entry take TGI's body as well, and answer it in TGI's words."""
+    content = entry["requestBody"]["content"][JSON]
+    content["schema"] = any_of(content["schema"], reference(form.takes))
+    content["examples"] = {
+        "vllm": {"summary": "vLLM's", "value": content.pop("example")},
+        "tgi": {"summary": "TGI's", "value": form.example},
+    }
+    responses = entry["responses"]
+    overload = str(FAMILY_STATUS[RouteFamily.TGI][Fault.OVERLOAD])
+    responses.setdefault(overload, copy.deepcopy(responses[str(STATUS[Fault.OVERLOAD])]))
+    responses[overload]["description"] = _phrase(int(overload))
+    for status, answer in responses.items():
+        name = form.answers if status == "200" else _FAMILY_ERRORS[RouteFamily.TGI]
+        json = answer["content"][JSON]
+        json["schema"] = any_of(json["schema"], reference(name))
 
 
 def _operation_id(operation: Operation) -> str:

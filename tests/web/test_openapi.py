@@ -134,6 +134,23 @@ async def test_openapi_tells_the_dialect_of_errors(serve: ServeScripted) -> None
     assert {"$ref": "#/components/schemas/TgiError"} in shapes
 
 
+async def test_openapi_tells_both_forms_of_tokenize(serve: ServeScripted) -> None:
+    """TGI's body, answer and errors beside vLLM's, in TGI mode only."""
+    client = await serve(ServingProfile(model_name="demo", tgi_compat=True))
+    document = await (await client.get("/openapi.json")).json()
+    OpenAPIV31SpecValidator(document).validate()
+    entry = document["paths"]["/tokenize"]["post"]
+    content = entry["requestBody"]["content"]["application/json"]
+    assert {"$ref": "#/components/schemas/TgiTokenize"} in content["schema"]["anyOf"]
+    assert {"inputs": "The moon"} in [one["value"] for one in content["examples"].values()]
+    for status, name in {"200": "TgiTokens", "422": "TgiError", "429": "TgiError"}.items():
+        schema = entry["responses"][status]["content"]["application/json"]["schema"]
+        assert {"$ref": f"#/components/schemas/{name}"} in schema["anyOf"]
+    plain = (await _document(serve))["paths"]["/tokenize"]["post"]
+    assert "examples" not in plain["requestBody"]["content"]["application/json"]
+    assert "429" not in plain["responses"]
+
+
 async def test_docs_page_needs_no_network_and_no_script(serve: ServeScripted) -> None:
     """The page names every route, runs no script and loads nothing."""
     client = await serve(ServingProfile(model_name="demo"))
