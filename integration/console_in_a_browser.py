@@ -150,7 +150,7 @@ def test_each_dialect_streams_text_and_bytes(
     demo_server: RunningServer, visit: Open, dialect: str
 ) -> None:
     """The text is what the rows say, the bytes are what came, and the command asks for the same."""
-    call(demo_server.url, "/invocations", {"inputs": "The first answer takes longer."})
+    call(demo_server.url, "/invocations", {"inputs": "The first takes longer.", "stream": True})
     one = visit(demo_server.url)
     one.tab("Playground")
     page = one.page
@@ -163,7 +163,7 @@ def test_each_dialect_streams_text_and_bytes(
     again = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert text == text_of(raw) == text_of(again.stdout)
     assert "tokens/s" in page.locator("#figures").inner_text() or dialect == "json"
-    one.picture("playground" if dialect == "sse" else f"playground-{dialect}")
+    one.picture("playground" if dialect == "jsonlines" else f"playground-{dialect}")
 
 
 @pytest.mark.vllm
