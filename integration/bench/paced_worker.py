@@ -10,12 +10,12 @@ import time
 from typing import Any, Final
 
 from integration.bench.servers import STEP_VARIABLE
-from lmi_vllm.engine.vllm_cpu_worker import LoraCpuWorker
+from lmi_vllm.engine.vllm_cpu_worker import GuardedCpuWorker
 
 STEP_SECONDS: Final = float(os.environ.get(STEP_VARIABLE, "0")) / 1e3
 
 
-class PacedWorker(LoraCpuWorker):
+class PacedWorker(GuardedCpuWorker):
     """The worker our server uses on CPU, with a lower bound for the time of a step."""
 
     _due = 0.0

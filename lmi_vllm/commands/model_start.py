@@ -172,7 +172,8 @@ class ModelStart:
             else:
                 await adapters.move_to(engine)
             self.service.admission.enter_phase(Phase.WARM_UP)
-            await warm_up(engine)
+            has_logprobs = ready.arguments.values.get("max_logprobs") != 0
+            await warm_up(engine, has_logprobs=has_logprobs)
             await self._code.call_handler_at_start()
         except BaseException:
             await engine.close()
@@ -260,22 +261,27 @@ def _import_and_check(arguments: EngineArguments) -> None:
     engine_module.check_arguments(arguments)
 
 
-async def warm_up(engine: Engine) -> None:
+async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:
     """Prove the engine: health is claimed only after a token, or a pooled answer, came out.
 
     Raises:
         StartupError: the engine refused, or generated nothing.
     """
     try:
-        is_proven = await (_generates(engine) if engine.task == GENERATE else _pools(engine))
+        is_proven = await (
+            _generates(engine, has_logprobs=has_logprobs)
+            if engine.task == GENERATE
+            else _pools(engine)
+        )
     except LmiError as error:
         raise StartupError(f"the engine started but cannot answer: {error.text}") from error
     if not is_proven:
         raise EngineFailureError("the engine started but generated no token")
 
 
-async def _generates(engine: Engine) -> bool:
-    sampling = {"max_tokens": 1, "temperature": 0.0}
+async def _generates(engine: Engine, *, has_logprobs: bool) -> bool:
+    # With log probabilities: vLLM compiles a part of them at their first use, on a GPU too.
+    sampling = {"max_tokens": 1, "temperature": 0.0, "logprobs": 1 if has_logprobs else None}
     job = GenerationJob(f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, sampling)
     chunks = [chunk async for chunk in engine.generate(job)]
     return any(chunk.tokens for chunk in chunks)

@@ -1,9 +1,13 @@
-"""vLLM's CPU worker, with prompt log probabilities that do not end the engine under LoRA.
+"""vLLM's CPU worker without two of its traps (DECISIONS.md 41, 52).
 
-vLLM 0.32 computes the logits of one request's prompt (n rows) with the adapter rows of the whole
-step (one for each request). The numbers differ as soon as any other request shares the step, and
-`einsum` ends the engine; where they happen to be equal, rows get another request's adapter. Here
-each prompt is computed with the adapter row of its own request.
+Under LoRA, vLLM 0.32 computes the logits of one request's prompt (n rows) with the adapter rows of
+the whole step (one for each request). The numbers differ as soon as any other request shares the
+step, and `einsum` ends the engine; where they happen to be equal, rows get another request's
+adapter. Here each prompt is computed with the adapter row of its own request.
+
+The first request that asks for log probabilities of more than the sampled token makes vLLM compile
+a comparison with a C++ compiler, 5 to 25 s in which every stream stands still. Here it is not
+compiled: it is three tensor operations.
 
 Named by `worker_cls`, vLLM's own way to replace the worker: it reaches workers however their
 processes start.
@@ -13,16 +17,22 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from vllm.v1.sample import sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
-class LoraCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
-    """CPUWorker whose model runner computes the log probabilities of prompts one by one."""
+class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
+    """CPUWorker that compiles nothing while it serves, and takes prompts one by one under LoRA."""
 
     def init_device(self) -> None:
-        """As CPUWorker.init_device; then replaces one method of the model runner it made."""
+        """As CPUWorker.init_device; then replaces one function, and one method of its runner."""
         super().init_device()
+        compiled = sampler.batched_count_greater_than
+        plain = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+        sampler.batched_count_greater_than = plain
         runner: Any = self.model_runner
+        if self.vllm_config.lora_config is None:
+            return
         if self.vllm_config.use_v2_model_runner:  # has no such method: `generate` refuses
             return
         compute = runner._get_prompt_logprobs_dict

@@ -49,7 +49,7 @@ from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
 
-CPU_LORA_WORKER: Final = "lmi_vllm.engine.vllm_cpu_worker.LoraCpuWorker"
+CPU_WORKER: Final = "lmi_vllm.engine.vllm_cpu_worker.GuardedCpuWorker"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters start above
 PIN_WAIT_SECONDS: Final = 10.0  # for running requests to leave a slot free
 _PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
@@ -102,7 +102,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             return
         self._folder = await asyncio.to_thread(new_private_folder)
         if is_cpu:
-            is_ours = self.vllm_config.parallel_config.worker_cls == CPU_LORA_WORKER
+            is_ours = self.vllm_config.parallel_config.worker_cls == CPU_WORKER
             self._has_prompt_logprobs = is_ours and not self.vllm_config.use_v2_model_runner
             self._base_lora = await self._load_zero_adapter(self._folder.path / "base")
 

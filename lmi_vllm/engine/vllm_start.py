@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from lmi_vllm.engine.vllm_arguments import engine_args_from, parse_vllm_arguments
-from lmi_vllm.engine.vllm_isolation import CPU_LORA_WORKER, IsolatingAsyncLLM
+from lmi_vllm.engine.vllm_isolation import CPU_WORKER, IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_processes import (
     ERROR_FILE_VARIABLE,
     SERVER_PID_VARIABLE,
@@ -134,8 +134,8 @@ def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:
         added["max_loras"] = int(str(values.get("max_loras") or 1)) + 1
         if values.get("max_cpu_loras"):
             added["max_cpu_loras"] = int(str(values["max_cpu_loras"])) + 1
-        if values.get("worker_cls") in (None, "auto"):
-            added["worker_cls"] = CPU_LORA_WORKER
+    if values.get("worker_cls") in (None, "auto"):
+        added["worker_cls"] = CPU_WORKER
     for name, value in added.items():
         logger.info("engine argument %s=%s (set by lmi_vllm on CPU)", name, value)
     return added

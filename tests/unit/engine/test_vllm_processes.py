@@ -151,14 +151,15 @@ def test_forked_engine_dies_with_the_server(number: signal.Signals) -> None:
                 time.sleep(30)
             return pid
 
-        new_engine_thread().submit(fork).result()
+        thread = new_engine_thread()  # kept: a fork ends with the thread that made it
+        thread.submit(fork).result()
         time.sleep(60)
     """
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], stdout=subprocess.PIPE
     ) as server:
         assert server.stdout is not None
-        assert server.stdout.readline() == b"child\n"
+        assert server.stdout.readline() == b"child\n", server.wait(10)  # how it ended instead
         server.send_signal(number)
         # The pipe ends only when the child, who inherited it, is gone too.
         assert server.communicate(timeout=10) == (b"", None)

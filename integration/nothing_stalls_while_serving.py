@@ -1,0 +1,71 @@
+"""What would stop every stream of a ready server for a while is done before, or not at all."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import unused_port
+
+from integration.client import call
+from integration.conftest import StartServer
+
+# A thread beside the server says what the collector would look through, then ends the process.
+PROGRAM = """
+import gc, os, signal, sys, threading, time, urllib.request
+from lmi_vllm.cli import main
+
+def report():
+    port = int(sys.argv[1])
+    while True:
+        try:
+            if urllib.request.urlopen(f"http://127.0.0.1:{port}/ping").status == 200:
+                break
+        except OSError:
+            time.sleep(0.2)
+    print("FROZEN", gc.get_freeze_count(), len(gc.get_objects()), file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=report, daemon=True).start()
+main(["serve", "--demo", "--port", sys.argv[1]])
+"""
+
+
+@pytest.mark.vllm
+def test_what_was_imported_is_frozen(tmp_path: Path) -> None:
+    """Almost everything is out of the collector's sight once the model is ready."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    command = [sys.executable, "-c", PROGRAM, str(unused_port())]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    (line,) = [row for row in ended.stderr.splitlines() if row.startswith("FROZEN")]
+    frozen, seen = map(int, line.split()[1:])
+    assert frozen > 300_000
+    assert seen < frozen / 10
+
+
+@pytest.mark.vllm
+def test_nothing_is_compiled_on_cpu(server_process: StartServer, tmp_path: Path) -> None:
+    """Log probabilities of several candidates made vLLM run a C++ compiler for 5 to 25 s."""
+    cache = tmp_path / "compiled"
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    server = server_process("--demo", "--port", "0", environ=environ)
+    url = server.wait_listening()
+    server.wait_ready()
+    parameters = {"max_new_tokens": 3, "details": True, "top_n_tokens": 3}
+    for more in ({}, {"do_sample": True, "top_k": 5, "top_p": 0.9}, {"do_sample": True, "seed": 1}):
+        body = {"inputs": "The moon is", "parameters": {**parameters, **more}}
+        answer = call(url, "/invocations", body)
+        assert len(answer.json()["details"]["top_tokens"][0]) == 3
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+@pytest.mark.vllm
+def test_no_log_probabilities_at_all_can_be_had(server_process: StartServer) -> None:
+    """The first token that proves the model does not ask for what the settings forbid."""
+    environ = {"OPTION_MAX_LOGPROBS": "0", "OPTION_STREAM_LOGPROBS": "false"}
+    server = server_process("--demo", "--port", "0", environ=environ)
+    url = server.wait_listening()
+    server.wait_ready()
+    assert call(url, "/invocations", {"inputs": "The moon is"}).status == 200
