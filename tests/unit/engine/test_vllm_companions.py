@@ -1,0 +1,67 @@
+"""Companions of torch that do not fit are taken for absent; the ones that fit stay."""
+
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.engine.vllm_companions import suspects
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, ("torchvision",)),
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu"}, ()),
+        ({"torch": "2.13.0", "torchvision": "0.28.0"}, ()),
+        ({"torchvision": "0.28.0"}, ()),
+        ({"torch": "2.13.0+cpu"}, ()),
+    ],
+)
+def test_only_other_builds_beside_a_cpu_torch_are_tried(
+    versions: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    """A fitting build, or a CUDA torch, is left alone."""
+    assert suspects(versions) == expected
+
+
+def package(folder: Path, name: str, version: str, body: str) -> None:
+    """Write a package that pip would call installed."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(body)
+    information = folder / f"{name}-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+
+
+def test_a_companion_that_fails_to_import_is_absent_and_a_working_one_stays(
+    tmp_path: Path,
+) -> None:
+    """What transformers asks (`find_spec`) says no for the first, yes for the second."""
+    package(tmp_path, "torch", "9.9+cpu", "")
+    package(tmp_path, "torchvision", "9.9", "raise RuntimeError('operator nms does not exist')")
+    package(tmp_path, "torchaudio", "9.9", "")
+    program = textwrap.dedent("""\
+        import importlib.util
+        from lmi_vllm.engine.vllm_companions import hide_unfit_companions
+        assert hide_unfit_companions() == ("torchvision",)
+        assert importlib.util.find_spec("torchvision") is None
+        assert importlib.util.find_spec("torchaudio") is not None
+        try:
+            import torchvision.io
+        except ImportError:
+            print("absent")
+    """)
+    search = [str(tmp_path), str(Path(importlib.util.find_spec("lmi_vllm").origin).parent.parent)]  # type: ignore[union-attr, arg-type]
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(search)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout == "absent\n"
+    assert "pip uninstall torchvision" in answer.stderr
