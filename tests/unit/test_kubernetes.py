@@ -1,0 +1,96 @@
+"""config/kubernetes: valid by Kubernetes' own schemas, consistent with the server they start."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from prometheus_client import generate_latest
+
+from lmi_vllm.cli import VERBS
+from lmi_vllm.startup.settings import load_settings
+
+FOLDER = Path(__file__).parent.parent.parent / "config" / "kubernetes"
+NOT_MANIFESTS = {"prometheus-adapter.yaml"}  # values of a Helm chart
+MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name not in NOT_MANIFESTS)
+ENGINE_END_SECONDS = 10
+
+
+def load(name: str) -> Any:
+    """Return the one document of a file."""
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("version", ["1.31", "1.34"])
+def test_manifest_is_valid(path: Path, version: str) -> None:
+    """Strict: an unknown field is an error too."""
+    for document in yaml.safe_load_all(path.read_text()):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def server_container() -> dict[str, Any]:
+    """Return the container that serves."""
+    (container,) = load("deployment.yaml")["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def test_environment_holds_only_settings_that_exist() -> None:
+    """Each variable is known and valid, as `explain --strict` would say."""
+    environ = {item["name"]: item["value"] for item in server_container()["env"]}
+    settings = load_settings(environ | {"LMI_STRICT": "true"})
+    assert not settings.errors
+
+
+def test_grace_period_covers_stop_hook_drain_and_engine() -> None:
+    """Kubernetes counts preStop into the grace period, and kills at its end."""
+    environ = {item["name"]: item["value"] for item in server_container()["env"]}
+    drain = load_settings(environ).server_value("shutdown_timeout")
+    wait = int(server_container()["lifecycle"]["preStop"]["exec"]["command"][1])
+    grace = load("deployment.yaml")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert isinstance(drain, int | float)
+    assert grace >= wait + drain + ENGINE_END_SECONDS
+
+
+def test_probes_ask_routes_that_exist_and_wait_for_the_model() -> None:
+    """The start may take as long as model_loading_timeout allows."""
+    container = server_container()
+    probes = {kind: container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
+    paths = {kind: probe["httpGet"]["path"] for kind, probe in probes.items()}
+    assert paths == {"startup": "/ping", "readiness": "/ready", "liveness": "/live"}
+    limit = load_settings({}).option_value("model_loading_timeout")
+    assert probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"] >= limit
+
+
+def test_verbs_are_ours_and_the_fetched_model_is_the_one_served() -> None:
+    """The init container fetches to where the server looks."""
+    spec = load("deployment.yaml")["spec"]["template"]["spec"]
+    (fetch,) = spec["initContainers"]
+    assert fetch["args"][0] in VERBS
+    assert server_container()["args"][0] in VERBS
+    environ = {item["name"]: item["value"] for item in server_container()["env"]}
+    assert environ["HF_MODEL_ID"] == fetch["args"][-1]
+
+
+def test_autoscaler_and_adapter_use_metrics_of_a_real_exposition() -> None:
+    """The names stand in what the registry prints, as gauges."""
+    exposition = generate_latest().decode()
+    for metric in load("horizontal-pod-autoscaler.yaml")["spec"]["metrics"]:
+        name = metric["pods"]["metric"]["name"]
+        assert f"# TYPE {name} gauge" in exposition
+        (rule,) = load("prometheus-adapter.yaml")["rules"]["custom"]
+        assert re.match(r"\w+", rule["seriesQuery"])[0] == name  # type: ignore[index]
+        queue = {item["name"]: item["value"] for item in server_container()["env"]}
+        target = int(metric["pods"]["target"]["averageValue"])
+        assert target < int(queue["SERVING_JOB_QUEUE_SIZE"])
+
+
+def test_selectors_meet_the_pods() -> None:
+    """Service, budget and deployment mean the same pods."""
+    labels = load("deployment.yaml")["spec"]["template"]["metadata"]["labels"]
+    assert load("service.yaml")["spec"]["selector"] == labels
+    assert load("pod-disruption-budget.yaml")["spec"]["selector"]["matchLabels"] == labels
+    scaled = load("horizontal-pod-autoscaler.yaml")["spec"]["scaleTargetRef"]["name"]
+    assert scaled == load("deployment.yaml")["metadata"]["name"]

@@ -1,0 +1,111 @@
+"""Each request of config/sagemaker/with_boto3.py is one that botocore's service model takes."""
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import botocore.loaders
+import botocore.model
+import botocore.validate
+import pytest
+from botocore import xform_name
+
+from lmi_vllm.startup.settings import load_settings
+
+FOLDER = Path(__file__).parent.parent.parent / "config" / "sagemaker"
+
+
+def load_example() -> ModuleType:
+    """Return the example as a module."""
+    spec = importlib.util.spec_from_file_location("with_boto3", FOLDER / "with_boto3.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EXAMPLE = load_example()
+REQUESTS = sorted(
+    {pair for case in EXAMPLE.CASES.values() for pair in case} | set(EXAMPLE.INVOCATIONS),
+    key=lambda pair: pair[1].__name__,
+)
+NAMES = [request.__name__ for _, request in REQUESTS]
+
+
+@pytest.fixture(scope="module")
+def operations() -> dict[str, botocore.model.OperationModel]:
+    """Every operation of both services, by the name boto3 gives it."""
+    loader = botocore.loaders.Loader()
+    found = {}
+    for service in ("sagemaker", "sagemaker-runtime"):
+        described = loader.load_service_model(service, "service-2")
+        model = botocore.model.ServiceModel(described, service)
+        found |= {xform_name(name): model.operation_model(name) for name in model.operation_names}
+    return found
+
+
+@pytest.mark.parametrize(("operation", "request_of"), REQUESTS, ids=NAMES)
+def test_request_is_valid(
+    operations: dict[str, botocore.model.OperationModel],
+    operation: str,
+    request_of: Callable[[], dict[str, Any]],
+) -> None:
+    """Names, types, and (which botocore leaves to the service) patterns, lengths and enums."""
+    shape = operations[operation].input_shape
+    report = botocore.validate.ParamValidator().validate(request_of(), shape)
+    assert not report.has_errors(), report.generate_report()
+    assert list(constraint_errors(request_of(), shape, operation)) == []
+
+
+def constraint_errors(value: Any, shape: Any, where: str) -> Iterator[str]:
+    """Yield what the service itself would refuse, by the constraints its model states."""
+    if shape.type_name == "structure":
+        for name, inner in value.items():
+            yield from constraint_errors(inner, shape.members[name], f"{where}.{name}")
+    elif shape.type_name == "list":
+        for inner in value:
+            yield from constraint_errors(inner, shape.member, f"{where}[]")
+    elif shape.type_name == "map":
+        for inner in value.values():
+            yield from constraint_errors(inner, shape.value, f"{where}{{}}")
+    elif refusal := refusal_of(value, shape):
+        yield f"{where}: {value!r} {refusal}"
+
+
+def refusal_of(value: Any, shape: Any) -> str:
+    """Return why the service refuses a text or a number; empty where it does not."""
+    limits = shape.metadata
+    if shape.type_name == "string":
+        pattern = limits.get("pattern", ".*").replace(r"\p{ASCII}", r"[\x00-\x7f]")
+        if not re.fullmatch(pattern, value, re.DOTALL):
+            return f"does not match {pattern}"
+        if shape.enum and value not in shape.enum:
+            return f"is none of {shape.enum}"
+        return "is too long" if len(value) > limits.get("max", 1 << 30) else ""
+    if shape.type_name == "integer":
+        low, high = limits.get("min", value), limits.get("max", value)
+        return "" if low <= value <= high else f"is not within {low} and {high}"
+    return ""
+
+
+@pytest.mark.parametrize("name", ["environment_model", "component_model"])
+def test_environment_holds_settings_that_exist(name: str) -> None:
+    """A misspelt option would be an error here."""
+    environment = getattr(EXAMPLE, name)()["PrimaryContainer"]["Environment"]
+    assert not load_settings(environment | {"LMI_STRICT": "true"}).errors
+
+
+def test_table_states_our_defaults() -> None:
+    """The figures of the contract table are those of the option table."""
+    table = (FOLDER / "README.md").read_text()
+    settings = load_settings({})
+    assert f"`option.predict_timeout`, {settings.option_value('predict_timeout')} s" in table
+    loading = settings.option_value("model_loading_timeout")
+    assert f"`option.model_loading_timeout`, {loading} s" in table
+    drain = settings.server_value("shutdown_timeout")
+    assert f"`SERVING_SHUTDOWN_TIMEOUT`, {drain} s" in table
+    assert settings.server_value("max_request_size") == 64 << 20

@@ -1,0 +1,65 @@
+"""Every file in config/samples is taken by `explain --strict`, and does what its case is about."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent.parent / "config" / "samples"
+FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".properties", ".env"))
+# File -> what vLLM is told: an argument of each case, and its value.
+EXPECTED = {
+    "hub-model.properties": {"max_num_seqs": 128, "max_model_len": 16384},
+    "single-gpu.env": {"max_model_len": 16384, "tensor_parallel_size": 8},
+    "multi-gpu.env": {"tensor_parallel_size": 8},
+    "local-weights.properties": {"enable_prefix_caching": True, "tensor_parallel_size": 8},
+    "two-copies.properties": {"tensor_parallel_size": 2, "data_parallel_size": 2},
+    "lora-adapters.properties": {"enable_lora": True, "max_loras": 8},
+    "lora.env": {"enable_lora": True, "max_cpu_loras": 64},
+    "quantized.properties": {"quantization": "awq", "dtype": "float16"},
+    "quantized.env": {"quantization": "fp8"},
+    "speculative.properties": {"tensor_parallel_size": 4},
+    "speculative.env": {},
+    "long-context.properties": {"max_model_len": 131072, "max_num_batched_tokens": 8192},
+    "long-context.env": {"kv_cache_dtype": "fp8", "max_num_seqs": 16},
+    "embeddings.properties": {"max_model_len": 512},
+    "embeddings.env": {"max_model_len": 512},
+    "chat-with-tools.properties": {"model": "acme/assistant-8b"},
+    "from-lmi-dist.properties": {"max_num_batched_tokens": 32768},
+}
+WITH_WARNINGS = {"from-lmi-dist.properties"}  # what LMI-Dist had and nobody has now
+
+
+def test_every_sample_has_its_case() -> None:
+    """A new file comes with what it is to mean."""
+    assert {path.name for path in FILES} == EXPECTED.keys()
+
+
+def explain(path: Path, store: Path) -> dict[str, Any]:
+    """Return what `explain --strict` says of a sample, on a machine with eight GPUs."""
+    environ = {}
+    if path.suffix == ".properties":
+        (store / "serving.properties").write_text(path.read_text())
+        (store / "config.json").write_text("{}")
+    else:
+        lines = [line for line in path.read_text().splitlines() if line and line[0] != "#"]
+        environ = dict(line.split("=", 1) for line in lines)
+    root = str(FOLDER.parent.parent)
+    command = [sys.executable, "-m", "lmi_vllm", "explain", "--format", "json", "--gpus", "8"]
+    command += ["--model-store", str(store), *([] if path.name in WITH_WARNINGS else ["--strict"])]
+    answer = subprocess.run(
+        command, env=environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return dict(json.loads(answer.stdout))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_sample_is_taken_and_means_its_case(path: Path, tmp_path: Path) -> None:
+    """No error, no unknown name, and the engine is told what the case is about."""
+    found = explain(path, tmp_path)
+    told = found["engine_args"]
+    assert {name: told.get(name) for name in EXPECTED[path.name]} == EXPECTED[path.name]
