@@ -34,6 +34,19 @@ class DirectChunks(Protocol):
         ...
 
 
+class DirectEvents(Protocol):
+    """Reads events of an OpenAI stream where their text is made, with no task in between."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an event may come now."""
+        ...
+
+    def read_event(self, event: bytes) -> None:
+        """Take an event; only while it is open."""
+        ...
+
+
 class Engine(Protocol):
     """Generates tokens, answers OpenAI calls, holds adapters and says whether it is alive."""
 
@@ -82,8 +95,12 @@ class Engine(Protocol):
         """Return the tokens of `text`, with the characters of it that each stands for."""
         ...
 
-    async def answer_openai(self, call: OpenAICall) -> OpenAIReply:
+    async def answer_openai(
+        self, call: OpenAICall, direct: DirectEvents | None = None
+    ) -> OpenAIReply:
         """Answer with vLLM's own OpenAI bytes; errors of the request are replies, not exceptions.
+
+        While `direct` is open it may be called with events of the stream instead, in order.
 
         Raises:
             EngineDeadError: the engine is gone.

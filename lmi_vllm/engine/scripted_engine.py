@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmi_vllm.engine.base import DirectChunks
+from lmi_vllm.engine.base import DirectChunks, DirectEvents
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
 from lmi_vllm.messages import (
     AdapterRef,
@@ -122,7 +122,9 @@ class ScriptedEngine:
         spans = [(0, 0), *words] if add_special_tokens else words
         return [PromptToken(position, *span) for position, span in enumerate(spans)]
 
-    async def answer_openai(self, call: OpenAICall) -> OpenAIReply:
+    async def answer_openai(
+        self, call: OpenAICall, direct: DirectEvents | None = None
+    ) -> OpenAIReply:
         """Answer in the shape of vLLM's replies, without its content."""
         await self.check_health()
         self.calls.append(call)
@@ -130,7 +132,9 @@ class ScriptedEngine:
         if call.kind == "embeddings":
             body["data"] = _vectors(call.body.get("input"))
         if call.body.get("stream"):
-            return OpenAIReply(200, content_type="text/event-stream", stream=self._events(body))
+            return OpenAIReply(
+                200, content_type="text/event-stream", stream=self._events(body, direct)
+            )
         return OpenAIReply(200, json.dumps(body, separators=(",", ":")).encode())
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
@@ -187,7 +191,9 @@ class ScriptedEngine:
             )
         return steps
 
-    async def _events(self, body: Mapping[str, object]) -> AsyncIterator[bytes]:
+    async def _events(
+        self, body: Mapping[str, object], direct: DirectEvents | None
+    ) -> AsyncIterator[bytes]:
         self.running_requests += 1
         try:
             for position in range(3):
@@ -195,7 +201,11 @@ class ScriptedEngine:
                 if position and self.openai_error:
                     yield b"data: " + json.dumps(self.openai_error).encode() + b"\n\n"
                     break
-                yield b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+                event = b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+                if position and direct is not None and direct.is_open:
+                    direct.read_event(event)
+                else:
+                    yield event
             yield b"data: [DONE]\n\n"
         finally:
             self.running_requests -= 1

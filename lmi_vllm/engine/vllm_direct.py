@@ -21,6 +21,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.vllm_chunks import ChunkMaker, finite
+from lmi_vllm.engine.vllm_events import TextEvents
 from lmi_vllm.messages import GenerationChunk
 
 
@@ -28,9 +29,10 @@ from lmi_vllm.messages import GenerationChunk
 class DirectRequest:
     """How the next sequence that is added in this context is treated."""
 
-    chunks: ChunkMaker
+    chunks: ChunkMaker | None = None
     direct: DirectChunks | None = None
     has_sampled_logprobs_only: bool = False
+    events: TextEvents | None = None
 
 
 _CURRENT: Final[ContextVar[DirectRequest | None]] = ContextVar("lmi_vllm_direct", default=None)
@@ -61,8 +63,13 @@ def read_directly(processor: Any) -> None:
         if direct.has_sampled_logprobs_only and type(state.logprobs_processor) is LogprobsProcessor:
             state.logprobs_processor.__class__ = SampledLogprobs
         # A step that is held back (`stream_interval`) or shared (`n`) stays vLLM's business.
-        if direct.direct is not None and parent_req is None and state.stream_interval == 1:
-            state.make_request_output = _DirectOutputs(state, direct.chunks, direct.direct)
+        if parent_req is not None or state.stream_interval != 1:
+            return
+        if direct.direct is not None and direct.chunks is not None:
+            state.make_request_output = _DirectChunks(state, direct.chunks, direct.direct)
+        elif direct.events is not None:
+            direct.events.add_sequence()
+            state.make_request_output = _DirectTexts(state, direct.events)
 
     processor.add_request = add_request
 
@@ -84,15 +91,13 @@ class SampledLogprobs(LogprobsProcessor):  # type: ignore[misc,unused-ignore]
 class _DirectOutputs:
     """Stands before `RequestState.make_request_output`, which goes on to make all other outputs."""
 
-    __slots__ = ("_chunks", "_detokenizer", "_direct", "_logprobs", "_make", "_queue")
+    __slots__ = ("_detokenizer", "_make", "_queue", "_reader")
 
-    def __init__(self, state: Any, chunks: ChunkMaker, direct: DirectChunks) -> None:
+    def __init__(self, state: Any, reader: DirectChunks | TextEvents) -> None:
         self._make: Callable[..., Any] = state.make_request_output
         self._queue = state.queue
         self._detokenizer = state.detokenizer
-        self._logprobs = state.logprobs_processor
-        self._chunks = chunks
-        self._direct = direct
+        self._reader = reader
 
     def __call__(
         self,
@@ -107,17 +112,35 @@ class _DirectOutputs:
             finish_reason is not None
             or not new_token_ids
             or self._queue.output is not None  # what waits there comes first
-            or not self._direct.is_open
+            or not self._reader.is_open
         ):
-            return self._make(new_token_ids, pooling_output, finish_reason, *more, **named)
+            output = self._make(new_token_ids, pooling_output, finish_reason, *more, **named)
+            return self._completed(output)
         try:
-            self._read(new_token_ids)
+            self._read(new_token_ids, self._detokenizer.get_next_output_text(False, True))
         except Exception as error:  # noqa: BLE001 (ends this request; vLLM's loop goes on)
             self._queue.put(error)
         return None
 
-    def _read(self, ids: list[int]) -> None:
-        text = self._detokenizer.get_next_output_text(False, True)
+    def _read(self, ids: list[int], text: str) -> None:
+        raise NotImplementedError
+
+    def _completed(self, output: Any) -> Any:
+        return output
+
+
+class _DirectChunks(_DirectOutputs):
+    """Hands tokens on as chunks of ours."""
+
+    __slots__ = ("_chunks", "_direct", "_logprobs")
+
+    def __init__(self, state: Any, chunks: ChunkMaker, direct: DirectChunks) -> None:
+        super().__init__(state, direct)
+        self._direct = direct
+        self._logprobs = state.logprobs_processor
+        self._chunks = chunks
+
+    def _read(self, ids: list[int], text: str) -> None:
         found = self._logprobs.logprobs
         if len(ids) == 1 and self._chunks.is_ordinary(token := ids[0]):
             logprob = None if found is None else finite(found[-1][token].logprob)
@@ -126,3 +149,25 @@ class _DirectOutputs:
         logprobs = None if found is None else found[-len(ids) :]
         tokens = self._chunks.tokens(ids, text, logprobs)
         self._direct.read_chunk(GenerationChunk(0, tokens, text))
+
+
+class _DirectTexts(_DirectOutputs):
+    """Hands texts on as events of vLLM's handler, which counts their tokens at its next output."""
+
+    __slots__ = ("_events", "_uncounted")
+
+    def __init__(self, state: Any, events: TextEvents) -> None:
+        super().__init__(state, events)
+        self._events = events
+        self._uncounted: list[int] = []
+
+    def _read(self, ids: list[int], text: str) -> None:
+        self._uncounted += ids
+        self._events.read(text)
+
+    def _completed(self, output: Any) -> Any:
+        if self._uncounted and output is not None:
+            (sequence,) = output.outputs
+            sequence.token_ids = [*self._uncounted, *sequence.token_ids]
+            self._uncounted = []
+        return output

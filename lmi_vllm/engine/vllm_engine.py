@@ -22,7 +22,7 @@ from vllm.sampling_params import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from lmi_vllm.engine.base import DirectChunks
+from lmi_vllm.engine.base import DirectChunks, DirectEvents
 from lmi_vllm.engine.vllm_chunks import ChunkMaker
 from lmi_vllm.engine.vllm_direct import DirectRequest, direct_request
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
@@ -178,11 +178,13 @@ class VllmEngine:
         spans = encoding.get("offset_mapping") or [(0, 0)] * len(ids)  # as TGI without offsets
         return [PromptToken(token, *span) for token, span in zip(ids, spans, strict=True)]
 
-    async def answer_openai(self, call: OpenAICall) -> OpenAIReply:
+    async def answer_openai(
+        self, call: OpenAICall, direct: DirectEvents | None = None
+    ) -> OpenAIReply:
         """Answer with vLLM's own handlers; see `Engine.answer_openai`."""
         if self._llm.errored:
             raise EngineDeadError
-        reply: OpenAIReply = await self._openai.answer(call)
+        reply: OpenAIReply = await self._openai.answer(call, direct)
         return reply
 
     async def load_adapter(self, adapter: AdapterRef) -> None:

@@ -25,6 +25,9 @@ from vllm.entrypoints.serve.exception_handling.handlers.validation import (
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from lmi_vllm.engine.base import DirectEvents
+from lmi_vllm.engine.vllm_direct import DirectRequest, direct_request
+from lmi_vllm.engine.vllm_events import TextEvents, may_be_direct
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_routes import ROUTES, STORED_ROUTES, HandlerRoute, request_adapter
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
@@ -92,7 +95,7 @@ class VllmOpenAI:
         )
         return outputs
 
-    async def answer(self, call: OpenAICall) -> OpenAIReply:
+    async def answer(self, call: OpenAICall, direct: DirectEvents | None = None) -> OpenAIReply:
         """Answer `call` with vLLM's bytes; faults of the request are replies.
 
         Raises:
@@ -106,7 +109,8 @@ class VllmOpenAI:
                 return _json_reply(JSONResponse(models.model_dump()))
             if call.kind in STORED_ROUTES:
                 return _reply(await self._about_stored(call), ROUTES["responses"])
-            return _reply(await self._handle(call, raw_request), ROUTES[call.kind])
+            events = self._text_events(call, direct)
+            return _reply(await self._handle(call, raw_request), ROUTES[call.kind], events)
         except VllmEngineDeadError as error:
             raise EngineDeadError from error
         except Exception as error:
@@ -114,6 +118,12 @@ class VllmOpenAI:
             if reply.error.code >= 500:  # noqa: PLR2004 (the server's fault: worth a trace)
                 logger.exception("vLLM failed on %s", raw_request.url.path)
             return _json_reply(JSONResponse(reply.model_dump(), reply.error.code))
+
+    def _text_events(self, call: OpenAICall, direct: DirectEvents | None) -> TextEvents | None:
+        handler = getattr(self._app.state, ROUTES[call.kind].attribute, None)
+        if direct is None or handler is None or not may_be_direct(call.kind, call.body, handler):
+            return None
+        return TextEvents(direct)
 
     async def _handle(self, call: OpenAICall, raw_request: Request) -> Any:
         route = ROUTES[call.kind]
@@ -167,7 +177,7 @@ def _unsupported(route: HandlerRoute) -> ErrorResponse:
     )
 
 
-def _reply(result: Any, route: HandlerRoute) -> OpenAIReply:
+def _reply(result: Any, route: HandlerRoute, texts: TextEvents | None = None) -> OpenAIReply:
     """Return what vLLM's own route would send for what its handler gave."""
     if isinstance(result, StreamingResponse):
         return OpenAIReply(
@@ -179,7 +189,7 @@ def _reply(result: Any, route: HandlerRoute) -> OpenAIReply:
     if isinstance(result, Response):  # the pooling handlers build their own
         return _json_reply(result)
     if isinstance(result, AsyncGenerator):
-        return OpenAIReply(200, content_type="text/event-stream", stream=_encoded(result))
+        return OpenAIReply(200, content_type="text/event-stream", stream=_encoded(result, texts))
     status = result.error.code if isinstance(result, ErrorResponse) else 200
     by_alias = {"mode": "json", "by_alias": True} if route.is_by_alias else {}
     reply = _json_reply(JSONResponse(result.model_dump(**by_alias), status))
@@ -200,7 +210,9 @@ async def _chunks(content: AsyncIterable[Any]) -> AsyncIterator[bytes]:
         yield bytes(chunk)
 
 
-async def _encoded(events: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]:
+async def _encoded(
+    events: AsyncGenerator[Any, None], texts: TextEvents | None
+) -> AsyncIterator[bytes]:
     """Yield vLLM's SSE events as bytes; closing this one closes vLLM's, which aborts.
 
     Chat and completions say in an event what ends them; the Responses API's generator raises.
@@ -210,8 +222,14 @@ async def _encoded(events: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]:
         LmiError: the request failed, in vLLM's words.
     """
     try:
-        async for event in events:
-            yield (event if isinstance(event, str) else _response_event(event)).encode()
+        with direct_request(DirectRequest(events=texts)):
+            event = await anext(events, None)
+        while event is not None:
+            data = (event if isinstance(event, str) else _response_event(event)).encode()
+            if texts is not None:
+                texts.learn(data)
+            yield data
+            event = await anext(events, None)
     except VllmEngineDeadError as error:
         raise EngineDeadError from error
     except Exception as error:

@@ -7,11 +7,11 @@ from typing import Any
 
 from lmi_vllm.inference.adapter_selection import adapter_name
 from lmi_vllm.inference.limits import check_limits, sequence_count
-from lmi_vllm.inference.openai_replies import V1_DIALECT, StreamDialect
+from lmi_vllm.inference.openai_replies import V1_DIALECT, OpenAIDialect, StreamDialect
 from lmi_vllm.inference.request_work import RequestWork
 from lmi_vllm.inference.responses_stream import RESPONSES, ResponsesDialect
-from lmi_vllm.inference.stream_ends import StreamEnds
-from lmi_vllm.inference.streams import close_iterator, deadline_error
+from lmi_vllm.inference.stream_ends import DirectEvents, StreamEnds
+from lmi_vllm.inference.streams import DirectStream, SilenceLimit, close_iterator, deadline_error
 from lmi_vllm.messages import OpenAICall, OpenAIReply
 
 
@@ -35,19 +35,23 @@ async def ask_openai(
     ref = await work.adapter(name)
     if ref is not None:
         body["model"] = ref.name
+    if dialect is None:
+        dialect = ResponsesDialect() if kind == RESPONSES else V1_DIALECT
     seconds = runtime.profile.predict_timeout
+    limit = SilenceLimit(seconds, "predict_timeout")
+    direct = DirectEvents(dialect, limit) if isinstance(dialect, OpenAIDialect) else None
     try:
         async with asyncio.timeout(seconds):
             answer = await runtime.engine.answer_openai(
-                OpenAICall(kind, body, call.properties, call.request_id, adapter=ref)
+                OpenAICall(kind, body, call.properties, call.request_id, adapter=ref), direct
             )
     except TimeoutError:
         raise deadline_error(seconds, "predict_timeout") from None
     if answer.stream is None:
         return answer
     work.hold.push_async_callback(close_iterator, answer.stream)
-    if dialect is None:
-        dialect = ResponsesDialect() if kind == RESPONSES else V1_DIALECT
-    events = dialect.events(answer.stream)
     ends = StreamEnds(work.admission, runtime.profile)
-    return replace(answer, stream=ends.events(events, dialect))
+    rows = ends.events(dialect.events(answer.stream), dialect, limit)
+    if direct is None:
+        return replace(answer, stream=rows)
+    return replace(answer, stream=DirectStream(rows, direct.connect))

@@ -53,6 +53,10 @@ class OpenAIDialect:
         """Return vLLM's events as this route sends them; only errors are ever parsed."""
         return events if self.is_vllm_s else self._converted(events)
 
+    def event(self, event: bytes) -> bytes:
+        """Return one of vLLM's events, neither an error nor its end marker, in this framing."""
+        return event if self.framing is FRAMINGS["sse"] else event[len(_SSE_DATA) : -1]
+
     def error(self, error: LmiError) -> bytes:
         """Return the end of a stream that failed after its first byte."""
         if self.is_vllm_s:
@@ -73,10 +77,8 @@ class OpenAIDialect:
                 if event.startswith(_SSE_ERROR):
                     yield self.error(error_of(event[len(_SSE_DATA) :]))
                     return
-                if is_sse:
-                    yield event
-                elif event != SSE_DONE:
-                    yield event[len(_SSE_DATA) : -1]
+                if is_sse or event != SSE_DONE:
+                    yield self.event(event)
         finally:
             await close_iterator(events)
 

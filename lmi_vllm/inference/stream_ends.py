@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lmi_vllm.errors import LmiError, RouteFamily, status_of
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.formatters import StreamFormatter
-from lmi_vllm.inference.openai_replies import StreamDialect
+from lmi_vllm.inference.openai_replies import OpenAIDialect, StreamDialect
 from lmi_vllm.inference.streams import RowSink, SilenceLimit, close_iterator
 from lmi_vllm.messages import GenerationChunk, ServingProfile
 from lmi_vllm.telemetry.metrics import STREAM_ERRORS
@@ -17,13 +17,12 @@ from lmi_vllm.telemetry.records import current_record
 logger = logging.getLogger(__name__)
 
 
-class DirectRows:
-    """Writes the chunks that come while a stream's reader waits for the next one."""
+class _Direct:
+    """Writes what comes while a stream's reader waits for the next row."""
 
-    __slots__ = ("_sink", "formatter", "limit")
+    __slots__ = ("_sink", "limit")
 
-    def __init__(self, formatter: StreamFormatter, limit: SilenceLimit) -> None:
-        self.formatter = formatter
+    def __init__(self, limit: SilenceLimit) -> None:
         self.limit = limit
         self._sink: RowSink | None = None
 
@@ -36,6 +35,21 @@ class DirectRows:
         """Whether a chunk may be written: it has to come after all that was yielded."""
         return self._sink is not None and self.limit.is_waiting and self._sink.is_ready
 
+    def _write(self, rows: bytes) -> None:
+        if self._sink is not None:
+            self._sink.write(rows)
+            self.limit.extend()
+
+
+class DirectRows(_Direct):
+    """Writes chunks as the rows of a stream."""
+
+    __slots__ = ("formatter",)
+
+    def __init__(self, formatter: StreamFormatter, limit: SilenceLimit) -> None:
+        super().__init__(limit)
+        self.formatter = formatter
+
     def read_chunk(self, chunk: GenerationChunk) -> None:
         """Write the rows of `chunk`."""
         self._write(self.formatter.rows(chunk))
@@ -44,10 +58,19 @@ class DirectRows:
         """Write the row of one ordinary token."""
         self._write(self.formatter.token_row(token, text, logprob))
 
-    def _write(self, rows: bytes) -> None:
-        if self._sink is not None:
-            self._sink.write(rows)
-            self.limit.extend()
+
+class DirectEvents(_Direct):
+    """Writes vLLM's events in the route's dialect."""
+
+    __slots__ = ("_dialect",)
+
+    def __init__(self, dialect: OpenAIDialect, limit: SilenceLimit) -> None:
+        super().__init__(limit)
+        self._dialect = dialect
+
+    def read_event(self, event: bytes) -> None:
+        """Write one event."""
+        self._write(self._dialect.event(event))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +104,9 @@ class StreamEnds:
             await close_iterator(chunks)
 
     async def events(
-        self, events: AsyncIterator[bytes], dialect: StreamDialect
+        self, events: AsyncIterator[bytes], dialect: StreamDialect, limit: SilenceLimit
     ) -> AsyncIterator[bytes]:
         """Yield vLLM's events; what ends them early is said in the route's own words."""
-        limit = SilenceLimit(self.profile.predict_timeout, "predict_timeout")
         try:
             while (event := await limit.next(events)) is not None:
                 yield event
