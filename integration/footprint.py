@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import re
+import socket
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import psutil
@@ -14,6 +16,7 @@ from integration.conftest import ServerProcess
 
 LEAK_SHARE: Final = 1.05  # resident memory after a run, against after its warm-up
 REST_SECONDS: Final = 4.0  # idle connections are closed, aborted requests forgotten
+CLOSING_SECONDS: Final = 0.5  # the connection that asked is closed after its answer was read
 
 
 @dataclass(frozen=True)
@@ -58,23 +61,34 @@ async def measure(session: aiohttp.ClientSession, server: ServerProcess) -> Foot
                 numbers[key] = numbers.get(key, 0.0) + float(value)
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "lmi_requests_in_flight")
     process = psutil.Process(server.process.pid)
+    await asyncio.sleep(CLOSING_SECONDS)
+    kinds = kinds_of_descriptors(process)
     return Footprint(
-        process.num_fds(),
+        kinds.total(),
         int(numbers["lmi_asyncio_tasks"]),
         int(sum(numbers[name] for name in names)),
         process.memory_info().rss,
-        kinds_of_descriptors(process),
+        kinds,
     )
 
 
 def kinds_of_descriptors(process: psutil.Process) -> Counter[str]:
-    """Return how many descriptors there are of each kind; connections by their state."""
+    """Return how many descriptors there are of each kind, without what differs at each run."""
+    sockets = {}  # what each is; those neither bound nor connected are in no table
+    for connection in process.net_connections("all"):
+        if connection.fd >= 0:
+            sockets[connection.fd] = _describe(connection)
     kinds: Counter[str] = Counter()
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            name = str(link.readlink())
-            kinds[name.split(":[", maxsplit=1)[0]] += 1
-    for connection in process.net_connections("inet"):
-        peer = connection.raddr.port if connection.raddr else ""
-        kinds[f"{connection.status} {connection.laddr.port} {peer}"] += 1
+            name = str(link.readlink()).split(":[", maxsplit=1)[0]
+            kinds[sockets.get(int(link.name), re.sub(r"(?<=-)\w{8}(?=/)", "*", name))] += 1
     return kinds
+
+
+def _describe(connection: Any) -> str:
+    if connection.family == socket.AF_UNIX:
+        path = str(connection.laddr)
+        return f"unix socket {Path(path).parent if path else 'without a name'}"
+    peer = connection.raddr.port if connection.raddr else ""
+    return f"{connection.status} {connection.laddr.port} {peer}"

@@ -17,6 +17,7 @@ import select
 import signal
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,14 +30,13 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
+from lmi_vllm.engine.grammar_costs import STEP_SECONDS, check_costs
 from lmi_vllm.engine.vllm_processes import close_internet_sockets, end_with_parent
 
 # A child's copy of us may grow by so much; beyond, its allocations fail and it says so.
 MEMORY_BYTES: Final = 4 << 30
-STEP_SECONDS: Final = 0.05  # processor time that one token may cost
-MEAN_SECONDS: Final = 0.01  # of a walk that was not finished: what grows goes on growing
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
-WALK_SECONDS: Final = 2.0  # for a harmless grammar over a large vocabulary
+WALK_SECONDS: Final = 0.5  # per walk, for a harmless grammar over a large vocabulary
 AT_ONCE: Final = 2  # children; more would only slow each other down
 REMEMBERED: Final = 4096  # verdicts
 _PASSED: Final = b"\0"
@@ -130,7 +130,10 @@ class GrammarGuard:
             if is_xgrammar:
                 raise
             return _PASSED
-        _walk(grammar.matcher, self._backend.vocab_size, steps)
+        lengths = np.zeros(self._backend.vocab_size, dtype=np.int32)
+        vocabulary = grammar.ctx.tokenizer_info.decoded_vocab
+        lengths[: len(vocabulary)] = [len(token) for token in vocabulary]
+        _walk(grammar.matcher, lengths, steps)
         return _PASSED
 
 
@@ -155,38 +158,58 @@ def _become_child(parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _walk(matcher: Any, vocab_size: int, steps: int) -> None:
+def _walk(matcher: Any, lengths: Any, steps: int) -> None:
     """Ask for tokens as the engine would: what each costs may grow with the answer.
 
+    Walks take the same token as long as they may (what a weak model does), the longest one (what
+    costs most), and random ones. `lengths` are those of the vocabulary's tokens, in bytes.
+
     Raises:
-        ValueError: one token cost too much.
+        ValueError: one token cost too much, or would before the answer ends.
     """
+    walks: list[Callable[[Any], Any]] = [_Persistent(), lambda ids: ids[lengths[ids].argmax()]]
+    walks += [random.Random(seed).choice for seed in (1, 2)]
+    for choose in walks:
+        costs, is_whole = _walk_once(matcher, len(lengths), steps, choose)
+        check_costs(costs, steps, is_whole=is_whole)
+
+
+@dataclass(slots=True)
+class _Persistent:
+    """Chooses what it chose before, and otherwise anything."""
+
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    token: int = -1
+
+    def __call__(self, allowed: Any) -> Any:
+        if self.token not in allowed:
+            self.token = self.chance.choice(allowed)
+        return self.token
+
+
+def _walk_once(
+    matcher: Any, vocab_size: int, steps: int, choose: Callable[[Any], Any]
+) -> tuple[list[float], bool]:
+    """Return the processor seconds of each token, and whether the walk came to an end."""
+    matcher.reset()
     mask = xgrammar.allocate_token_bitmask(1, vocab_size)
     ends = np.array(matcher.stop_token_ids)
     deadline = time.thread_time() + WALK_SECONDS
-    count, spent = 0, 0.0
-    for seed in (None, 1, 2):  # the same token as long as it may, then two random walks
-        matcher.reset()
-        choice, token = random.Random(seed), -1
-        for _ in range(steps):
-            began = time.thread_time()
-            matcher.fill_next_token_bitmask(mask, 0)
-            cost = time.thread_time() - began
-            allowed = np.setdiff1d(_allowed(mask, vocab_size), ends, assume_unique=True)
-            if seed is not None or token not in allowed:
-                token = int(choice.choice(allowed)) if len(allowed) else -1
-            began = time.thread_time()
-            is_over = token < 0 or not matcher.accept_token(token) or matcher.is_terminated()
-            cost += time.thread_time() - began
-            count, spent = count + 1, spent + cost
-            is_late = time.thread_time() > deadline
-            if cost > STEP_SECONDS or (is_late and spent > count * MEAN_SECONDS):
-                raise ValueError(
-                    "it is too ambiguous or too deeply repeated: one token of an answer takes "
-                    f"{max(cost, spent / count):.2g} s and more"
-                )
-            if is_over or is_late:
-                break
+    costs: list[float] = []
+    while len(costs) < steps and not matcher.is_terminated():
+        if time.thread_time() > deadline or (costs and costs[-1] > STEP_SECONDS):
+            return costs, False
+        began = time.thread_time()
+        matcher.fill_next_token_bitmask(mask, 0)
+        cost = time.thread_time() - began
+        allowed = np.setdiff1d(_allowed(mask, vocab_size), ends, assume_unique=True)
+        if not len(allowed):
+            break
+        token = int(choose(allowed))
+        began = time.thread_time()
+        matcher.accept_token(token)
+        costs.append(cost + time.thread_time() - began)
+    return costs, True
 
 
 def _allowed(mask: Any, vocab_size: int) -> Any:

@@ -1,6 +1,7 @@
 """One engine of each kind for the session, both driven from one event loop in a thread."""
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -43,13 +44,26 @@ class LoopThread:
     """AsyncLLM belongs to one event loop: this one, for the whole session."""
 
     def __init__(self) -> None:
+        self._hung = ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
     def __call__(self, work: Coroutine[Any, Any, Any], timeout: float = 120) -> Any:
-        """Run `work` on the loop and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+        """Run `work` on the loop and return its result.
+
+        Raises:
+            AssertionError: it took longer than `timeout` seconds, or another work did before: who
+                waits for an engine that hangs fails at once, not each test after its own time.
+        """
+        if self._hung:
+            work.close()
+            raise AssertionError(f"the engine hangs since {self._hung}")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if not concurrent.futures.wait([future], timeout).done:
+            self._hung = os.environ.get("PYTEST_CURRENT_TEST", "the end of the session")
+            raise AssertionError(f"no end within {timeout:g} s")
+        return future.result()
 
     def stop(self) -> None:
         """End the loop and its thread."""
