@@ -1,0 +1,178 @@
+"""What a streamed token may cost, counted instead of timed: the same numbers on every machine.
+
+One stream over the real engine and real HTTP, so that each step of the engine is one token. The
+difference between two lengths of answer is what the tokens cost; what a request costs cancels out.
+"""
+
+import asyncio
+import sys
+from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.inference.adapters import AdapterRegistry
+from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.custom_code import CustomCode
+from lmi_vllm.inference.runtime import Runtime
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import GenerationJob, ServingProfile
+from lmi_vllm.web.app import create_app
+from tests.contract.conftest import LoopThread, collect
+
+pytestmark = pytest.mark.vllm
+PROMPT: Final = "Once upon a time"
+SHORT, LONG = 40, 240  # tokens; the demo model reads 512 with the prompt
+
+
+class Counts(Counter[str]):
+    """How often the event loop's thread did something."""
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count in the running loop until the body ends."""
+        loop: Any = asyncio.get_running_loop()
+        call_soon, write = loop.call_soon, _SelectorSocketTransport.write
+        before = sys.getprofile()
+
+        def counted_call_soon(*args: Any, **named: Any) -> Any:
+            self["turns"] += 1
+            return call_soon(*args, **named)
+
+        def counted_write(transport: Any, data: Any) -> None:
+            self["writes"] += 1
+            write(transport, data)
+
+        def profile(_: Any, event: str, function: Any) -> None:
+            if event in ("call", "c_call"):
+                self["calls"] += 1
+            if event == "c_call" and getattr(function, "__name__", "") in ("dumps", "to_json"):
+                self["encodings"] += 1
+
+        loop.call_soon = counted_call_soon
+        _SelectorSocketTransport.write = counted_write
+        sys.setprofile(profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            _SelectorSocketTransport.write = write
+            del loop.call_soon
+
+
+Body = Callable[[int], Mapping[str, Any]]
+
+
+def lmi(**parameters: Any) -> tuple[str, Body]:
+    """Return path and body of a stream by the LMI lane."""
+
+    def body(tokens: int) -> Mapping[str, Any]:
+        fixed = {"max_new_tokens": tokens, "ignore_eos_token": True}
+        return {"inputs": PROMPT, "stream": True, "parameters": fixed | parameters}
+
+    return "/invocations", body
+
+
+def openai(kind: str, **fields: Any) -> tuple[str, Body]:
+    """Return path and body of a stream by the OpenAI lane."""
+    fixed = {"stream": True, "ignore_eos": True, "temperature": 0}
+    return f"/v1/{kind}", lambda tokens: fixed | fields | {"max_tokens": tokens}
+
+
+# Lane -> path, body, and how many JSON values a token may take: its text, and its log probability.
+LANES: Final[dict[str, tuple[tuple[str, Body], int]]] = {
+    "LMI, no logprobs": (lmi(logprobs=False), 1),
+    "LMI": (lmi(), 2),
+    "completions": (openai("completions", prompt=PROMPT), 1),
+    "chat": (openai("chat/completions", messages=[{"role": "user", "content": "Hello"}]), 1),
+}
+# What a token may cost beyond the engine's own.
+WRITES, TURNS, CALLS = 1, 1, 12
+ENDS = 0.05  # of the stream, spread over its tokens
+
+
+@pytest.fixture
+def url(run: LoopThread, vllm_engine: Engine) -> Iterator[str]:
+    """Serve the session's engine over HTTP, in the loop that it belongs to."""
+    profile = ServingProfile(model_name="demo")
+    admission = Admission()
+    admission.limit, admission.model_name = 100, profile.model_name
+    service = InferenceService(admission, profile)
+    code = CustomCode()
+    registry = AdapterRegistry(vllm_engine, str, is_enabled=False, load_code=code.load_adapter)
+    service.attach(Runtime(vllm_engine, profile, registry, code))
+    admission.become(State.HEALTHY)
+
+    async def start() -> tuple[web.AppRunner, int]:
+        runner = web.AppRunner(create_app(service))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return runner, runner.addresses[0][1]
+
+    runner, port = run(start())
+    yield f"http://127.0.0.1:{port}"
+    run(runner.cleanup())
+
+
+async def ask(url: str, path: str, body: Mapping[str, Any]) -> None:
+    """Read one stream to its end."""
+    async with aiohttp.ClientSession(url) as session, session.post(path, json=body) as response:
+        raw = await response.read()
+    assert response.status == 200, raw
+    assert b'"error"' not in raw
+
+
+def per_token(short: Counts, long: Counts) -> dict[str, float]:
+    """Return what each of the tokens cost by which the answers differ."""
+    return {name: (long[name] - short[name]) / (LONG - SHORT) for name in long}
+
+
+def cost_of_lane(run: LoopThread, url: str, path: str, body: Body) -> dict[str, float]:
+    """Return what a token of a stream costs in the server's thread."""
+    found = []
+    for tokens in (SHORT, SHORT, LONG):  # the first warms up
+        found.append(counts := Counts())
+
+        async def measured(tokens: int = tokens, counts: Counts = counts) -> None:
+            with counts.counting():
+                await asyncio.to_thread(asyncio.run, ask(url, path, body(tokens)))
+
+        run(measured())
+    return per_token(found[1], found[2])
+
+
+def cost_of_engine(run: LoopThread, engine: Engine, sampling: dict[str, Any]) -> dict[str, float]:
+    """Return what a token costs that is read from the engine without HTTP."""
+    found = []
+    for tokens in (SHORT, SHORT, LONG):
+        found.append(counts := Counts())
+        job = GenerationJob("floor", PROMPT, sampling | {"max_tokens": tokens, "ignore_eos": True})
+
+        async def measured(job: GenerationJob = job, counts: Counts = counts) -> None:
+            with counts.counting():
+                await collect(engine, job)
+
+        run(measured())
+    return per_token(found[1], found[2])
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_token_costs_no_more_than(
+    run: LoopThread, vllm_engine: Engine, url: str, lane: str
+) -> None:
+    """Few calls and one turn of the loop beyond the bare engine, one write, one JSON value."""
+    (path, body), encodings = LANES[lane]
+    sampling = {"temperature": 0.0} | ({"logprobs": 0} if lane == "LMI" else {})
+    floor = cost_of_engine(run, vllm_engine, sampling)
+    found = cost_of_lane(run, url, path, body)
+    assert found["encodings"] <= encodings + ENDS
+    assert found["writes"] <= WRITES + ENDS
+    assert found["turns"] <= floor["turns"] + TURNS + ENDS
+    assert found["calls"] <= floor["calls"] + CALLS, (found, floor)
