@@ -1,19 +1,42 @@
-"""`python -m integration.bench [NAME] [flags]`: run one benchmark, or all of them in turn."""
+"""`python -m integration.bench [NAME ...] [--out DIR] [flags]`: benchmarks, and one report of them.
+
+Without a name all of them run. Flags are those of the benchmark and need exactly one name.
+"""
 
 import importlib
 import sys
+from pathlib import Path
+from typing import Final
 
-BENCHMARKS = ("startup", "tokens", "fetch", "overload")
+from integration.bench.report import write
+from integration.bench.results import Result
+
+BENCHMARKS: Final = (
+    "startup", "tokens", "serving", "requests", "growth", "overload", "fetch",
+)  # fmt: skip
+DEFAULT_OUT: Final = "bench-report"
 
 
 def main() -> None:
-    """Run the benchmark named first, or each in turn."""
-    names = [name for name in sys.argv[1:2] if name in BENCHMARKS] or list(BENCHMARKS)
-    flags = [word for word in sys.argv[1:] if word not in BENCHMARKS]
+    """Run the benchmarks that are named, or all, and write the report."""
+    words = sys.argv[1:]
+    out = DEFAULT_OUT
+    if "--out" in words:
+        position = words.index("--out")
+        out = words[position + 1]
+        del words[position : position + 2]
+    count = next((n for n, word in enumerate(words) if word not in BENCHMARKS), len(words))
+    names, flags = words[:count] or list(BENCHMARKS), words[count:]
+    if flags and len(words[:count]) != 1:
+        raise SystemExit(f"name one of {', '.join(BENCHMARKS)} before {' '.join(flags)}")
+    results: dict[str, Result] = {}
     for name in names:
         print(f"== {name}", flush=True)
         sys.argv = [name, *flags]
-        importlib.import_module(f"integration.bench.{name}").main()
+        results[name] = importlib.import_module(f"integration.bench.{name}").main()
+        results[name].print()
+        # After each, so that one that fails takes nothing with it.
+        print(write(results, Path(out)), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
     python -m integration.bench.fetch --files 8 --megabytes 256 --rounds 3
 
-Prints a markdown table: median seconds, rate, ratio to the s5cmd command, CPU seconds and peak
-memory of the whole process tree. Large objects are stored as multipart uploads, as every client
-does above 8 MB. Ours is timed twice: as a process, and the call alone, since the server that makes
-it has started long before.
+Says median seconds, rate, CPU seconds and peak memory of the whole process tree. Large objects are
+stored as multipart uploads, as every client does above 8 MB. Ours is timed twice: as a process, and
+the call alone, since the server that makes it has started long before.
 """
 
 import argparse
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from integration.bench.results import Claim, Result, Table
 from tests.support.s3_server import BUCKET, KEYS, S3Server
 
 PREFIX = "bench/"
@@ -59,20 +59,19 @@ class Contender:
     variables: Mapping[str, str]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison and print its table."""
+def main() -> Result:
+    """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--megabytes", type=int, default=256, help="of each file")
     parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     with store(options.files, options.megabytes << 20) as url:
         runs: dict[str, list[Run]] = {}
         for _ in range(options.rounds):  # round by round, so that noise hits all alike
             for contender in contenders():
                 runs.setdefault(contender.name, []).append(measure(contender, url))
-    sys.stdout.write(table(runs, options.files * (options.megabytes << 20)))
-    return 0
+    return _result(runs, options.files, options.files * (options.megabytes << 20))
 
 
 def contenders() -> list[Contender]:
@@ -149,25 +148,28 @@ def sampling_memory(pid: int) -> Iterator[list[int]]:
         watcher.join()
 
 
-def table(runs: Mapping[str, Sequence[Run]], total: int) -> str:
-    """Return the medians as markdown."""
-    reference = statistics.median(
-        run.call_seconds for run in runs.get("s5cmd", runs["ours, boto3"])
-    )
-    lines = [
-        "| client | seconds (process) | MB/s | x s5cmd | CPU s | peak MB |",
-        "|---|---|---|---|---|---|",
+def _result(runs: Mapping[str, Sequence[Run]], files: int, total: int) -> Result:
+    calls = {n: statistics.median(run.call_seconds for run in rs) for n, rs in runs.items()}
+    rows = [
+        [
+            name,
+            f"{calls[name]:.2f} ({statistics.median(run.seconds for run in measured):.2f})",
+            f"{total / calls[name] / 1e6:.0f}",
+            f"{statistics.median(run.cpu_seconds for run in measured):.2f}",
+            f"{max(run.peak_bytes for run in measured) / 1e6:.0f}",
+        ]
+        for name, measured in runs.items()
     ]
-    for name, measured in runs.items():
-        call = statistics.median(run.call_seconds for run in measured)
-        whole = statistics.median(run.seconds for run in measured)
-        cpu = statistics.median(run.cpu_seconds for run in measured)
-        peak = max(run.peak_bytes for run in measured) / 1e6
-        lines.append(
-            f"| {name} | {call:.2f} ({whole:.2f}) | {total / call / 1e6:.0f} "
-            f"| {reference / call:.2f} | {cpu:.2f} | {peak:.0f} |"
-        )
-    return "\n".join(lines) + "\n"
+    head = ["client", "seconds (process)", "MB/s", "CPU s", "peak MB"]
+    title = f"{total / 1e6:.0f} MB in {files} files and some small ones from a local S3 server"
+    # Claims are against what is installed here.
+    targets = {"s5cmd": 0.95, "aws s3 cp": 2.0}
+    claims = [
+        Claim(f"MB/s of ours / {other}", calls[other] / calls["ours, s5cmd"], target, True)
+        for other, target in targets.items()
+        if other in calls
+    ]
+    return Result([Table(title, head, rows)], claims)
 
 
 @contextlib.contextmanager
@@ -200,7 +202,3 @@ def serve(pipe: Connection, files: int, size: int) -> None:
     pipe.send(f"http://{host}:{port}")
     pipe.recv()
     moto.stop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,13 @@
 """The floor: vLLM's AsyncLLM consumed without HTTP, in a process of its own.
 
-Reads `STREAMS TOKENS LOGPROBS` lines on stdin and answers each with the CPU microseconds this
-process spent per token. Started by `integration.bench.tokens`.
+Answers lines on stdin, each with a number: `cost STREAMS TOKENS LOGPROBS` with the CPU microseconds
+that this process spent per token, `first REQUESTS WORDS -1` with the median milliseconds to the
+first token of requests one after another. Started by `integration.bench.floor_process`.
 """
 
 import asyncio
 import os
+import statistics
 import sys
 import time
 import uuid
@@ -15,6 +17,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from integration.bench.servers import PROMPT, engine_arguments
+from lmi_vllm.bench.plan import LoadPlan, Span
 
 
 async def stream(llm: AsyncLLM, tokens: int, logprobs: int | None) -> int:
@@ -39,6 +42,21 @@ async def run(llm: AsyncLLM, streams: int, tokens: int, logprobs: int | None) ->
     return (time.process_time() - began) / sum(counts) * 1e6
 
 
+async def first_token(llm: AsyncLLM, requests: int, words: int) -> float:
+    """Return the median milliseconds to the first token."""
+    plan = LoadPlan(prompt_words=Span(words, words), seed=1).requests()
+    params = SamplingParams(
+        max_tokens=4, ignore_eos=True, temperature=0.0, output_kind=RequestOutputKind.DELTA
+    )
+    found = []
+    for _ in range(requests):
+        began, first = time.perf_counter(), 0.0
+        async for _ in llm.generate(plan.next().prompt, params, str(uuid.uuid4())):
+            first = first or time.perf_counter() - began
+        found.append(first * 1e3)
+    return statistics.median(found)
+
+
 async def main() -> None:
     """Serve requests for measurements until stdin ends."""
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments()))
@@ -46,9 +64,13 @@ async def main() -> None:
     print("ready", file=answers, flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        streams, tokens, logprobs = (int(word) for word in line.split())
-        cost = await run(llm, streams, tokens, logprobs if logprobs >= 0 else None)
-        print(cost, file=answers, flush=True)
+        kind, *words = line.split()
+        first, second, third = (int(word) for word in words)
+        if kind == "cost":
+            found = await run(llm, first, second, third if third >= 0 else None)
+        else:
+            found = await first_token(llm, first, second)
+        print(found, file=answers, flush=True)
     llm.shutdown()
 
 

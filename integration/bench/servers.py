@@ -79,7 +79,8 @@ def their_command(port: int) -> list[str]:
     adapters = [f"{name}={DEMO_MODEL_DIR}/adapters/{name}" for name in ADAPTERS]
     return [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port),
-        "--host", "127.0.0.1", "--disable-uvicorn-access-log", *flags, "--lora-modules", *adapters,
+        "--host", "127.0.0.1", "--served-model-name", "lmi", "--disable-uvicorn-access-log",
+        *flags, "--lora-modules", *adapters,
     ]  # fmt: skip
 
 

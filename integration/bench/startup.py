@@ -3,7 +3,7 @@
     python -m integration.bench startup [--runs 3]
 
 Both serve the embedded model with the same engine arguments and adapters, one after the other in
-turns, so that the machine's mood hits both. Prints a table with medians and the ratio.
+turns, so that the machine's mood hits both.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
+from integration.bench.results import Claim, Result, Table, spread
 from integration.bench.servers import (
     free_port,
     is_healthy,
@@ -44,8 +45,8 @@ def measure(command: list[str], port: int, health: str) -> Start:
         stop(process)
 
 
-def main() -> None:
-    """Measure in turns and print the table."""
+def main() -> Result:
+    """Measure in turns."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     runs = parser.parse_args().runs
@@ -55,15 +56,21 @@ def main() -> None:
         ours.append(measure(our_command(port), port, "/ping"))
         port = free_port()
         theirs.append(measure(their_command(port), port, "/health"))
-    print(f"{'server':<34}{'port open, s':>14}{'ready, s':>10}   ({runs} runs each, medians)")
-    rows = (("lmi_vllm serve --demo", ours), ("vllm ... openai.api_server", theirs))
-    for name, starts in rows:
-        opened = statistics.median(start.port_open for start in starts)
-        ready = statistics.median(start.ready for start in starts)
-        print(f"{name:<34}{opened:>14.2f}{ready:>10.1f}")
+    rows = [
+        [
+            name,
+            spread([start.port_open for start in starts], 2),
+            spread([start.ready for start in starts]),
+        ]
+        for name, starts in (("ours", ours), ("vLLM", theirs))
+    ]
+    table = Table("Seconds from the process's start", ["server", "port open", "ready"], rows)
+    port_open = statistics.median(start.port_open for start in ours)
     ratio = statistics.median(s.ready for s in ours) / statistics.median(s.ready for s in theirs)
-    print(f"ready, ours / theirs: {ratio:.2f}")
-
-
-if __name__ == "__main__":
-    main()
+    return Result(
+        [table],
+        [
+            Claim("seconds until our port is open", port_open, 1.0),
+            Claim("ready, ours / vLLM", ratio, 0.5),
+        ],
+    )

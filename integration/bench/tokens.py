@@ -13,10 +13,7 @@ import argparse
 import asyncio
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -24,14 +21,14 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
+from integration.bench.floor_process import floor
+from integration.bench.results import Claim, Result, Table, spread
 from integration.bench.servers import (
     PROMPT,
-    QUIET,
     STEP_VARIABLE,
     Running,
     our_command,
     running,
-    stop,
     their_command,
 )
 from lmi_vllm.bench.dialects import DIALECTS
@@ -46,7 +43,6 @@ class Lane:
     path: str
     body: Callable[[int], Mapping[str, Any]]
     mark: bytes  # once in each row that carries a token, or more
-    target: str = ""
 
 
 PLAN: Final = LoadPlan(ignores_eos=True)
@@ -105,49 +101,8 @@ def cost(server: Running, lane: Lane, streams: int, tokens: int) -> tuple[float,
     return spent / (streams * tokens) * 1e6, streams * tokens / rows
 
 
-class Floor:
-    """The process that consumes the engine without HTTP."""
-
-    def __init__(self, process: "subprocess.Popen[str]", answers: Any) -> None:
-        self._process = process
-        self._answers = answers
-
-    def cost(self, streams: int, tokens: int, logprobs: int | None) -> tuple[float, float]:
-        """Return its CPU microseconds per token; it has no rows."""
-        stdin = self._process.stdin
-        if stdin is None:
-            raise AssertionError("no stdin")
-        stdin.write(f"{streams} {tokens} {-1 if logprobs is None else logprobs}\n")
-        stdin.flush()
-        return float(self._answers.readline()), 1.0
-
-
-@contextmanager
-def floor() -> Iterator[Floor]:
-    """Start the floor, wait until its engine is up, end it."""
-    read_end, write_end = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "integration.bench.floor", str(write_end)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[write_end],
-        text=True,
-        start_new_session=True,
-        env=dict(os.environ) | dict(QUIET),
-    )
-    os.close(write_end)
-    with os.fdopen(read_end) as answers:
-        try:
-            if answers.readline().strip() != "ready":
-                raise SystemExit("the floor did not start")
-            yield Floor(process, answers)
-        finally:
-            stop(process)  # type: ignore[arg-type]
-
-
-def main() -> None:
-    """Measure in turns and print the table with each ratio beside its target."""
+def main() -> Result:
+    """Measure in turns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
@@ -180,16 +135,23 @@ def main() -> None:
         for _ in range(given.rounds):
             for name, measure in measures.items():
                 found.setdefault(name, []).append(measure())
-    costs = {name: sorted(value for value, _ in values) for name, values in found.items()}
-    medians = {name: statistics.median(values) for name, values in costs.items()}
-    print(f"CPU us per token of the front end: {given.streams} streams of {given.tokens} tokens")
-    for name, value in medians.items():
-        joined = statistics.median(joined for _, joined in found[name])
-        spread = f"{costs[name][0]:.1f} to {costs[name][-1]:.1f}"
-        print(f"{name:<24}{value:>8.1f}   ({spread}; {joined:.2f} tokens a row)")
-    for text, value, target in ratios(medians):
-        verdict = "met" if value <= target else "NOT met"
-        print(f"{text:<46}{value:>6.2f}   target {target:.2f}   {verdict}")
+    return _result(found, size)
+
+
+def _result(found: Mapping[str, list[tuple[float, float]]], size: tuple[int, int]) -> Result:
+    medians = {name: statistics.median(c for c, _ in values) for name, values in found.items()}
+    rows = [
+        [
+            name,
+            spread([cost for cost, _ in values]),
+            f"{statistics.median(joined for _, joined in values):.2f}",
+        ]
+        for name, values in found.items()
+    ]
+    title = "CPU microseconds of the front-end process per token, {} streams of {} tokens"
+    head = ["server and lane", "median (least to most)", "tokens a row"]
+    claims = [Claim(text, value, target) for text, value, target in ratios(medians)]
+    return Result([Table(title.format(*size), head, rows)], claims)
 
 
 def ratios(medians: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
@@ -200,7 +162,3 @@ def ratios(medians: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
     yield "LMI with logprobs / floor with logprobs", full / medians["floor, logprobs"], 1.2
     for lane in ("completions", "chat"):
         yield f"{lane} / vLLM {lane}", medians[f"ours: {lane}"] / medians[f"vLLM: {lane}"], 0.7
-
-
-if __name__ == "__main__":
-    main()

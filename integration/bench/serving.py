@@ -1,0 +1,152 @@
+"""Throughput and time to first token at several numbers of streams, ours against vLLM's server.
+
+    python -m integration.bench serving [--levels 1,16,64,256] [--rounds 3] [--tokens 64]
+
+Both run at once on the same engine arguments and are loaded in turns by `lmi-vllm bench`, a process
+of its own. What the HTTP layer adds to the first token is told from one stream at a time, against
+the bare engine consumed in its own process; the load client's own work counts against us there.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from integration.bench.floor_process import Floor, floor
+from integration.bench.results import Claim, Plot, Result, Table, spread
+from integration.bench.servers import Running, our_command, running, their_command
+
+PROMPT_WORDS: Final = 16
+SINGLE_REQUESTS: Final = 60  # one after another, for the time to the first token
+ADDED_MILLISECONDS: Final = 2.0  # target of issue 8, at p50
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one run of the load command found: tokens a second, milliseconds."""
+
+    tokens_per_second: float
+    first_token_p50: float
+    first_token_p99: float
+
+
+def load(server: Running, dialect: str, streams: int, requests: int, tokens: int) -> Load:
+    """Put the server under load from another process; every answer has to be whole."""
+    command = [
+        sys.executable, "-m", "lmi_vllm", "bench", server.url, "--dialect", dialect,
+        "-c", str(streams), "-n", str(requests), "--output-tokens", str(tokens), "--ignore-eos",
+        "--prompt-words", str(PROMPT_WORDS), "--json", "-", "--quiet",
+    ]  # fmt: skip
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    if found["good"] != requests or found["output_tokens"] != requests * tokens:
+        raise AssertionError(found)
+    first = found["latency_milliseconds"]["time_to_first_token"]
+    return Load(found["output_tokens_per_second"], first["p50"], first["p99"])
+
+
+def main() -> Result:
+    """Measure in turns."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--levels", default="1,16,64,256")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64)
+    given = parser.parse_args()
+    levels = [int(word) for word in given.levels.split(",")]
+    with (
+        floor() as bare,
+        running(our_command, "/ping") as ours,
+        running(their_command, "/health") as theirs,
+    ):
+        lanes = {
+            "ours: LMI": (ours, "lmi"),
+            "ours: completions": (ours, "completions"),
+            "vLLM: completions": (theirs, "completions"),
+        }
+        found: dict[tuple[str, int], list[Load]] = defaultdict(list)
+        for server, dialect in lanes.values():
+            load(server, dialect, max(levels), max(levels), 8)  # warm up
+        for _ in range(given.rounds):
+            for streams in levels:
+                for name, (server, dialect) in lanes.items():
+                    one = load(server, dialect, streams, max(32, 2 * streams), given.tokens)
+                    found[name, streams].append(one)
+        added = _first_tokens(bare, lanes, given.rounds)
+    return _result(list(lanes), levels, found, added, given.tokens)
+
+
+def _first_tokens(
+    bare: Floor, lanes: Mapping[str, tuple[Running, str]], rounds: int
+) -> dict[str, list[float]]:
+    """Return the median milliseconds to the first token of each round, one request at a time."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        found["bare engine"].append(bare.first_token(SINGLE_REQUESTS, PROMPT_WORDS))
+        for name, (server, dialect) in lanes.items():
+            found[name].append(load(server, dialect, 1, SINGLE_REQUESTS, 4).first_token_p50)
+    return found
+
+
+def _result(
+    names: list[str],
+    levels: list[int],
+    found: Mapping[tuple[str, int], list[Load]],
+    added: Mapping[str, list[float]],
+    tokens: int,
+) -> Result:
+    def column(name: str, streams: int, what: str) -> list[float]:
+        return [getattr(one, what) for one in found[name, streams]]
+
+    def table(title: str, what: str) -> Table:
+        rows = [[name, *(spread(column(name, n, what)) for n in levels)] for name in names]
+        return Table(title, ["server and lane", *(f"{n} streams" for n in levels)], rows)
+
+    def plot(title: str, unit: str, what: str) -> Plot:
+        lines = {
+            name: [(float(n), statistics.median(column(name, n, what))) for n in levels]
+            for name in names
+        }
+        return Plot(title, "streams", unit, lines)
+
+    most = max(levels)
+    medians = {n: statistics.median(column(n, most, "tokens_per_second")) for n in names}
+    bare = statistics.median(added["bare engine"])
+    claims = [
+        Claim(
+            f"tokens/s of {name.removeprefix('ours: ')} at {most} streams / vLLM completions",
+            medians[name] / medians["vLLM: completions"],
+            1.0,
+            is_at_least=True,
+        )
+        for name in names[:2]
+    ] + [
+        Claim(
+            f"ms that {name.removeprefix('ours: ')} adds to the first token (p50, one stream)",
+            statistics.median(added[name]) - bare,
+            ADDED_MILLISECONDS,
+        )
+        for name in names[:2]
+    ]
+    first = Table(
+        f"Milliseconds to the first token, one request at a time ({SINGLE_REQUESTS} a round)",
+        ["server and lane", "p50"],
+        [[name, spread(values, 2)] for name, values in added.items()],
+    )
+    return Result(
+        [
+            table(f"Output tokens per second, answers of {tokens} tokens", "tokens_per_second"),
+            table("Milliseconds to the first token, p50", "first_token_p50"),
+            table("Milliseconds to the first token, p99", "first_token_p99"),
+            first,
+        ],
+        claims,
+        [
+            plot("Throughput", "output tokens/s", "tokens_per_second"),
+            plot("Time to first token, p50", "ms", "first_token_p50"),
+        ],
+    )
