@@ -1,4 +1,7 @@
-"""vLLM's CPU worker without two of its traps (DECISIONS.md 41, 52).
+"""vLLM's CPU worker without three of its traps (DECISIONS.md 41, 52, 56).
+
+Under LoRA, vLLM 0.32 computes rows of the base model that share a step with an adapter's rows with
+the adapter in the last slot: their index is -1. Here such rows stay as they were.
 
 Under LoRA, vLLM 0.32 computes the logits of one request's prompt (n rows) with the adapter rows of
 the whole step (one for each request). The numbers differ as soon as any other request shares the
@@ -14,9 +17,12 @@ processes start.
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from vllm.lora.ops.torch_ops import lora_ops
+from vllm.lora.punica_wrapper import punica_cpu
 from vllm.v1.sample import sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -33,6 +39,7 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
         runner: Any = self.model_runner
         if self.vllm_config.lora_config is None:
             return
+        leave_base_rows_alone()
         if self.vllm_config.use_v2_model_runner:  # has no such method: `generate` refuses
             return
         compute = runner._get_prompt_logprobs_dict
@@ -52,6 +59,37 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
             return done
 
         runner._get_prompt_logprobs_dict = one_by_one
+
+
+def leave_base_rows_alone() -> None:
+    """Let the LoRA operations on CPU pass over rows without an adapter; may be called twice."""
+    for name in ("bgmv_expand", "bgmv_expand_slice", "bgmv_shrink"):
+        masked = _of_adapter_rows(getattr(lora_ops, name))
+        for module in (lora_ops, punica_cpu):
+            setattr(module, name, masked)
+
+
+def _of_adapter_rows(operation: Callable[..., None]) -> Callable[..., None]:
+    """Return the operation, which changes rows of its third argument, for rows with an adapter."""
+    if hasattr(operation, "_passes_over_base_rows"):
+        return operation
+
+    @functools.wraps(operation)
+    def masked(inputs: Any, weights: Any, output: Any, rows: Any, *more: Any, **named: Any) -> None:
+        is_base = rows < 0
+        if not is_base.any():
+            operation(inputs, weights, output, rows, *more, **named)
+            return
+        if is_base.all():
+            return
+        # Put back rather than multiplied by zero: the weights in the last slot may be infinite.
+        is_base = is_base[: output.shape[0]]
+        kept = output[is_base]
+        operation(inputs, weights, output, rows, *more, **named)
+        output[is_base] = kept
+
+    masked._passes_over_base_rows = True  # type: ignore[attr-defined]
+    return masked
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ vLLM 0.32 breaks adapter isolation in known ways; each guard here names the one 
 - an adapter given to `generate()` that was never loaded, or failed to, kills the engine: only ids
   that `load` accepted get through;
 - on CPU, base rows batched with adapter rows are computed with the adapter of the last slot: the
-  engine has one slot more and base requests carry a pinned all-zero adapter in it;
+  worker is replaced (`vllm_cpu_worker`), and where it is not the engine has one slot more and base
+  requests carry a pinned all-zero adapter in it;
 - the scheduler does not count pinned slots: a step with more distinct adapters than free slots
   kills the engine, so requests wait here for a slot (`AdapterSlots`);
 - an evicted adapter is read again inside the engine step, and a changed or missing folder kills
@@ -84,7 +85,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             super().__del__()
 
     async def isolate(self, *, is_cpu: bool) -> None:
-        """Prepare the guards; on CPU with LoRA, load the all-zero adapter.
+        """Prepare the guards; on CPU with LoRA and a foreign worker, load the all-zero adapter.
 
         Raises:
             EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
@@ -96,14 +97,15 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self._grammars = None
         self._base_lora, self._folder, self._has_prompt_logprobs = None, None, True
         config = self.vllm_config.lora_config
+        is_ours = self.vllm_config.parallel_config.worker_cls == CPU_WORKER
         slots = config.max_loras if config else 0
-        self._slots = AdapterSlots(slots - 1 if config and is_cpu else slots)
+        self._slots = AdapterSlots(slots - 1 if config and is_cpu and not is_ours else slots)
         if config is None:
             return
         self._folder = await asyncio.to_thread(new_private_folder)
         if is_cpu:
-            is_ours = self.vllm_config.parallel_config.worker_cls == CPU_WORKER
             self._has_prompt_logprobs = is_ours and not self.vllm_config.use_v2_model_runner
+        if is_cpu and not is_ours:
             self._base_lora = await self._load_zero_adapter(self._folder.path / "base")
 
     def generate(  # type: ignore[override,unused-ignore]

@@ -129,13 +129,13 @@ def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:
     if "gpu_memory_utilization" not in values and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         free = psutil.virtual_memory().available // CPU_KV_CACHE_FRACTION
         added |= _unless_set(values, "kv_cache_memory_bytes", min(CPU_KV_CACHE_BYTES, free))
-    if values.get("enable_lora"):
+    if values.get("worker_cls") in (None, "auto"):
+        added["worker_cls"] = CPU_WORKER
+    elif values.get("enable_lora"):
         # One slot more, for the all-zero adapter that base rows carry (engine-notes.md 2).
         added["max_loras"] = int(str(values.get("max_loras") or 1)) + 1
         if values.get("max_cpu_loras"):
             added["max_cpu_loras"] = int(str(values["max_cpu_loras"])) + 1
-    if values.get("worker_cls") in (None, "auto"):
-        added["worker_cls"] = CPU_WORKER
     for name, value in added.items():
         logger.info("engine argument %s=%s (set by lmi_vllm on CPU)", name, value)
     return added

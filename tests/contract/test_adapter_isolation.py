@@ -76,7 +76,7 @@ def test_base_and_adapters_differ_alone_and_in_one_batch(
 
 
 def test_base_rows_stay_base_with_every_slot_taken(adapters: Loader, folders: list[Path]) -> None:
-    """On CPU vLLM computes base rows with the last slot's adapter: they carry an all-zero one."""
+    """On CPU vLLM computes base rows with the last adapter: our worker does not."""
     base = adapters.ask()
     refs = [adapters.load(folder) for folder in folders[:3]]
     for pair in itertools.combinations(refs, 2):
