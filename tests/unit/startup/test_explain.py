@@ -30,13 +30,17 @@ sys.exit(code)
 
 def test_explain_is_cheap_and_imports_nothing_heavy() -> None:
     """Under half a second of CPU, and neither torch nor vLLM nor a client library."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.stderr == b""
-    assert json.loads(done.stdout)["engine_args"]["model"] == "a/b"
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert spent < 0.5
+    spent = []
+    for _ in range(5):  # the least of some: what shares the core makes the others dearer
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.stderr == b""
+        assert json.loads(done.stdout)["engine_args"]["model"] == "a/b"
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if spent[-1] < 0.5:
+            return
+    pytest.fail(f"CPU seconds: {spent}")
 
 
 def test_document_has_the_promised_shape(explained: ExplainRun) -> None:
