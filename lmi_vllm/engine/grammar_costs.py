@@ -13,6 +13,7 @@ from typing import Final
 STEP_SECONDS: Final = 0.05  # processor time that one token may cost
 MEAN_SECONDS: Final = 0.01  # that the tokens of an answer may cost on average
 FEWEST_TOKENS: Final = 16  # from which growth can be told
+_LEAST: Final = 1e-9  # seconds; a coarse clock may say 0, of which there is no power
 
 
 def check_costs(costs: Sequence[float], steps: int, *, is_whole: bool) -> None:
@@ -37,7 +38,9 @@ def check_costs(costs: Sequence[float], steps: int, *, is_whole: bool) -> None:
 def _foretell(costs: Sequence[float], steps: int) -> float:
     """Return what the last of `steps` tokens will cost, by the power with which costs grew."""
     quarter = len(costs) // 4
-    early, late = fmean(costs[quarter : 2 * quarter]), fmean(costs[-quarter:])
+    early, late = (
+        max(fmean(part), _LEAST) for part in (costs[quarter : 2 * quarter], costs[-quarter:])
+    )
     # The middles of these quarters lie at 3/8 and 7/8 of what was tried.
     power = max(0.0, math.log(late / early) / math.log(7 / 3))
     return late * math.pow(steps / (len(costs) * 7 / 8), power)

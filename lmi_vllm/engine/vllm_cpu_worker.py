@@ -28,10 +28,10 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
-    """CPUWorker that compiles nothing while it serves, and takes prompts one by one under LoRA."""
+    """CPUWorker that compiles nothing while it serves and keeps requests apart under LoRA."""
 
     def init_device(self) -> None:
-        """As CPUWorker.init_device; then replaces one function, and one method of its runner."""
+        """As CPUWorker.init_device; then replaces what the head of this file names."""
         super().init_device()
         compiled = sampler.batched_count_greater_than
         plain = getattr(compiled, "_torchdynamo_orig_callable", compiled)

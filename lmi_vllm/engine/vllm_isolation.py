@@ -99,13 +99,14 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         config = self.vllm_config.lora_config
         is_ours = self.vllm_config.parallel_config.worker_cls == CPU_WORKER
         slots = config.max_loras if config else 0
-        self._slots = AdapterSlots(slots - 1 if config and is_cpu and not is_ours else slots)
+        needs_zero_adapter = config is not None and is_cpu and not is_ours
+        self._slots = AdapterSlots(slots - 1 if needs_zero_adapter else slots)
         if config is None:
             return
         self._folder = await asyncio.to_thread(new_private_folder)
         if is_cpu:
             self._has_prompt_logprobs = is_ours and not self.vllm_config.use_v2_model_runner
-        if is_cpu and not is_ours:
+        if needs_zero_adapter:
             self._base_lora = await self._load_zero_adapter(self._folder.path / "base")
 
     def generate(  # type: ignore[override,unused-ignore]

@@ -46,3 +46,8 @@ def test_bounds() -> None:
 def test_few_tokens_say_nothing_of_growth() -> None:
     """The first tokens of an answer are the dearest of a short one: caches are cold."""
     check_costs([1e-6] * 14 + [0.04], STEPS, is_whole=False)
+
+
+def test_a_clock_that_stands_still_is_no_fault_of_the_grammar() -> None:
+    """Processor time may be counted in coarse ticks, and a token cost nothing."""
+    check_costs([0.0] * 100, STEPS, is_whole=False)
