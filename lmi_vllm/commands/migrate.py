@@ -37,12 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the new configuration and the report; 2 where something was refused."""
+    if arguments.flags[:1] and arguments.flags[0].endswith(".properties"):
+        _take_leading_file(arguments)
     variables = _read_environment(arguments.environment) if arguments.environment else environ
     flags = [word for word in arguments.flags if word != "--"]
-    path = arguments.properties
-    if path is None and flags and flags[0].endswith(".properties"):
-        path = flags.pop(0)  # what one types first; no model is named like that
-    file = _read_properties(path) if path else None
+    file = _read_properties(arguments.properties) if arguments.properties else None
     origin = arguments.origin
     if origin == "auto":
         origin = recognise(variables, file, bool(flags))
@@ -51,6 +50,14 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
     write_answer(_as_json(migration) if arguments.format == "json" else _as_text(migration))
     return 0 if migration.is_complete else 2
+
+
+def _take_leading_file(arguments: argparse.Namespace) -> None:
+    """Read a file that was typed first as --properties, and what follows as our own flags."""
+    file, *rest = arguments.flags
+    parser = argparse.ArgumentParser(prog="lmi-vllm migrate")
+    add_arguments(parser)
+    parser.parse_args(["--properties", file, *rest], arguments)
 
 
 def _migrate(

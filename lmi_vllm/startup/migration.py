@@ -270,6 +270,8 @@ def _carry_setting(setting: Setting, warnings: list[str]) -> Carried:
         return Carried(None, why=why or setting.note)
     if setting.effect == EffectWord.REFUSES:
         return Carried(None, why="reported below" if setting.value else "it was off")
+    if setting.value is None:  # such as the name of the built-in handler
+        return Carried(None, why=why or "it is the default here")
     if row is not None and row.effect.is_fallback and "no effect" not in why:
         key = f"{FILE_PREFIX}{setting.target}"
     return Carried(key, as_text(setting.value), why)

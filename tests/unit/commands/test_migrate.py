@@ -254,3 +254,22 @@ def test_lmi_refused_option_is_written_nowhere(migrated: Migrate, tmp_path: Path
     (refused,) = document["refused"]
     assert refused["source"].startswith("option.quantize=squeezellm (")
     assert "re-quantize" in refused["why"]
+
+
+def test_built_in_handler_needs_no_name(migrated: Migrate, tmp_path: Path) -> None:
+    """LMI's own handlers are what runs anyway: no `None` is written as if it were one."""
+    file = tmp_path / "serving.properties"
+    file.write_text("option.model_id=a/b\noption.entryPoint=djl_python.huggingface\n")
+    code, document = migrated({}, "--properties", str(file))
+    assert code == 0
+    assert document["properties"] == {"option.model_id": "a/b"}
+    assert "option.entryPoint=djl_python.huggingface" in document["approximated"][0]["source"]
+
+
+def test_flags_after_a_leading_file_are_ours(migrated: Migrate, tmp_path: Path) -> None:
+    """`migrate FILE --output NEW` writes the new file; it asks vLLM for no flag `--output`."""
+    file, new = tmp_path / "serving.properties", tmp_path / "new.properties"
+    file.write_text("option.model_id=a/b\n")
+    code, document = migrated({}, str(file), "--output", str(new))
+    assert (code, document["from"]) == (0, "lmi")
+    assert new.read_text() == "option.model_id=a/b\n"
