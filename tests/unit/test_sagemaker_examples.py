@@ -1,6 +1,11 @@
-"""Each request of config/sagemaker/with_boto3.py is one that botocore's service model takes."""
+"""Each request of config/sagemaker is one that botocore's service model takes.
+
+Those of the SDKs are recorded (tests/golden/sagemaker): each SDK wants an environment of its own,
+in which integration/sagemaker_sdks_make_their_requests.py records them again.
+"""
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +20,15 @@ from botocore import xform_name
 
 from lmi_vllm.startup.settings import load_settings
 
-FOLDER = Path(__file__).parent.parent.parent / "config" / "sagemaker"
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "config" / "sagemaker"
+RECORDINGS = sorted((ROOT / "tests" / "golden" / "sagemaker").glob("*.json"))
+RECORDED = [
+    pytest.param(one["operation"], one["request"], id=f"{path.stem}-{case}-{number}")
+    for path in RECORDINGS
+    for case, requests in json.loads(path.read_text()).items()
+    for number, one in enumerate(requests)
+]
 
 
 def load_example() -> ModuleType:
@@ -55,10 +68,51 @@ def test_request_is_valid(
     request_of: Callable[[], dict[str, Any]],
 ) -> None:
     """Names, types, and (which botocore leaves to the service) patterns, lengths and enums."""
-    shape = operations[operation].input_shape
-    report = botocore.validate.ParamValidator().validate(request_of(), shape)
+    check(operations[operation], request_of())
+
+
+@pytest.mark.parametrize(("operation", "request_made"), RECORDED)
+def test_request_of_an_sdk_is_valid(
+    operations: dict[str, botocore.model.OperationModel],
+    operation: str,
+    request_made: dict[str, Any],
+) -> None:
+    """What version 2 or 3 of the SDK really made of its example."""
+    check(operations[xform_name(operation)], request_made)
+
+
+def test_both_sdks_show_every_case_and_ask_for_the_same() -> None:
+    """The same cases as with boto3, and the same model, variant and adapter behind them."""
+    assert [path.stem for path in RECORDINGS] == ["with_sdk_v2", "with_sdk_v3"]
+    for path in RECORDINGS:
+        cases = json.loads(path.read_text())
+        assert cases.keys() == EXAMPLE.CASES.keys()
+        for name, expected in EXAMPLE.CASES.items():
+            made = {one["operation"] for one in cases[name]}
+            wanted = {operations_name(operation) for operation, _ in expected}
+            assert wanted <= made, (path.name, name)
+        streams = [one for one in cases["environment"] if "Stream" in one["operation"]]
+        assert json.loads(streams[0]["request"]["Body"])["stream"] is True
+        adapter = next(
+            one["request"]
+            for one in cases["components"]
+            if one["request"].get("InferenceComponentName")
+            == EXAMPLE.adapter_component()["InferenceComponentName"]
+        )
+        assert adapter == EXAMPLE.adapter_component()
+
+
+def operations_name(method: str) -> str:
+    """Return the operation of a method of a client: CreateModel for create_model."""
+    return "".join(word.capitalize() for word in method.split("_"))
+
+
+def check(operation: botocore.model.OperationModel, request: dict[str, Any]) -> None:
+    """Hold a request against the model: names and types, then what only the service refuses."""
+    shape = operation.input_shape
+    report = botocore.validate.ParamValidator().validate(request, shape)
     assert not report.has_errors(), report.generate_report()
-    assert list(constraint_errors(request_of(), shape, operation)) == []
+    assert list(constraint_errors(request, shape, operation.name)) == []
 
 
 def constraint_errors(value: Any, shape: Any, where: str) -> Iterator[str]:
