@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
 
-.PHONY: setup serve test check lint format unit contract integration docs bench storm chaos fuzz pictures
+.PHONY: setup serve test check lint format unit contract integration docs site bench storm chaos fuzz pictures
 .PHONY: constraints release clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
@@ -38,9 +38,12 @@ contract: setup   ## the engine's promises, scripted and real
 integration: setup
 	$(PYTEST) integration $(ARGS)
 
-docs: setup       ## generated pages into config/, and the recorded engine arguments
+docs: setup       ## generated pages into config/ and docs/, and the recorded engine arguments
 	$(PY) scripts/record_vllm_arguments.py
 	$(PY) scripts/make_docs.py
+
+site: setup       ## the documentation as a site, build/site/index.html; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 fuzz: setup       ## atheris on every parser, two minutes each, then schemathesis over our API description
 	$(PY) -m tests.fuzz.run --seconds 120 $(ARGS)
@@ -65,4 +68,4 @@ release: setup    ## sdist, wheel and SBOMs into dist/; ARGS=--draft without a c
 	$(PY) scripts/make_release.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-litellm .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz
+	rm -rf .venv .venv-litellm .venv-with_sdk_* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

@@ -30,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture
 def image(tmp_path: Path) -> Iterator[Stage]:
-    """The image's root after every step of its Dockerfile, with /proc and /dev/shm."""
+    """The image's root after every step of its Dockerfile, with what containers mount."""
     context = tmp_path / "context"
     release = [sys.executable, "scripts/make_release.py", "--draft"]
     subprocess.run(release, cwd=ROOT, check=True)
@@ -45,6 +45,7 @@ def image(tmp_path: Path) -> Iterator[Stage]:
     built = build(DOCKERFILE, context, debian_root(tmp_path), tmp_path, lent)
     mounts = {
         built.root / "proc": ["--bind", "/proc"],
+        built.root / "sys": ["--bind", "-o", "ro", "/sys"],  # lscpu, which vLLM asks, reads it
         built.root / "dev/shm": ["-t", "tmpfs", "x"],
     }
     for place, what in mounts.items():

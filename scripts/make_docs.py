@@ -1,16 +1,19 @@
-"""Write the pages in config/ that follow from tables in the code; `--check` fails on stale ones.
+"""Write the pages that follow from tables in the code; `--check` fails on stale ones.
 
-option-reference.md and metrics.md are for people, serving.properties.schema.json for editors.
+config/option-reference.md, config/metrics.md and docs/http-api.md are for people,
+config/serving.properties.schema.json is for editors.
 """
 
 import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+
+from http_api_page import http_api_page, table
 
 from lmi_vllm.startup import text_parsers
 from lmi_vllm.startup.options import (
@@ -115,20 +118,6 @@ def documented_release() -> VllmRelease:
     if lowest is None:
         raise SystemExit(f"pyproject.toml: no lower bound in {requirement}")
     return read_release(root / f"lmi_vllm/startup/vllm_arguments_{lowest.group(1)}.json")
-
-
-def cell(text: object) -> str:
-    """`text` as one cell of a table."""
-    return " ".join(str(text).split()).replace("|", "\\|")
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """A markdown table."""
-    titles = list(head)
-    yield f"| {' | '.join(titles)} |"
-    yield f"| {' | '.join('---' for _ in titles)} |"
-    for row in rows:
-        yield f"| {' | '.join(cell(part) for part in row)} |"
 
 
 def names(row: Option) -> str:
@@ -333,6 +322,7 @@ def main() -> int:
         CONFIG_FOLDER / "option-reference.md": reference(),
         CONFIG_FOLDER / "serving.properties.schema.json": schema(),
         CONFIG_FOLDER / "metrics.md": metrics_page(),
+        CONFIG_FOLDER.parent / "docs" / "http-api.md": http_api_page(),
     }
     stale = [
         path

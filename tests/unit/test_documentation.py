@@ -1,0 +1,101 @@
+"""The documentation site builds without a warning; every command in it is run, or says why not."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.documentation import (
+    COMMANDS,
+    DATA,
+    NEEDS,
+    ROOT,
+    Block,
+    every_block,
+    pages,
+    steps_of,
+)
+
+BLOCKS = every_block()
+# What a line of data never begins with: it would be a command that no test runs.
+PROGRAMS = r"\$ |lmi-vllm |curl |pip |python3? |make |docker |kubectl |systemctl |aws |sudo "
+TROUBLES = ROOT / "docs" / "troubleshooting.md"
+
+
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """Every page is in the navigation, every link and anchor leads somewhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    answer = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "WARNING" not in answer.stderr
+    front = (tmp_path / "index.html").read_text()
+    assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', front)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+def test_block_says_what_it_is(block: Block) -> None:
+    """A language, so that commands are known; a known need; no command in the guise of data."""
+    assert block.language in (*COMMANDS, *DATA)
+    assert block.needs in ("", *NEEDS)
+    if block.language in DATA:
+        assert not re.search(rf"^({PROGRAMS})", block.text, re.MULTILINE)
+    if block.language == "console":
+        assert block.text.startswith("$ ")
+        assert all(step.command for step in steps_of(block))
+
+
+@pytest.mark.parametrize("page", pages())
+def test_no_command_stands_outside_of_a_fence(page: str) -> None:
+    """Indented code would be run by nobody."""
+    outside = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    assert not re.findall(rf"^(?: {{4,}}|\t)(?:{PROGRAMS}).*$", outside, re.MULTILINE)
+
+
+def test_commands_are_found() -> None:
+    """The two tests above and the one that runs them see the pages and their blocks."""
+    assert {"README.md", "docs/quick-start.md", "config/operations.md"} <= set(pages())
+    assert sum(block.is_run for block in BLOCKS) > 30
+
+
+@cache
+def source_texts() -> tuple[str, ...]:
+    """Every text of the package; what an f-string fills in is a NUL character."""
+    found = []
+    for path in (ROOT / "lmi_vllm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (getattr(part, "value", None) for part in node.values)
+                found.append("".join(p if isinstance(p, str) else "\0" for p in parts))
+    return tuple(found)
+
+
+def is_in_source(text: str) -> bool:
+    """Whether some text of the package becomes `text`, where `...` stands for what is filled in."""
+    parts = [re.escape(part.strip()) for part in text.split("...")]
+    pattern = re.compile(r"[^\n]*?".join(parts))
+    return any(pattern.search(one) for one in source_texts())
+
+
+QUOTED = re.findall(r"^### `(.+)`$", TROUBLES.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("text", QUOTED)
+def test_error_text_is_one_of_ours(text: str) -> None:
+    """A heading of the troubleshooting page is a text that the source still has."""
+    assert is_in_source(text)
+
+
+def test_error_texts_are_found() -> None:
+    """The check can fail, and there is something to check."""
+    assert len(QUOTED) > 20
+    assert not is_in_source("a text that nobody ... ever wrote")
