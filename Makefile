@@ -42,7 +42,7 @@ docs: setup       ## generated pages into config/ and docs/, and the recorded en
 	$(PY) scripts/record_vllm_arguments.py
 	$(PY) scripts/make_docs.py
 
-site: setup       ## the documentation as a site, build/site/index.html; a broken link is an error
+site: setup       ## the documentation as a site in build/site; a broken link is an error (python3 -m http.server -d build/site)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 fuzz: setup       ## atheris on every parser, two minutes each, then schemathesis over our API description
