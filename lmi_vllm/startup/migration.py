@@ -266,8 +266,8 @@ def _carry_setting(setting: Setting, warnings: list[str]) -> Carried:
     why = "; ".join(warnings)
     row = find_option(setting.name)
     key = setting.written or setting.name
-    if setting.effect in (EffectWord.WARNS, EffectWord.NONE) and (why or row is not None):
-        return Carried(None, why=why or setting.note)
+    if setting.effect in (EffectWord.WARNS, EffectWord.NONE):
+        return Carried(None, why=why or setting.note or "it has no effect here")
     if setting.effect == EffectWord.REFUSES:
         return Carried(None, why="reported below" if setting.value else "it was off")
     if setting.value is None:  # such as the name of the built-in handler

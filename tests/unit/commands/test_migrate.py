@@ -273,3 +273,13 @@ def test_flags_after_a_leading_file_are_ours(migrated: Migrate, tmp_path: Path) 
     code, document = migrated({}, str(file), "--output", str(new))
     assert (code, document["from"]) == (0, "lmi")
     assert new.read_text() == "option.model_id=a/b\n"
+
+
+def test_server_setting_without_effect_is_not_carried(migrated: Migrate, tmp_path: Path) -> None:
+    """It would stand in the new file as if it did something."""
+    file = tmp_path / "serving.properties"
+    file.write_text("engine=Python\noption.model_id=a/b\nmax_batch_delay=100\n")
+    code, document = migrated({}, "--properties", str(file))
+    assert (code, document["properties"]) == (0, {"option.model_id": "a/b"})
+    reasons = {step["source"].split("=")[0]: step["why"] for step in document["approximated"]}
+    assert reasons["max_batch_delay"] == "requests never wait for a batch"
