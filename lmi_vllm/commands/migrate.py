@@ -11,6 +11,7 @@ from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.startup.migration import (
     Migration,
     as_properties,
+    as_variables,
     migrate_lmi,
     migrate_sagemaker_vllm,
     migrate_tgi,
@@ -30,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "variables: NAME=value lines or a JSON object (default: our own environment)"
     parser.add_argument("--environment", metavar="FILE", help=about)
     parser.add_argument("--output", metavar="FILE", help="write serving.properties there")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format")
+    parser.add_argument(
+        "--format",
+        choices=("text", "environment", "json"),
+        default="text",
+        help="serving.properties, variables alone, or both as JSON",
+    )
     parser.add_argument("flags", nargs=argparse.REMAINDER,
                         help="flags of `vllm serve`, after --")  # fmt: skip
 
@@ -48,7 +54,8 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     migration = _migrate(origin, variables, file, flags)
     if arguments.output:
         Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
-    write_answer(_as_json(migration) if arguments.format == "json" else _as_text(migration))
+    formats = {"json": _as_json, "environment": _as_environment, "text": _as_text}
+    write_answer(formats[arguments.format](migration))
     return 0 if migration.is_complete else 2
 
 
@@ -125,6 +132,23 @@ def _as_text(migration: Migration) -> str:
     if migration.environment:
         lines += ["", "# environment variables, to be set beside it:"]
         lines += [f"#   {name}={shlex.quote(text)}" for name, text in migration.environment.items()]
+    return "\n".join([*lines, *_report(migration)])
+
+
+def _as_environment(migration: Migration) -> str:
+    """Variables as `docker --env-file` takes them, and the report as comments."""
+    variables, rest = as_variables(migration)
+    lines = [f"# environment, migrated from {migration.origin}"]
+    lines += [f"{name}={text}" for name, text in variables.items()]
+    if rest:
+        lines += ["", "# for serving.properties, where alone it can stand:"]
+        lines += [f"#   {line}" for line in as_properties(rest).splitlines()]
+    return "\n".join([*lines, *_report(migration)])
+
+
+def _report(migration: Migration) -> list[str]:
+    """What was mapped, approximated and refused, as comments."""
+    lines: list[str] = []
     for outcome in ("mapped", "approximated", "refused"):
         steps = [step for step in migration.steps if step.outcome == outcome]
         if steps:
@@ -133,4 +157,4 @@ def _as_text(migration: Migration) -> str:
             becomes = f" -> {step.becomes}" if step.becomes else ""
             why = f" ({' '.join(step.why.split())})" if step.why else ""
             lines.append(f"#   {step.source}{becomes}{why}")
-    return "\n".join(lines)
+    return lines

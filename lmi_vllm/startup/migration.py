@@ -10,7 +10,7 @@ from typing import Final
 from lmi_vllm.startup.devices import Devices
 from lmi_vllm.startup.engine_args import translate
 from lmi_vllm.startup.masking import is_secret, mask_text, mask_value
-from lmi_vllm.startup.options import EffectWord
+from lmi_vllm.startup.options import ENV, FILE, SERVER_SETTINGS, EffectWord
 from lmi_vllm.startup.properties import PropertiesFile, parse_properties
 from lmi_vllm.startup.resolved import Setting
 from lmi_vllm.startup.settings import load_settings
@@ -25,11 +25,18 @@ from lmi_vllm.startup.tgi_variables import (
     refused,
     to,
 )
-from lmi_vllm.startup.variable_names import FILE_PREFIX, find_option
+from lmi_vllm.startup.variable_names import (
+    FILE_PREFIX,
+    OPTION_PREFIX,
+    SERVING_PREFIX,
+    find_option,
+)
 from lmi_vllm.startup.vllm_flags import Flag, read_flags, read_variables
 
 _ENOUGH_GPUS: Final = 1024  # the target machine is not known: nothing may fail for want of GPUs
 _NO_STORE: Final = MappingProxyType({"SERVING_MODEL_STORE": "/nonexistent"})
+
+_SERVER_ROWS: Final = MappingProxyType({row.name: row for row in SERVER_SETTINGS})
 
 
 def _origins(text: str) -> Carried:
@@ -274,6 +281,9 @@ def _carry_setting(setting: Setting, warnings: list[str]) -> Carried:
         return Carried(None, why=why or "it is the default here")
     if row is not None and row.effect.is_fallback and "no effect" not in why:
         key = f"{FILE_PREFIX}{setting.target}"
+    server = _SERVER_ROWS.get(setting.name)
+    if server is not None and FILE not in server.written:
+        key = f"{SERVING_PREFIX}{setting.name.upper()}"
     return Carried(key, as_text(setting.value), why)
 
 
@@ -303,6 +313,20 @@ def as_properties(properties: Mapping[str, str]) -> str:
     return "".join(
         f"{_escape(key, ' =:#!')}={_escape(text, '')}\n" for key, text in properties.items()
     )
+
+
+def as_variables(migration: Migration) -> tuple[dict[str, str], dict[str, str]]:
+    """The result as variables alone, and what of it has no variable and needs the file."""
+    variables, rest = dict(migration.environment), {}
+    for key, text in migration.properties.items():
+        row = _SERVER_ROWS.get(key)
+        if key.startswith(FILE_PREFIX):
+            variables[OPTION_PREFIX + key.removeprefix(FILE_PREFIX).upper()] = text
+        elif row is not None and ENV in row.written:
+            variables[SERVING_PREFIX + key.upper()] = text
+        else:
+            rest[key] = text
+    return variables, rest
 
 
 def _escape(text: str, also: str) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from lmi_vllm.commands import migrate
-from lmi_vllm.startup.migration import as_properties
+from lmi_vllm.startup.migration import as_properties, as_variables, migrate_lmi
 from lmi_vllm.startup.properties import parse_properties
 from lmi_vllm.startup.settings import load_settings
 from lmi_vllm.startup.tgi_variables import TGI_VARIABLES
 
+SAMPLES = sorted((Path(__file__).parents[3] / "config" / "samples").glob("*.env"))
 Migrate = Callable[..., tuple[int, Mapping[str, Any]]]
 
 
@@ -283,3 +284,50 @@ def test_server_setting_without_effect_is_not_carried(migrated: Migrate, tmp_pat
     assert (code, document["properties"]) == (0, {"option.model_id": "a/b"})
     reasons = {step["source"].split("=")[0]: step["why"] for step in document["approximated"]}
     assert reasons["max_batch_delay"] == "requests never wait for a batch"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SERVING_FAIL_FAST", "true"),
+        ("SERVING_SHUTDOWN_TIMEOUT", "60"),
+        ("SERVING_CORS_ALLOWED_ORIGIN", "*"),
+        ("SERVING_CHUNKED_READ_TIMEOUT", "30"),
+    ],
+)
+def test_setting_of_the_environment_stays_one(name: str, text: str, migrated: Migrate) -> None:
+    """In the file nobody would know it, and it would be lost with a warning."""
+    _, document = migrated({name: text, "OPTION_MODEL_ID": "a/b"})
+    assert document["properties"] == {"option.model_id": "a/b"}
+    assert document["environment"] == {name: text}
+
+
+def read_variables(text: str) -> dict[str, str]:
+    """The variables of an env file."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_environment_format_means_what_the_source_meant(
+    sample: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Variables in, variables out: every option has the value it had."""
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser)
+    words = ["--from", "lmi", "--format", "environment", "--environment", str(sample)]
+    assert migrate.run(parser.parse_args(words), {}) == 0
+    before = load_settings(read_variables(sample.read_text()))
+    after = load_settings(read_variables(capsys.readouterr().out) | {"LMI_STRICT": "true"})
+    assert not after.errors
+    for name, setting in before.options.items():
+        assert after.option_value(name) == setting.value, name
+
+
+def test_what_has_no_variable_is_left_to_the_file(tmp_path: Path) -> None:
+    """`maxWorkers` stands in serving.properties alone; the rest is variables."""
+    text = "option.model_id=a/b\nmaxWorkers=2\njob_queue_size=9\n"
+    migration = migrate_lmi({}, parse_properties(text, "serving.properties"))
+    variables, rest = as_variables(migration)
+    assert variables == {"OPTION_MODEL_ID": "a/b", "SERVING_JOB_QUEUE_SIZE": "9"}
+    assert rest == {"maxWorkers": "2"}
