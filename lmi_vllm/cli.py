@@ -4,9 +4,12 @@ Verbs are imported when chosen, so that `explain` and `--help` load neither aioh
 """
 
 import argparse
+import atexit
 import importlib
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NoReturn
@@ -16,6 +19,7 @@ from lmi_vllm.errors import LmiError
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
+PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
 
 VERBS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -40,6 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in REFUSED_VERBS:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")
+    if words and words[0] == "serve" and os.environ.get(PROCESSES, "1").strip() != "1":
+        _share_metrics()  # before anything imports prometheus_client
     parser = argparse.ArgumentParser(prog="lmi-vllm", description="LMI-compatible server on vLLM.")
     parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -57,6 +63,16 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(code)
+
+
+def _share_metrics() -> None:
+    """Have prometheus_client keep its numbers in files, for all front-end processes of the server.
+
+    A folder of our own, always: what is left in one that somebody else named would be counted.
+    """
+    folder = tempfile.mkdtemp(prefix="lmi-vllm-metrics-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
 
 
 def fail(text: str) -> NoReturn:

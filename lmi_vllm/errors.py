@@ -82,6 +82,18 @@ class LmiError(Exception):
         """What the client or the operator reads."""
         return str(self)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel between processes as it is: constructors here take other arguments than texts."""
+        return _restored, (type(self), self.args, dict(self.__dict__))
+
+
+def _restored(
+    kind: type[LmiError], arguments: tuple[object, ...], state: Mapping[str, object]
+) -> LmiError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(state)
+    return error
+
 
 class StartupError(LmiError):
     """The server cannot start."""

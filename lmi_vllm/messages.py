@@ -98,6 +98,31 @@ class AdapterRef:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedAdapter:
+    """A loaded adapter as every client of one engine has to name it to the engine."""
+
+    engine_id: int
+    engine_name: str
+    engine_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSeat:
+    """A place at an engine that another process started: the addresses of one of its clients.
+
+    `index` counts the clients from 0, which is the one that started it. `base_adapter` is the path
+    of the adapter that base requests carry, where they need one.
+    """
+
+    index: int
+    clients: int
+    input_address: str
+    output_address: str
+    stats_address: str | None = None  # of the coordinator of data-parallel engines
+    base_adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BeamSearch:
     """Keep the `width` most probable sequences; `length_penalty` above 1 prefers longer ones."""
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from lmi_vllm.commands.code_start import adapter_code
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError, ModelSourceError
 from lmi_vllm.inference.adapter_entry import Adapter
@@ -96,7 +97,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
         replace(sources, own=frozenset(map(str, local.values()))).resolve,
         is_enabled=profile.enable_lora,
         reserved_names=profile.served_names,
-        load_code=code.load_adapter,
+        load_code=adapter_code(settings, code),
         on_change=memory.keep if memory else ignore_change,
     )
     if not profile.enable_lora:

@@ -7,19 +7,24 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import StartupError
+from lmi_vllm.errors import AdapterRefusedError, StartupError
 from lmi_vllm.hooks.functions import NO_HOOKS, Hooks
 from lmi_vllm.hooks.loading import CODE_FILE, CodeError, check_syntax, load_model_code
 from lmi_vllm.hooks.thread import CodeThread
+from lmi_vllm.inference.adapters import LoadCode
 from lmi_vllm.inference.custom_code import CustomCode
 from lmi_vllm.inference.formatters import FRAMINGS
 from lmi_vllm.messages import ModelArtifacts, ServingProfile
 from lmi_vllm.startup.entry_point import fetch_entry_point
+from lmi_vllm.startup.front_end_rules import NAME as PROCESSES
 from lmi_vllm.startup.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 SWITCH: Final = "LMI_CUSTOM_CODE"
+ONE_PROCESS_ONLY: Final = (
+    f"{CODE_FILE} would run in several processes: set {PROCESSES}=1, or {SWITCH}=none"
+)
 
 
 def check_custom_code(settings: Settings, model: ModelArtifacts) -> None:
@@ -36,12 +41,32 @@ def check_custom_code(settings: Settings, model: ModelArtifacts) -> None:
             f"entryPoint ({origin}): {entry_point} is custom code, which {SWITCH}=none forbids"
         )
     path = _local_file(settings, model.directory)
-    if path is None or not _is_allowed(settings):
+    if not _is_allowed(settings):
+        return
+    if (path or entry_point) and not is_one_process(settings):
+        raise StartupError(f"custom code ({path or entry_point}): {ONE_PROCESS_ONLY}")
+    if path is None:
         return
     try:
         check_syntax(path)
     except CodeError as error:
         raise StartupError(str(error)) from error
+
+
+def adapter_code(settings: Settings, code: CustomCode) -> LoadCode:
+    """Return what loads the code that adapters bring, or refuses it."""
+
+    async def refuse(name: str, path: str) -> Hooks:
+        if (Path(path) / CODE_FILE).is_file() and _is_allowed(settings):
+            raise AdapterRefusedError(f"Adapter {name}: {ONE_PROCESS_ONLY}")
+        return await code.load_adapter(name, path)
+
+    return code.load_adapter if is_one_process(settings) else refuse
+
+
+def is_one_process(settings: Settings) -> bool:
+    """Whether custom code finds one process, whose state is all there is."""
+    return settings.server_value(PROCESSES) in (None, 1)
 
 
 async def load_custom_code(

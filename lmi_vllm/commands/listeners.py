@@ -24,6 +24,7 @@ from lmi_vllm.web.connection import (
     GuardedConnection,
 )
 from lmi_vllm.web.console import ConsoleOptions
+from lmi_vllm.web.forwarding import Forwarder
 from lmi_vllm.web.tls import tls_context
 
 BACKLOG: Final = 2048
@@ -36,6 +37,8 @@ class Listeners:
 
     url: str
     runners: tuple[web.AppRunner, ...]
+    address: ListenAddress
+    forwarder: Forwarder | None = None
 
     async def close(self) -> None:
         """Close every port and connection."""
@@ -43,6 +46,8 @@ class Listeners:
             await asyncio.wait_for(
                 asyncio.gather(*(runner.cleanup() for runner in self.runners)), 2 * CLOSE_SECONDS
             )
+        if self.forwarder is not None:
+            await self.forwarder.close()
 
 
 async def open_listeners(
@@ -50,10 +55,12 @@ async def open_listeners(
     settings: Settings,
     environ: Mapping[str, str],
     explain: Callable[[], Mapping[str, object]],
+    inner_socket: str = "",
 ) -> Listeners:
     """Open what the settings ask for; the application answers `/ping` from here on.
 
-    `explain` is what the console shows of the configuration.
+    `explain` is what the console shows of the configuration. With `inner_socket` other processes
+    may open the same port, and reach this one there.
 
     Raises:
         StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
@@ -66,22 +73,44 @@ async def open_listeners(
     if plan.management is None:
         if has_console(settings, plan.inference, has_key=bool(options.api_keys)):
             options = replace(options, console=console)
-        runner, url = await _open(plan.inference, service, options, tls)
-        _say_where(f"Listening on {url}", url, options)
-        return Listeners(url, (runner,))
+        runner, address = await _open(plan.inference, service, options, tls, inner_socket)
+        _say_where(f"Listening on {address.url()}", address.url(), options)
+        return Listeners(address.url(), (runner,), address)
     inference = replace(options, routes=Routes.INFERENCE)
     management = replace(options, routes=Routes.MANAGEMENT)
-    runner, url = await _open(plan.inference, service, inference, tls)
+    runner, address = await _open(plan.inference, service, inference, tls, inner_socket)
+    url = address.url()
     if has_console(settings, plan.management, has_key=bool(options.api_keys)):
         management = replace(management, console=replace(console, inference_url=url))
     try:
-        second, second_url = await _open(plan.management, service, management, tls)
+        second, second_address = await _open(plan.management, service, management, tls)
     except StartupError:
         await runner.cleanup()
         raise
-    print(f"Management on {second_url}")
-    _say_where(f"Listening on {url}", second_url, management)
-    return Listeners(url, (runner, second))
+    print(f"Management on {second_address.url()}")
+    _say_where(f"Listening on {url}", second_address.url(), management)
+    return Listeners(url, (runner, second), address)
+
+
+async def open_front_end(
+    service: InferenceService,
+    settings: Settings,
+    environ: Mapping[str, str],
+    address: ListenAddress,
+    first: str,
+) -> Listeners:
+    """Open the port that the first process listens on already; `first` is its inner socket.
+
+    Raises:
+        StartupError: the address cannot be shared.
+    """
+    plan = listen_plan(settings)
+    tls = tls_context(plan.certificate_file, plan.private_key_file) if address.is_tls else None
+    forwarder = Forwarder(first)
+    options = replace(_web_options(settings, environ), forwarder=forwarder)
+    runner = await _set_up(service, options)
+    await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))
+    return Listeners(address.url(), (runner,), address, forwarder)
 
 
 def _say_where(line: str, url: str, options: WebOptions) -> None:
@@ -109,15 +138,22 @@ class _Site(web.BaseSite):
         address: ListenAddress,
         tls: ssl.SSLContext | None,
         patience: ClientPatience,
+        *,
+        reuse_port: bool = False,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
         self._address = address
+        self._reuse_port = reuse_port
         self._patience = patience
 
     @property
     def name(self) -> str:
         """The address as configured."""
         return self._address.url()
+
+    async def end(self) -> None:
+        """End the whole application."""
+        await self._runner.cleanup()
 
     async def start(self) -> None:
         """Open the port."""
@@ -138,6 +174,7 @@ class _Site(web.BaseSite):
             self._address.port,
             ssl=self._ssl_context,
             backlog=self._backlog,
+            reuse_port=self._reuse_port,
             ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS if self._ssl_context else None,
         )
 
@@ -147,8 +184,23 @@ async def _open(
     service: InferenceService,
     options: WebOptions,
     tls: ssl.SSLContext | None,
-) -> tuple[web.AppRunner, str]:
-    """Return the running application of one listener and its URL."""
+    inner_socket: str = "",
+) -> tuple[web.AppRunner, ListenAddress]:
+    """Return the running application of one listener and its address, the port being bound."""
+    runner = await _set_up(service, options)
+    tls = tls if address.is_tls else None
+    if inner_socket:
+        # Two servers that both share their port would share it with each other, unawares.
+        await _check_free(address)
+        inner = ListenAddress("unix", path=inner_socket)
+        await _listen(_Site(runner, inner, None, options.patience))
+    await _listen(_Site(runner, address, tls, options.patience, reuse_port=bool(inner_socket)))
+    if not address.path:  # port 0 means any free one
+        address = replace(address, port=runner.addresses[-1][1])
+    return runner, address
+
+
+async def _set_up(service: InferenceService, options: WebOptions) -> web.AppRunner:
     # A client that goes away cancels its handler, and with it the engine's work.
     runner = web.AppRunner(
         create_app(service, options),
@@ -156,15 +208,31 @@ async def _open(
         shutdown_timeout=CLOSE_SECONDS,
     )
     await runner.setup()
-    site = _Site(runner, address, tls if address.is_tls else None, options.patience)
+    return runner
+
+
+async def _listen(site: _Site) -> None:
     try:
         await site.start()
     except OSError as error:
-        await runner.cleanup()
-        reason = error.strerror or error
-        raise StartupError(f"cannot listen on {address.url()}: {reason}") from error
-    bound = None if address.path else runner.addresses[0][1]  # port 0 means any free one
-    return runner, address.url(bound)
+        await site.end()
+        raise _cannot_listen(site.name, error) from error
+
+
+async def _check_free(address: ListenAddress) -> None:
+    """Raise StartupError when somebody listens at the address."""
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, address.host, address.port
+        )
+    except OSError as error:
+        raise _cannot_listen(address.url(), error) from error
+    server.close()
+    await server.wait_closed()
+
+
+def _cannot_listen(url: str, error: OSError) -> StartupError:
+    return StartupError(f"cannot listen on {url}: {error.strerror or error}")
 
 
 def reachable_url(url: str) -> str:

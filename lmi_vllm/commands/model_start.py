@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lmi_vllm.commands.adapter_start import load_adapters
 from lmi_vllm.commands.code_start import check_custom_code, load_custom_code
+from lmi_vllm.commands.front_ends import FrontEnds
 from lmi_vllm.commands.garbage import imports_without_collections
 from lmi_vllm.commands.model_files import ModelFiles, ReadyFiles
 from lmi_vllm.engine.base import Engine
@@ -110,7 +111,9 @@ class ModelStart:
         environ: Mapping[str, str],
         plan: StartPlan,
         engine_kind: str,
+        front_ends: FrontEnds | None = None,
     ) -> None:
+        self.front_ends = front_ends or FrontEnds()
         self.service = service
         self.settings = settings
         self.environ = environ
@@ -163,6 +166,16 @@ class ModelStart:
             ) from None
 
     async def _bring_up(self, ready: ReadyFiles, adapters: AdapterRegistry | None) -> Runtime:
+        self.front_ends.begin(self.settings, ready.arguments)
+        try:
+            return await self._bring_up_engine(ready, adapters)
+        except BaseException:
+            await self.front_ends.leave()
+            raise
+
+    async def _bring_up_engine(
+        self, ready: ReadyFiles, adapters: AdapterRegistry | None
+    ) -> Runtime:
         engine = await self._start_engine(ready.arguments)
         try:
             self.service.admission.enter_phase(Phase.ADAPTERS)
@@ -176,6 +189,7 @@ class ModelStart:
             has_logprobs = ready.arguments.values.get("max_logprobs") != 0
             await warm_up(engine, has_logprobs=has_logprobs)
             await self._code.call_handler_at_start()
+            await self.front_ends.join(engine, self.plan.profile, adapters)
         except BaseException:
             await engine.close()
             raise
@@ -205,7 +219,7 @@ class ModelStart:
         if endpoint := self.plan.arguments.values.get(traces.ARGUMENT):
             os.environ.update(traces.trace_variables(str(endpoint), self.environ))
         os.environ.update(self.settings.environment_exports)
-        check = partial(_import_and_check, self.plan.arguments)
+        check = partial(import_engine, self.plan.arguments)
         try:
             await asyncio.get_running_loop().run_in_executor(self._engine_thread(), check)
         except ImportError as error:
@@ -224,7 +238,7 @@ class ModelStart:
         thread, self._thread = self._engine_thread(), None  # the engine's own from here on
         try:
             engine: Engine = await engine_module.start_vllm_engine(
-                arguments, self.plan.profile, thread
+                arguments, self.plan.profile, thread, self.front_ends.new_seats()
             )
         except EngineStartError as error:
             failure = self._files.failed_requirements
@@ -255,7 +269,7 @@ class ModelStart:
         )
 
 
-def _import_and_check(arguments: EngineArguments) -> None:
+def import_engine(arguments: EngineArguments) -> None:
     """Import the engine and let it refuse arguments now, not after the last byte has come."""
     with imports_without_collections():
         hide_unfit_companions()

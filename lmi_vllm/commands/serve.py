@@ -17,6 +17,7 @@ from lmi_vllm.engine.vllm_processes import end_children
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.explain import explain
+from lmi_vllm.startup.front_end_rules import NAME as PROCESSES
 from lmi_vllm.startup.masking import mask_text, mask_urls
 from lmi_vllm.startup.platform_checks import raise_open_files
 from lmi_vllm.startup.resolved import CommandLine
@@ -60,25 +61,37 @@ def command_line(arguments: argparse.Namespace) -> CommandLine:
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
-    """Serve until told to stop; never returns: see `_leave`."""
+    """Serve until told to stop; never returns: see `leave`."""
     typed = command_line(arguments)
     settings = load_settings(environ, typed)
     if settings.errors:  # before the port opens, all problems at once, secrets masked
         explanation, _ = explain(settings, environ, detect_devices(environ))
         raise ConfigurationError(explanation.errors)
-    _configure_logging(settings, environ)
+    configure_server_logging(settings, environ)
     for warning in raise_open_files(int(str(settings.server_value("job_queue_size")))):
         logger.warning("%s", warning)
+    check_engine_kind(settings, arguments.engine)
     server = Server(settings, typed, environ, engine_kind=arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, reason = runner.run(server.run())
         if reason:
             logging.shutdown()
             print(f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}", file=sys.stderr)
-        _leave(code)
+        leave(code)
 
 
-def _configure_logging(settings: Settings, environ: Mapping[str, str]) -> None:
+def check_engine_kind(settings: Settings, kind: str) -> None:
+    """Return when that engine can have so many front-end processes.
+
+    Raises:
+        ConfigurationError: it lives in one process.
+    """
+    setting = settings.server[PROCESSES]
+    if kind != "vllm" and setting.value != 1:
+        raise ConfigurationError([f"{setting.stated} needs --engine vllm (got {kind})"])
+
+
+def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> None:
     """Send our lines to stderr; stdout keeps the lines that scripts wait for.
 
     SERVING_OPTS may carry upstream's way to say the level: -Dai.djl.logging.level=debug.
@@ -102,7 +115,7 @@ def _without_trace(record: logging.LogRecord) -> bool:
     return True
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End the process now: a thread may still be importing vLLM, and would be waited for."""
     sys.stdout.flush()
     sys.stderr.flush()

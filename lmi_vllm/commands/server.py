@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
+from lmi_vllm.commands.front_ends import FrontEnds, SeveralFrontEnds
 from lmi_vllm.commands.listeners import api_keys, curl_line, open_listeners
 from lmi_vllm.commands.model_settings import complete_settings
 from lmi_vllm.commands.model_slot import ModelSlot
@@ -56,6 +57,7 @@ class Server:
         self._engines: Supervisor | ModelSlot | None = None  # whoever has one to close
         self._url = ""
         self._traces: Traces
+        self._front_ends = FrontEnds()
         self._settings_in_use = settings  # a registered model brings its own
 
     async def run(self) -> tuple[int, str]:
@@ -66,13 +68,22 @@ class Server:
         service = InferenceService(admission)
         service.deferred = _deferred_results(self._settings)
         self._traces = Traces(service, self._environ)
+        count = int(str(self._settings.server_value("LMI_FRONTEND_PROCESSES")))
+        if count > 1:
+            self._front_ends = SeveralFrontEnds(count, service, self._environ)
         async with running_telemetry(service, self._settings, self._environ):
             return await self._run(service)
 
     async def _run(self, service: InferenceService) -> tuple[int, str]:
         admission, stop = service.admission, _stop_signals()
-        listeners = await open_listeners(service, self._settings, self._environ, self._explained)
-        self._url = listeners.url
+        listeners = await open_listeners(
+            service,
+            self._settings,
+            self._environ,
+            self._explained,
+            self._front_ends.first_socket,
+        )
+        self._url, self._front_ends.address = listeners.url, listeners.address
         life = asyncio.create_task(self._live(service))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,6 +101,7 @@ class Server:
         await self._traces.close()
         await asyncio.gather(copy, self._close_engine(stop))
         await listeners.close()
+        self._front_ends.close()
         return outcome.code, outcome.reason
 
     async def _live(self, service: InferenceService) -> Outcome:
@@ -145,7 +157,9 @@ class Server:
         log_request_metrics(service, settings)
         self._traces.prepare(plan.arguments.values.get(TRACES_ARGUMENT))
         _log_plan(plan)
-        start = ModelStart(service, settings, self._environ, plan, self._engine_kind)
+        start = ModelStart(
+            service, settings, self._environ, plan, self._engine_kind, self._front_ends
+        )
         return Supervisor(service, start, policy, partial(self._announce, service, plan))
 
     def _announce(self, service: InferenceService, plan: StartPlan) -> None:

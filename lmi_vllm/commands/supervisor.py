@@ -21,6 +21,7 @@ from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 logger = logging.getLogger(__name__)
 
 ENGINE_DIED: Final = "the engine process died"
+FRONT_ENDS_DIED: Final = "front-end processes died faster than they could be replaced"
 FAIL_FAST_CODE: Final = 137
 RESTART_PAUSE_SECONDS: Final = 1.0
 
@@ -95,11 +96,13 @@ class Supervisor:
 
     async def close(self) -> None:
         """End the engine and every process it started."""
+        await self._start.front_ends.leave()
         if self._engine is not None:
             await self._engine.close()
 
     async def _restart(self, files: ReadyFiles, old: Runtime) -> Runtime:
         self._service.admission.begin_restart()
+        await self._start.front_ends.leave()
         await old.engine.close()  # its memory must be free before the next one takes its own
         await asyncio.sleep(RESTART_PAUSE_SECONDS)
         runtime = await self._start.bring_up(files, old.adapters)
@@ -117,12 +120,19 @@ class Supervisor:
         """Return why the engine is of no use any more."""
         watch = StallWatch(engine, self._service.admission, self._policy.stall_seconds)
         stall = asyncio.create_task(watch.run())
+        front_ends = self._start.front_ends
+        dying = asyncio.create_task(engine.wait_until_dead())
+        failing = asyncio.create_task(front_ends.failed.wait())
         try:
-            await engine.wait_until_dead()
+            await asyncio.wait({dying, failing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stall.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await stall
+            for task in (stall, dying, failing):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        if not dying.done() or dying.cancelled():
+            return FRONT_ENDS_DIED
+        front_ends.engine_died()
         logger.error("the engine process is gone")
         return ENGINE_DIED
 

@@ -40,6 +40,7 @@ async def running_telemetry(
         telemetry = TelemetryFile(Path(path))
         logging.getLogger().addHandler(telemetry)
         observers.append(telemetry.observe)
+        service.telemetry.on_line.append(telemetry.report)
     if not settings.server_value("LMI_METRICS_EMF"):
         yield
         return

@@ -9,8 +9,9 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 # How long requests for adapters that have a slot may go before one that waits for a slot.
 OVERTAKE_SECONDS: Final = 1.0
@@ -18,6 +19,40 @@ OVERTAKE_SECONDS: Final = 1.0
 
 class NoSlotError(Exception):
     """Every slot is pinned, or stays in use for longer than the caller waits."""
+
+
+class Slots(Protocol):
+    """Which adapters may be in the engine at once: here, or in another process."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def is_all_pinned(self) -> bool:
+        """Whether no slot is left for an adapter that is not pinned."""
+        ...
+
+    def is_pinned(self, adapter: int) -> bool:
+        """Whether the adapter has a slot of its own."""
+        ...
+
+    def running(self, adapter: int) -> int:
+        """How many requests run on the adapter."""
+        ...
+
+    def hold(self, adapter: int) -> AbstractAsyncContextManager[None]:
+        """Wait for a slot and keep it while the body runs."""
+        ...
+
+    async def pin(self, adapter: int, timeout_seconds: float) -> None:
+        """Give the adapter a slot of its own."""
+        ...
+
+    def unpin(self, adapter: int) -> None:
+        """Take it away again."""
+        ...
 
 
 @dataclass(slots=True)

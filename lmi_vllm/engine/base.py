@@ -4,7 +4,9 @@ Each promise below has a contract test that runs over every engine (`tests/contr
 """
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from lmi_vllm.messages import (
     AdapterRef,
@@ -44,6 +46,41 @@ class DirectEvents(Protocol):
 
     def read_event(self, event: bytes) -> None:
         """Take an event; only while it is open."""
+        ...
+
+
+class OtherClients(Protocol):
+    """What the other clients of an engine have in it together."""
+
+    @property
+    def running_requests(self) -> int:
+        """Requests they have in the engine."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Steps they have seen it complete, added up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _NoOthers:
+    running_requests: int = 0
+    steps: int = 0
+
+
+NO_OTHERS: Final = _NoOthers()
+
+
+class SharedState(Protocol):
+    """Whoever decides for all clients of an engine which adapters are in it together."""
+
+    def hold(self, adapter: int) -> AbstractAsyncContextManager[None]:
+        """Wait until the adapter of this engine id may be used; it may while the body runs.
+
+        Raises:
+            LmiError: it cannot be used, now or ever.
+        """
         ...
 
 

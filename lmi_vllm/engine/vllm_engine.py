@@ -5,10 +5,20 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from vllm import envs
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -22,7 +32,7 @@ from vllm.sampling_params import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from lmi_vllm.engine.base import DirectChunks, DirectEvents
+from lmi_vllm.engine.base import NO_OTHERS, DirectChunks, DirectEvents, OtherClients, SharedState
 from lmi_vllm.engine.vllm_chunks import ChunkMaker
 from lmi_vllm.engine.vllm_direct import DirectRequest, direct_request
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
@@ -30,7 +40,7 @@ from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_media import guard_media
 from lmi_vllm.engine.vllm_openai import VllmOpenAI
 from lmi_vllm.engine.vllm_routes import openai_schemas
-from lmi_vllm.engine.vllm_start import StartedEngine, check_arguments, start_vllm
+from lmi_vllm.engine.vllm_start import StartedEngine, check_arguments, join_vllm, start_vllm
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -42,6 +52,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
+    EngineSeat,
     GenerationChunk,
     GenerationJob,
     OpenAICall,
@@ -49,9 +60,16 @@ from lmi_vllm.messages import (
     OpenAISchemas,
     PromptToken,
     ServingProfile,
+    SharedAdapter,
 )
 
-__all__ = ["VllmEngine", "check_arguments", "start_vllm_engine"]
+__all__ = [
+    "SeatedEngine",
+    "VllmEngine",
+    "check_arguments",
+    "join_vllm_engine",
+    "start_vllm_engine",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -65,27 +83,67 @@ _MODEL_DEFAULTS: Final = frozenset(
 )
 
 
+_AnyEngine = TypeVar("_AnyEngine", bound="VllmEngine")
+
+
 async def start_vllm_engine(
-    arguments: EngineArguments, profile: ServingProfile, thread: ThreadPoolExecutor
+    arguments: EngineArguments,
+    profile: ServingProfile,
+    thread: ThreadPoolExecutor,
+    seats: tuple[EngineSeat, ...] = (),
 ) -> "VllmEngine":
     """Start vLLM and everything request handling needs of it.
 
-    `thread` must outlive the engine: its one thread is the parent of the engine's processes.
+    `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
+    processes may take `seats` at it.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up.
     """
-    started = await start_vllm(arguments, thread)
-    try:
+    started = await start_vllm(arguments, thread, seats)
+
+    async def isolate() -> None:
         await started.llm.isolate(is_cpu=started.is_cpu)
+
+    return await _made(VllmEngine, started, profile, isolate)
+
+
+async def join_vllm_engine(
+    arguments: EngineArguments,
+    profile: ServingProfile,
+    thread: ThreadPoolExecutor,
+    seat: EngineSeat,
+    shared: SharedState,
+) -> "SeatedEngine":
+    """Take a seat at the engine of another process; `shared` is what it decides for all.
+
+    Raises:
+        EngineStartError: the engine could not be joined.
+    """
+    started = await join_vllm(arguments, thread, seat)
+
+    async def take_seat() -> None:
+        started.llm.take_seat(seat, shared, is_cpu=started.is_cpu)
+
+    return await _made(SeatedEngine, started, profile, take_seat)
+
+
+async def _made(
+    kind: type[_AnyEngine],
+    started: StartedEngine,
+    profile: ServingProfile,
+    guard: Callable[[], Awaitable[None]],
+) -> _AnyEngine:
+    try:
+        await guard()
         if profile.limits.grammar_timeout:
             seconds = profile.limits.grammar_timeout
             started.llm.guard_grammars(GrammarGuard(started.llm, seconds, started.thread))
         guard_media(profile.media)
         openai = await VllmOpenAI.create(started.llm, started.namespace, profile)
         envs.enable_envs_cache()  # as its engine does: it looks into the environment for each token
-        return VllmEngine(started, openai, await _task(started.llm))
+        return kind(started, openai, await _task(started.llm))
     except BaseException as error:
         started.llm.clean_up()
         started.llm.shutdown()
@@ -103,6 +161,8 @@ class VllmEngine:
         self._openai = openai
         self._task = task
         self._is_closing = False
+        self._arguments = started.arguments
+        self.others: OtherClients = NO_OTHERS
         self._tokenizer: Any = started.llm.renderer.tokenizer
         self._tokenize_turn = asyncio.Lock()
         self._special_ids = frozenset(self._tokenizer.all_special_ids if self._tokenizer else ())
@@ -135,7 +195,7 @@ class VllmEngine:
     @property
     def running_requests(self) -> int:
         """Requests the engine has not finished."""
-        return int(self._llm.get_num_unfinished_requests())
+        return int(self._llm.get_num_unfinished_requests()) + self.others.running_requests
 
     @property
     def tokenizer(self) -> object:
@@ -145,7 +205,26 @@ class VllmEngine:
     @property
     def progress(self) -> int:
         """Steps of the engine whose outputs have arrived."""
-        return self._llm.steps
+        return self._llm.steps + self.others.steps
+
+    @property
+    def arguments(self) -> EngineArguments:
+        """What the engine was started with, what was added for this machine included."""
+        return self._arguments
+
+    @property
+    def shared_adapters(self) -> tuple[SharedAdapter, ...]:
+        """The adapters in the engine, for its other clients."""
+        return self._llm.shared_adapters
+
+    def hold_for_another(self, engine_id: int) -> AbstractAsyncContextManager[None]:
+        """Keep an adapter usable for a request of another client while the body runs."""
+        return self._llm.hold_for_another(engine_id)
+
+    def complete(self, seat: EngineSeat) -> EngineSeat:
+        """Return the seat with what is only known of a running engine."""
+        stats: str | None = self._llm.engine_core.stats_update_address
+        return replace(seat, stats_address=stats, base_adapter=self._llm.base_adapter)
 
     async def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
@@ -296,6 +375,18 @@ class VllmEngine:
             RequestOutputKind.DELTA if job.is_streaming else RequestOutputKind.FINAL_ONLY
         )
         return SamplingParams(**values)
+
+
+class SeatedEngine(VllmEngine):
+    """The engine of another process, as one of its clients."""
+
+    def share(self, adapters: Iterable[SharedAdapter]) -> None:
+        """Know the adapters that are in the engine."""
+        self._llm.share(adapters)
+
+    def engine_died(self) -> None:
+        """End every request: the process that started the engine has seen it die."""
+        self._llm.engine_died()
 
 
 async def _task(llm: IsolatingAsyncLLM) -> str:

@@ -26,7 +26,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,16 +41,17 @@ from lmi_vllm.engine.adapter_files import (
     new_private_folder,
     write_zero_adapter,
 )
-from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError
+from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError, Slots
 from lmi_vllm.engine.vllm_direct import read_directly
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.engine.vllm_work import continued_trace, report_work
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, EngineStartError
-from lmi_vllm.messages import AdapterRef
+from lmi_vllm.messages import AdapterRef, SharedAdapter
 
 logger = logging.getLogger(__name__)
 
 CPU_WORKER: Final = "lmi_vllm.engine.vllm_cpu_worker.GuardedCpuWorker"
+BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters start above
 PIN_WAIT_SECONDS: Final = 10.0  # for running requests to leave a slot free
 _PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
@@ -70,7 +71,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     _adapters: dict[int, LoRARequest]
     _names: dict[int, str]  # as users know them
     _base_lora: LoRARequest | None
-    _slots: AdapterSlots
+    _slots: Slots
     _folder: PrivateFolder | None
     _has_prompt_logprobs: bool
     _grammars: GrammarGuard | None
@@ -90,24 +91,31 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         Raises:
             EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
         """
-        self._count_steps()
-        report_work(self.output_processor)
-        read_directly(self.output_processor)
-        self._adapters, self._names = {}, {}
-        self._grammars = None
-        self._base_lora, self._folder, self._has_prompt_logprobs = None, None, True
         config = self.vllm_config.lora_config
-        is_ours = self.vllm_config.parallel_config.worker_cls == CPU_WORKER
+        needs_zero_adapter = config is not None and is_cpu and not self._has_our_worker
         slots = config.max_loras if config else 0
-        needs_zero_adapter = config is not None and is_cpu and not is_ours
-        self._slots = AdapterSlots(slots - 1 if needs_zero_adapter else slots)
+        self._prepare(AdapterSlots(slots - 1 if needs_zero_adapter else slots), is_cpu=is_cpu)
         if config is None:
             return
         self._folder = await asyncio.to_thread(new_private_folder)
-        if is_cpu:
-            self._has_prompt_logprobs = is_ours and not self.vllm_config.use_v2_model_runner
         if needs_zero_adapter:
             self._base_lora = await self._load_zero_adapter(self._folder.path / "base")
+
+    @property
+    def _has_our_worker(self) -> bool:
+        return bool(self.vllm_config.parallel_config.worker_cls == CPU_WORKER)
+
+    def _prepare(self, slots: Slots, *, is_cpu: bool) -> None:
+        """Set up what every client of an engine has."""
+        self._count_steps()
+        report_work(self.output_processor)
+        read_directly(self.output_processor)
+        self._slots, self._adapters, self._names = slots, {}, {}
+        self._base_lora, self._folder, self._grammars = None, None, None
+        has_lora = self.vllm_config.lora_config is not None
+        self._has_prompt_logprobs = not (is_cpu and has_lora) or (
+            self._has_our_worker and not self.vllm_config.use_v2_model_runner
+        )
 
     def generate(  # type: ignore[override,unused-ignore]
         self,
@@ -188,6 +196,40 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if not self._slots.running(adapter.engine_id):
             await self._forget(request)
 
+    @contextlib.asynccontextmanager
+    async def hold_for_another(self, engine_id: int) -> AsyncIterator[None]:
+        """Keep an adapter usable for a request of another client of this engine.
+
+        Raises:
+            AdapterRefusedError: it is not loaded.
+            AdapterCapacityError: no slot is left for it.
+        """
+        request = self._adapters.get(engine_id)
+        if request is None:
+            raise AdapterRefusedError("The adapter is not loaded")
+        try:
+            async with self._slots.hold(engine_id):
+                if engine_id not in self._adapters:  # removed while this one waited
+                    raise AdapterRefusedError("The adapter is not loaded")
+                yield
+        except NoSlotError:
+            raise self._no_slot(self._names.get(engine_id, "")) from None
+        finally:
+            await self._forget_if_unused(request)
+
+    @property
+    def shared_adapters(self) -> tuple[SharedAdapter, ...]:
+        """The loaded adapters, as other clients have to name them to the engine."""
+        return tuple(
+            SharedAdapter(number, request.lora_name, request.lora_path)
+            for number, request in self._adapters.items()
+        )
+
+    @property
+    def base_adapter(self) -> str:
+        """The path of the all-zero adapter that base requests carry; empty without one."""
+        return "" if self._base_lora is None else str(self._base_lora.lora_path)
+
     def guard_grammars(self, grammars: GrammarGuard) -> None:
         """Let `generate` try each new grammar before the engine sees it."""
         self._grammars = grammars
@@ -241,9 +283,12 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         except NoSlotError:
             raise VLLMValidationError(self._no_slot(shown).text) from None
         finally:
-            is_loaded = request.lora_int_id in self._adapters
-            if not is_loaded and not self._slots.running(request.lora_int_id):
-                await self._forget(request)
+            await self._forget_if_unused(request)
+
+    async def _forget_if_unused(self, request: LoRARequest) -> None:
+        is_loaded = request.lora_int_id in self._adapters
+        if not is_loaded and not self._slots.running(request.lora_int_id):
+            await self._forget(request)
 
     def _count_steps(self) -> None:
         """Count what the engine sends, tokens or not: requests that do not stream get none."""
@@ -336,7 +381,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     async def _load_zero_adapter(self, folder: Path) -> LoRARequest:
         for module, rows, columns in linear_layers(Path(self.model_config.model)):
             write_zero_adapter(folder, module, rows, columns)
-            request = LoRARequest("lmi-vllm-base", BASE_ADAPTER_ID, str(folder))
+            request = LoRARequest(BASE_ADAPTER_NAME, BASE_ADAPTER_ID, str(folder))
             try:
                 await self._add(request, AdapterRef("base", str(folder), BASE_ADAPTER_ID))
             except AdapterRefusedError as error:

@@ -9,7 +9,8 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from lmi_vllm.engine.vllm_arguments import engine_args_from, parse_vllm_arguments
+from lmi_vllm.engine.vllm_clients import SeatedAsyncLLM, client_options, seats_for
 from lmi_vllm.engine.vllm_isolation import CPU_WORKER, IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_processes import (
     ERROR_FILE_VARIABLE,
@@ -28,7 +30,7 @@ from lmi_vllm.engine.vllm_processes import (
     watch_root_causes,
 )
 from lmi_vllm.errors import ConfigurationError, EngineStartError
-from lmi_vllm.messages import EngineArguments
+from lmi_vllm.messages import EngineArguments, EngineSeat
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class StartedEngine:
     namespace: Namespace
     is_cpu: bool
     thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
+    arguments: EngineArguments  # as it was started
 
 
 def check_arguments(arguments: EngineArguments) -> None:
@@ -65,23 +68,46 @@ def check_arguments(arguments: EngineArguments) -> None:
         raise ConfigurationError([_with_argument(f"vLLM: {error}", arguments)]) from error
 
 
-async def start_vllm(arguments: EngineArguments, thread: ThreadPoolExecutor) -> StartedEngine:
+async def start_vllm(
+    arguments: EngineArguments, thread: ThreadPoolExecutor, seats: tuple[EngineSeat, ...] = ()
+) -> StartedEngine:
     """Start an engine on `thread`; the event loop stays free meanwhile.
+
+    Each of `seats` can be taken by another process with `join_vllm`.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up; the text is the root cause.
     """
-    return await asyncio.get_running_loop().run_in_executor(thread, _start, arguments, thread)
+    start = partial(_start, arguments, thread, seats)
+    return await asyncio.get_running_loop().run_in_executor(thread, start)
 
 
-def _start(arguments: EngineArguments, thread: ThreadPoolExecutor) -> StartedEngine:
+async def join_vllm(
+    arguments: EngineArguments, thread: ThreadPoolExecutor, seat: EngineSeat
+) -> StartedEngine:
+    """Join, as one more client, the engine that another process has started with `arguments`.
+
+    Raises:
+        EngineStartError: it did not work out; the text is the root cause.
+    """
+    join = partial(_join, arguments, thread, seat)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, join)
+    except Exception as error:
+        text = f"the engine could not be joined: {type(error).__name__}: {error}"
+        raise EngineStartError(text) from error
+
+
+def _start(
+    arguments: EngineArguments, thread: ThreadPoolExecutor, seats: tuple[EngineSeat, ...]
+) -> StartedEngine:
     is_cpu = bool(current_platform.is_cpu())
     with tempfile.TemporaryDirectory(prefix="lmi-vllm-start-") as folder:
         error_file = Path(folder) / "engine-errors"
         with _engine_environment(error_file, is_cpu=is_cpu):
             try:
-                return _start_configured(arguments, thread, is_cpu=is_cpu)
+                return _start_configured(arguments, thread, seats, is_cpu=is_cpu)
             except (ConfigurationError, EngineStartError):
                 raise
             except Exception as error:
@@ -89,14 +115,17 @@ def _start(arguments: EngineArguments, thread: ThreadPoolExecutor) -> StartedEng
 
 
 def _start_configured(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, *, is_cpu: bool
+    arguments: EngineArguments,
+    thread: ThreadPoolExecutor,
+    seats: tuple[EngineSeat, ...],
+    *,
+    is_cpu: bool,
 ) -> StartedEngine:
-    values = dict(arguments.values)
     if is_cpu:
-        values |= _cpu_adjustments(values)
-    namespace = parse_vllm_arguments(values, arguments.origins)
-    with _inspect_in_process() if is_cpu else contextlib.nullcontext():
-        config = engine_args_from(namespace).create_engine_config()
+        values = {**arguments.values, **_cpu_adjustments(arguments.values)}
+        arguments = replace(arguments, values=values)
+    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
+    config = _engine_config(namespace, 1 + len(seats), 0, is_cpu=is_cpu)
     if is_cpu:
         _check_cpu_head_size(config.model_config)
         if sys.platform == "linux":
@@ -104,11 +133,13 @@ def _start_configured(
             os.environ[START_METHOD] = ASKED_METHOD or "fork"
             adopt_forked_engines()
     own_length = config.model_config.max_model_len
-    llm = IsolatingAsyncLLM.from_vllm_config(
-        config,
-        enable_log_requests=namespace.enable_log_requests,
-        disable_log_stats=namespace.disable_log_stats,
-    )
+    with seats_for(seats) if seats else contextlib.nullcontext():
+        llm = IsolatingAsyncLLM.from_vllm_config(
+            config,
+            enable_log_requests=namespace.enable_log_requests,
+            disable_log_stats=namespace.disable_log_stats,
+            client_count=1 + len(seats),
+        )
     if (fitted := config.model_config.max_model_len) < own_length:
         logger.warning(
             "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
@@ -116,7 +147,35 @@ def _start_configured(
             own_length,
             fitted,
         )
-    return StartedEngine(llm, namespace, is_cpu, thread)
+    return StartedEngine(llm, namespace, is_cpu, thread, arguments)
+
+
+def _join(
+    arguments: EngineArguments, thread: ThreadPoolExecutor, seat: EngineSeat
+) -> StartedEngine:
+    os.environ[SERVER_PID_VARIABLE] = str(os.getpid())  # of the children that try grammars
+    is_cpu = bool(current_platform.is_cpu())
+    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
+    config = _engine_config(namespace, seat.clients, seat.index, is_cpu=is_cpu)
+    if is_cpu and sys.platform == "linux":
+        adopt_forked_engines()
+    llm = SeatedAsyncLLM.from_vllm_config(
+        config,
+        enable_log_requests=namespace.enable_log_requests,
+        disable_log_stats=namespace.disable_log_stats,
+        **client_options(seat),
+    )
+    return StartedEngine(llm, namespace, is_cpu, thread, arguments)
+
+
+def _engine_config(namespace: Namespace, clients: int, client: int, *, is_cpu: bool) -> Any:
+    """Return vLLM's configuration for one of so many clients of an engine."""
+    engine_args = engine_args_from(namespace)
+    if clients > 1:  # what vLLM sets for its own --api-server-count
+        engine_args._api_process_count = clients
+        engine_args._api_process_rank = client
+    with _inspect_in_process() if is_cpu else contextlib.nullcontext():
+        return engine_args.create_engine_config()
 
 
 def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:

@@ -29,10 +29,15 @@ logger = logging.getLogger(__name__)
 FIRST_ENGINE_ID: Final = 1000  # below are ids the engine keeps for itself
 Resolve = Callable[[str], str]
 LoadCode = Callable[[str, str], Awaitable[Hooks]]  # name, path
+Publish = Callable[[Collection["Adapter"], float], Awaitable[None]]  # adapters, seconds
 
 
 def ignore_change(_: Collection[Adapter]) -> None:
     """Keep nothing: the state of the registry ends with the process."""
+
+
+async def nobody_else(_adapters: Collection[Adapter], _timeout_seconds: float) -> None:
+    """Tell nobody: no other process serves these adapters."""
 
 
 async def no_code(_name: str, _path: str) -> Hooks:
@@ -46,7 +51,8 @@ class AdapterRegistry:
     `resolve` turns a source into a local directory, or raises AdapterRefusedError; so does
     `load_code` for the hooks in it. `on_change` gets all adapters after each change. A call that
     was begun is carried out, whether or not its client stays: half a change would leave weights
-    behind that nobody can remove.
+    behind that nobody can remove. `publish` is awaited after each change of what requests find: it
+    returns when no request in any other process uses another load of an adapter, or its time is up.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class AdapterRegistry:
         self._reserved_names = frozenset(reserved_names)
         self._load_code = load_code
         self._on_change = on_change
+        self.publish: Publish = nobody_else
         self._adapters: dict[str, Adapter] = {}
         self._uses: dict[int, Use] = {}
         self._engine_turn = asyncio.Lock()
@@ -193,6 +200,15 @@ class AdapterRegistry:
         with self._uses.setdefault(lease.ref.engine_id, Use()).hold():
             yield lease
 
+    async def ensure_loaded(self, name: str) -> None:
+        """Load a registered adapter for a request of another process.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name.
+            RequestError: it cannot be loaded now.
+        """
+        await self._load_on_first_use(name, None)
+
     async def _register(self, adapter: Adapter, shown: str) -> None:
         async with self._name_turns.turn(adapter.name):
             if adapter.name in self._adapters:
@@ -209,6 +225,7 @@ class AdapterRegistry:
             self._adapters[adapter.name] = (
                 await self._loaded_or_forgotten(adapter) if adapter.preload else adapter
             )
+            await self._publish()
         await self._changed()
 
     async def _replace(self, adapter: Adapter, timeout_seconds: float) -> None:
@@ -216,6 +233,7 @@ class AdapterRegistry:
             current = self.describe(adapter.name)
             adapter = await self._with_code(replace(adapter, path=await self._resolved(adapter)))
             self._adapters[adapter.name] = await self._loaded_or_forgotten(adapter)
+        await self._publish(timeout_seconds)
         await self._drop(current.ref, timeout_seconds)
         current.hooks.forget()
         await self._changed()
@@ -247,6 +265,7 @@ class AdapterRegistry:
                 wanted, dropped = replace(wanted, ref=None), current.ref
             self._adapters[name] = wanted
         # Requests that come now load it anew: they need not wait for those that run.
+        await self._publish(timeout_seconds)
         await self._drop(dropped, timeout_seconds)
         await self._changed()
 
@@ -255,9 +274,11 @@ class AdapterRegistry:
             adapter = self.describe(name, alias)
             del self._adapters[name]
             try:
+                await self._publish(timeout_seconds)
                 await self._drop(adapter.ref, timeout_seconds)
             except BaseException:
                 self._adapters[name] = adapter
+                await self._publish()
                 raise
             adapter.hooks.forget()
         await self._changed()
@@ -278,6 +299,7 @@ class AdapterRegistry:
                 self._adapters[name] = await self._loaded(adapter)
             except AdapterCapacityError as error:  # 507 is for those who register
                 raise RequestError(error.text) from error
+            await self._publish()
 
     async def _resolved(self, adapter: Adapter) -> str:
         try:
@@ -315,6 +337,9 @@ class AdapterRegistry:
         async with self._engine_turn:
             await self._engine.unload_adapter(ref)
         self._uses.pop(ref.engine_id, None)
+
+    async def _publish(self, timeout_seconds: float = 0.0) -> None:
+        await self.publish(tuple(self._adapters.values()), timeout_seconds)
 
     async def _changed(self) -> None:
         async with self._state_turn:

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
 from lmi_vllm.errors import NotReadyError, OverloadError
 from lmi_vllm.inference.error_rates import ErrorRates
+from lmi_vllm.inference.places import Places, Row
 
 
 class Phase(StrEnum):
@@ -33,6 +34,7 @@ class State(StrEnum):
 
 
 DRAIN_RETRY_SECONDS: Final = 30
+IDLE_POLL_SECONDS: Final = 0.02  # how often other front-end processes are asked whether they are
 
 
 class Admission:
@@ -52,7 +54,11 @@ class Admission:
         self.hides_failure = False
         # The model came by POST /models: the server is healthy also while it loads.
         self.is_registered = False
-        self._in_flight = 0
+        self.places: Places | Row = Places()
+        # Told of each change of the state, and when all that is in flight is to end.
+        self.on_state: list[Callable[[State], None]] = []
+        self.on_end: list[Callable[[], None]] = []
+        self._in_flight = 0  # of this process
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_ending = False
         self._began = time.monotonic()
@@ -66,8 +72,8 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Admitted requests that have not ended, running and waiting."""
-        return self._in_flight
+        """Admitted requests that have not ended, running and waiting, of all processes."""
+        return self.places.total
 
     @property
     def elapsed_seconds(self) -> float:
@@ -122,6 +128,8 @@ class Admission:
             if self.state is State.PENDING:
                 self._end_phase(time.monotonic())
             self.state = state
+            for tell in self.on_state:
+                tell(state)
 
     def ping(self) -> tuple[int, dict[str, Any]]:
         """Return the status and body of `/ping`."""
@@ -169,7 +177,7 @@ class Admission:
             OverloadError: they would pass the limit.
         """
         self.check_ready()
-        if self._in_flight + count > self.limit:
+        if self.places.total + count > self.limit:
             raise OverloadError(self.model_name)
 
     @contextlib.contextmanager
@@ -180,7 +188,11 @@ class Admission:
             NotReadyError: see `check_ready`.
             OverloadError: the places would pass the limit; nobody admitted is touched.
         """
-        self.check_room(count)
+        self.check_ready()
+        self.places.add(count)  # first: of processes that ask at once none goes past the limit
+        if self.places.total > self.limit:
+            self.places.add(-count)
+            raise OverloadError(self.model_name)
         self._in_flight += count
         self._idle.clear()
         task = asyncio.current_task()
@@ -192,6 +204,7 @@ class Admission:
             if task is not None:
                 self._tasks.discard(task)
             self._in_flight -= count
+            self.places.add(-count)
             if not self._in_flight:
                 self._idle.set()
 
@@ -200,6 +213,8 @@ class Admission:
         self._is_ending = True
         for task in tuple(self._tasks):
             task.cancel()
+        for tell in self.on_end:
+            tell()
 
     def shutdown_error(self) -> NotReadyError | None:
         """Take back a cancellation that came from `end_all` and return what to answer.
@@ -215,8 +230,16 @@ class Admission:
             DRAIN_RETRY_SECONDS,
         )
 
+    async def wait_own(self, timeout_seconds: float) -> None:
+        """Return when the requests of this process have ended, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+
     async def wait_idle(self, timeout_seconds: float) -> bool:
         """Return whether all requests in flight ended within the time."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
-        return not self._in_flight
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle.wait()
+                while self.in_flight:  # noqa: ASYNC110 (of other processes, whose events are not ours)
+                    await asyncio.sleep(IDLE_POLL_SECONDS)
+        return not self.in_flight

@@ -49,16 +49,17 @@ class ErrorRates:
     def record(self, error: LmiError) -> None:
         """Count an error that a request was answered with; some faults count towards none."""
         if error.fault is Fault.OVERLOAD:
-            self._count(ErrorKind.WORKLOAD)
+            self.count(ErrorKind.WORKLOAD)
         elif error.fault in _SERVER_FAULTS:
-            self._count(ErrorKind.SERVER)
+            self.count(ErrorKind.SERVER)
 
     def record_status(self, status: int) -> None:
         """Count an answer that has no error of ours behind it, by its status."""
         if status == _FAILED_DEPENDENCY or status >= _FIRST_SERVER_ERROR:
-            self._count(ErrorKind.SERVER)
+            self.count(ErrorKind.SERVER)
 
-    def _count(self, counted: ErrorKind) -> None:
+    def count(self, counted: ErrorKind) -> None:
+        """Count one error of that kind."""
         for kind in (counted, ErrorKind.ANY):
             rate, times = self._limits.get(kind), self._times.get(kind)
             if rate is None or times is None:
@@ -67,3 +68,15 @@ class ErrorRates:
             is_full = len(times) == rate.count
             if is_full and times[-1] - times[0] <= rate.seconds and self.reached is None:
                 self.reached = kind
+
+
+class ReportedErrors(ErrorRates):
+    """Leaves the counting to the process that answers for health."""
+
+    def __init__(self, report: Callable[[ErrorKind], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def count(self, counted: ErrorKind) -> None:
+        """Tell of one error."""
+        self._report(counted)

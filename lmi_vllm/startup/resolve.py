@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.startup.findings import Found, Layers, Report, shown
+from lmi_vllm.startup.front_end_rules import check_front_ends
 from lmi_vllm.startup.listen import check_listen
 from lmi_vllm.startup.masking import mask_text
 from lmi_vllm.startup.options import (
@@ -228,6 +229,7 @@ def resolve_settings(found: Found, report: Report) -> Settings:
         settings["inference_address"], found.environ, found.command_line, report.fail
     )
     check_listen(settings, report.fail)
+    check_front_ends(settings, report.fail)
     _report_model_ids(found.model, report)
     _report_queue(settings["job_queue_size"], options["max_rolling_batch_size"], report)
     exports = options["env"].value if "env" in options else {}

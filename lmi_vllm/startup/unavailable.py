@@ -23,11 +23,7 @@ class Notices:
     errors: tuple[str, ...] = ()
 
 
-REFUSED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "LMI_FRONTEND_PROCESSES": "several front-end processes are not available yet",
-    }
-)
+REFUSED: Final[Mapping[str, str]] = MappingProxyType({})
 NAMED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_CACHE_URI": "compile caches are not kept between containers yet",
@@ -61,6 +57,4 @@ def notices(settings: Settings, directory: Path | None, environ: Mapping[str, st
 
 
 def _is_active(name: str, value: object) -> bool:
-    if name == "LMI_FRONTEND_PROCESSES":
-        return value not in (None, 1)
     return value not in _INACTIVE

@@ -24,4 +24,6 @@ class Telemetry:
 
     observers: list[Observer] = field(default_factory=_always)
     on_ready: list[OnReady] = field(default_factory=list)  # told of each start of a model
+    on_line: list[Callable[[str], None]] = field(default_factory=list)  # of SageMaker's telemetry
+    on_level: list[Callable[[int], None]] = field(default_factory=list)  # told of log levels
     start_span: StartSpan | None = None

@@ -4,6 +4,7 @@ Labels are bounded: routes are patterns, statuses are those we send, and of the 
 which clients choose, only the first `MAX_ADAPTERS` count by themselves.
 """
 
+from functools import partial
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
@@ -21,6 +22,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for
 
 _LATENCIES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_LATENCIES: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+# With several processes the value that was set last counts: the first process sets them all.
+_gauge = partial(Gauge, multiprocess_mode="mostrecent")
 
 REQUESTS: Final = Counter(
     "lmi_requests",
@@ -81,32 +85,32 @@ DRAINED: Final = Counter(
 ENGINE_RESTARTS: Final = Counter("lmi_engine_restarts", "Engines started after one had died.")
 
 # Set when somebody asks for the metrics.
-TASKS: Final = Gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
-IN_FLIGHT: Final = Gauge(
+TASKS: Final = _gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
+IN_FLIGHT: Final = _gauge(
     "lmi_requests_in_flight",
     "Depth of the queue: places that admitted requests hold, running and waiting.",
 )
-QUEUE_LIMIT: Final = Gauge(
+QUEUE_LIMIT: Final = _gauge(
     "lmi_queue_limit", "Places of the queue (job_queue_size); what comes beyond is refused."
 )
-STATE: Final = Gauge("lmi_state", "1 for the state /ping shows, 0 for the others.", ("state",))
-ADAPTERS_REGISTERED: Final = Gauge("lmi_adapters_registered", "Adapters that requests may name.")
-ADAPTERS_LOADED: Final = Gauge("lmi_adapters_loaded", "Adapters whose weights the engine has.")
-STARTUP_SECONDS: Final = Gauge(
+STATE: Final = _gauge("lmi_state", "1 for the state /ping shows, 0 for the others.", ("state",))
+ADAPTERS_REGISTERED: Final = _gauge("lmi_adapters_registered", "Adapters that requests may name.")
+ADAPTERS_LOADED: Final = _gauge("lmi_adapters_loaded", "Adapters whose weights the engine has.")
+STARTUP_SECONDS: Final = _gauge(
     "lmi_startup_phase_seconds",
     "Seconds each phase of the last start, or restart of the engine, took or has taken so far; "
     "vLLM is imported while files arrive; waiting for the rest of that is the phase `engine`.",
     ("phase",),
 )
-DOWNLOAD_BYTES: Final = Gauge("lmi_download_bytes", "Bytes of the model that have arrived.")
-DOWNLOAD_BYTES_EXPECTED: Final = Gauge(
+DOWNLOAD_BYTES: Final = _gauge("lmi_download_bytes", "Bytes of the model that have arrived.")
+DOWNLOAD_BYTES_EXPECTED: Final = _gauge(
     "lmi_download_bytes_expected", "Bytes of the model to fetch; 0 without a download."
 )
-DOWNLOAD_FILES: Final = Gauge("lmi_download_files", "Files of the model that are complete.")
-DOWNLOAD_FILES_EXPECTED: Final = Gauge(
+DOWNLOAD_FILES: Final = _gauge("lmi_download_files", "Files of the model that are complete.")
+DOWNLOAD_FILES_EXPECTED: Final = _gauge(
     "lmi_download_files_expected", "Files of the model to fetch; 0 without a download."
 )
-BUILD: Final = Gauge("lmi_build_info", "1; the label says what is running.", ("version",))
+BUILD: Final = _gauge("lmi_build_info", "1; the label says what is running.", ("version",))
 BUILD.labels(__version__).set(1)
 
 ALL: Final[tuple[MetricWrapperBase, ...]] = (

@@ -46,8 +46,7 @@ class TelemetryFile(logging.Handler):
 
     def observe(self, summary: RequestSummary) -> None:
         """Tell of a request that failed by our fault, or by that of user code."""
-        text = None if summary.fault is None else _FAULTS.get(summary.fault)
-        if text is not None:
+        if (text := failure_line(summary)) is not None:
             self.report(text)
 
     def report(self, text: str) -> None:
@@ -66,3 +65,8 @@ class TelemetryFile(logging.Handler):
         except OSError as error:
             logging.getLogger().removeHandler(self)
             logger.warning("%s %s: %s; no more telemetry", VARIABLE, self._path, error.strerror)
+
+
+def failure_line(summary: RequestSummary) -> str | None:
+    """Return what is told of a request that failed by our fault, or by that of user code."""
+    return None if summary.fault is None else _FAULTS.get(summary.fault)

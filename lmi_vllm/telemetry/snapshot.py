@@ -3,12 +3,11 @@
 The console asks every second or two, where all of `/metrics` would be 50 KB and more.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from prometheus_client import REGISTRY
-from prometheus_client.metrics_core import Metric
+from lmi_vllm.telemetry.registry import Collectable, series
 
 # What is shown -> where it is read: the engine's own, which move while a request runs, else ours.
 COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -35,22 +34,6 @@ CACHE: Final = "vllm:cache_config_info"
 _ENDINGS: Final = ("_bucket", "_count", "_sum")
 
 
-class Registry(Protocol):
-    """The part of prometheus_client's registry that is read."""
-
-    def restricted_registry(self, names: Sequence[str]) -> "Collectable":
-        """Return what has only those series."""
-        ...
-
-
-class Collectable(Protocol):
-    """Something that can be asked for its series."""
-
-    def collect(self) -> Iterable[Metric]:
-        """Return them."""
-        ...
-
-
 @dataclass(slots=True)
 class Snapshot:
     """The series at one moment; what the process does not have is missing."""
@@ -63,12 +46,12 @@ class Snapshot:
     cache: dict[str, str] = field(default_factory=dict)  # of the engine's KV cache
 
 
-def read_snapshot(registry: Registry = REGISTRY) -> Snapshot:
-    """Return the series that the registry has now."""
+def read_snapshot(source: Collectable | None = None) -> Snapshot:
+    """Return the series that there are now, of all processes or of another `source`."""
     sums: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
     found = Snapshot()
-    for metric in registry.restricted_registry(_wanted()).collect():
+    for metric in (source or series(_wanted())).collect():
         for sample in metric.samples:
             if sample.name == CACHE:
                 found.cache = dict(sample.labels)

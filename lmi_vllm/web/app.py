@@ -18,9 +18,11 @@ from lmi_vllm.errors import (
     Fault,
     LmiError,
     MethodNotAllowedError,
+    NotReadyError,
     RouteFamily,
     UnauthorizedError,
 )
+from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.adapter_routes import add_adapter_routes
@@ -39,8 +41,18 @@ from lmi_vllm.web.console import (
     is_open_page,
 )
 from lmi_vllm.web.errors import error_response, from_http_exception
+from lmi_vllm.web.forwarding import Forwarder, is_shared_work
 from lmi_vllm.web.inference_routes import add_inference_routes
-from lmi_vllm.web.keys import BEGUN, DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
+from lmi_vllm.web.keys import (
+    BEGUN,
+    DIALECT,
+    FORWARDED,
+    OPTIONS,
+    RECORD,
+    REQUEST_ID,
+    SERVICE,
+    WRITE_TURN,
+)
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.model_routes import add_model_routes
 from lmi_vllm.web.openapi import add_description_routes
@@ -79,6 +91,7 @@ class WebOptions:
     statuses: Mapping[Fault, int] = field(default_factory=lambda: MappingProxyType({}))
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     console: ConsoleOptions | None = None  # None: there is none
+    forwarder: Forwarder | None = None  # None: this process answers everything itself
 
 
 def create_app(service: InferenceService, options: WebOptions | None = None) -> web.Application:
@@ -118,8 +131,12 @@ def _common(options: WebOptions) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[REQUEST_ID] = _request_id(request, options)
         service = request.app[SERVICE]
+        if options.forwarder is not None and not (
+            service.admission.state is State.HEALTHY and is_shared_work(request)
+        ):
+            return await _forwarded(request, options.forwarder, options)
+        request[REQUEST_ID] = _request_id(request, options)
         record = request[RECORD] = begin_record(
             request, request[REQUEST_ID], service.telemetry, is_tgi=service.profile.tgi_compat
         )
@@ -139,6 +156,18 @@ def _common(options: WebOptions) -> Middleware:
         return response
 
     return middleware
+
+
+async def _forwarded(
+    request: web.Request, forwarder: Forwarder, options: WebOptions
+) -> web.StreamResponse:
+    """Let the first process answer; it checks, counts and logs the request as well."""
+    try:
+        with _one_request(request, options):
+            return await forwarder.answer(request)
+    except NotReadyError as error:
+        request[REQUEST_ID] = _request_id(request, options)
+        return error_response(error, route_family(request), options.statuses)
 
 
 @contextlib.contextmanager
@@ -213,6 +242,8 @@ async def _continue(request: web.Request) -> None:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     request[BEGUN] = response
+    if request.get(FORWARDED):
+        return
     response.headers.extend(NO_CACHE_HEADERS)
     if not is_console(request.path):
         response.headers.extend(request.app[OPTIONS].cors_headers)

@@ -21,3 +21,5 @@ RECORD: Final = web.RequestKey("record", RequestRecord)
 BEGUN: Final = web.RequestKey("begun", web.StreamResponse)
 # The dialect of a body, on a path that several share.
 DIALECT: Final = web.RequestKey("dialect", RouteFamily)
+# The answer is another process's, headers and all.
+FORWARDED: Final = web.RequestKey("forwarded", bool)

@@ -8,12 +8,13 @@ from typing import Final
 
 import orjson
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from lmi_vllm.errors import BadParameterError
 from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry import metrics as ours
+from lmi_vllm.telemetry.registry import series
 from lmi_vllm.web.keys import SERVICE
 from lmi_vllm.web.log_levels import LOG_LEVELS
 
@@ -41,6 +42,8 @@ async def set_log_level(request: web.Request) -> web.Response:
         raise BadParameterError(f"level: expected one of {', '.join(LOG_LEVELS)} (got {name})")
     for logger in (logging.getLogger(), logging.getLogger("vllm")):
         logger.setLevel(LOG_LEVELS[name])
+    for tell in request.app[SERVICE].telemetry.on_level:
+        tell(LOG_LEVELS[name])
     return _json({"status": "OK"})
 
 
@@ -50,9 +53,7 @@ async def metrics(request: web.Request) -> web.Response:
     `name[]` picks some of them, as in LMI.
     """
     _set_gauges(request.app[SERVICE])
-    wanted = request.query.getall("name[]", [])
-    registry = REGISTRY.restricted_registry(wanted) if wanted else REGISTRY
-    body = generate_latest(registry)
+    body = generate_latest(series(request.query.getall("name[]", [])))
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

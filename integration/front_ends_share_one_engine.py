@@ -1,0 +1,399 @@
+"""Two front-end processes over one real engine: one server to whoever asks, and to whoever ends it.
+
+Each scenario asks both processes: a connection belongs to the one that accepted it, which the
+kernel tells (`through`).
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from integration.client import Answer, call, connect, wait_until
+from integration.conftest import RunningServer, ServerProcess, StartServer, start_server
+from lmi_vllm.commands.front_ends import SPARE_SEATS
+from lmi_vllm.demo import DEMO_MODEL_DIR
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = "The capital of France is"
+SHORT: Mapping[str, Any] = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}}
+LONG: Mapping[str, Any] = {
+    "inputs": "Once upon a time",
+    "parameters": {"max_new_tokens": 1500, "ignore_eos_token": True},
+    "stream": True,
+}
+LIMIT = 6
+ADAPTERS = DEMO_MODEL_DIR / "adapters"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of two front-end processes."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    environ = {"LMI_FRONTEND_PROCESSES": "2", "SERVING_JOB_QUEUE_SIZE": str(LIMIT)}
+    folder = tmp_path_factory.mktemp("two")
+    server = start_server(folder, "--demo", "--port", "0", environ=environ)
+    try:
+        url = server.wait_listening()
+        server.wait_ready()
+        yield RunningServer(server, url)
+    finally:
+        server.kill()
+
+
+def front_ends(server: ServerProcess) -> list[int]:
+    """Return the process ids of all front-end processes, the first one first."""
+    others = []
+    for child in psutil.Process(server.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "lmi_vllm.commands.front_end_process" in child.cmdline():
+                others.append(child.pid)
+    return [server.process.pid, *sorted(others)]
+
+
+def through(url: str, pid: int) -> http.client.HTTPConnection:
+    """Return a connection that this process has accepted."""
+    for _ in range(200):
+        connection = connect(url)
+        connection.connect()
+        assert connection.sock is not None
+        port = connection.sock.getsockname()[1]
+
+        def is_there(port: int = port) -> bool:
+            peers = psutil.Process(pid).net_connections("tcp")
+            return any(peer.raddr and peer.raddr.port == port for peer in peers)
+
+        if wait_until(is_there, 0.1):
+            return connection
+        connection.close()
+    raise AssertionError(f"process {pid} accepts no connection")
+
+
+def ask(
+    url: str,
+    pid: int,
+    path: str,
+    payload: object = None,
+    method: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """Ask one of the processes."""
+    connection = through(url, pid)
+    try:
+        body = None if payload is None else json.dumps(payload).encode()
+        given = {"Content-Type": "application/json"} if body else {}
+        connection.request(
+            method or ("POST" if body else "GET"), path, body, {**given, **(headers or {})}
+        )
+        response = connection.getresponse()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, found, response.read())
+    finally:
+        connection.close()
+
+
+def stream(url: str, pid: int, payload: object) -> tuple[http.client.HTTPConnection, Any]:
+    """Return a stream that one of the processes has begun to answer."""
+    connection = through(url, pid)
+    connection.request(
+        "POST", "/invocations", json.dumps(payload).encode(), {"Content-Type": "application/json"}
+    )
+    return connection, connection.getresponse()
+
+
+def counted(url: str, name: str, **labels: str) -> float:
+    """Return the sum of the series with these labels."""
+    total = 0.0
+    for line in call(url, "/metrics").body.decode().splitlines():
+        if line.startswith((name + "{", name + " ")) and all(
+            f'{key}="{value}"' in line for key, value in labels.items()
+        ):
+            total += float(line.rsplit(" ", 1)[1])
+    return total
+
+
+def test_both_answer_with_the_same_bytes(two: RunningServer) -> None:
+    """Every lane, streamed or not; and what only the first process knows, through either."""
+    pids = front_ends(two.process)
+    assert len(pids) == 2
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0}
+    for path, payload in (
+        ("/invocations", SHORT),
+        ("/invocations", {**SHORT, "stream": True}),
+        ("/predictions/model", SHORT),
+        ("/invocations", {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}),
+        ("/invocations", {"inputs": 5}),
+        ("/tokenize", {"prompt": PROMPT}),
+    ):
+        first, second = (ask(two.url, pid, path, payload) for pid in pids)
+        assert first.status == second.status
+        assert stable(first.body) == stable(second.body), (path, payload)
+        assert {*first.headers} == {*second.headers}
+    first, second = (ask(two.url, pid, "/v1/chat/completions", chat) for pid in pids)
+    contents = [one.json()["choices"][0]["message"]["content"] for one in (first, second)]
+    assert contents[0] == contents[1]
+    for path in ("/ping", "/v1/models", "/adapters", "/models/model", "/nowhere", "/openapi.json"):
+        first, second = (ask(two.url, pid, path) for pid in pids)
+        assert first.status == second.status, path
+        assert stable(first.body) == stable(second.body), path
+        assert {*first.headers} == {*second.headers}, path
+
+
+def stable(body: bytes) -> object:
+    """Return what is the same each time an answer is given."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return body
+    unstable = ("id", "created", "requestId", "memoryUsage", "lastRequestTime")
+    if isinstance(document, dict):
+        return {
+            key: "" if key in ("data", "workers", "models") else value
+            for key, value in document.items()
+            if key not in unstable
+        }
+    return "" if isinstance(document, list) else document
+
+
+def test_an_adapter_is_there_and_gone_for_both_at_once(two: RunningServer) -> None:
+    """Registered through one, asked through the other the moment the call returns; many times."""
+    pids = front_ends(two.process)
+    base = ask(two.url, pids[0], "/invocations", SHORT).json()["generated_text"]
+    wanted = ask(two.url, pids[0], "/invocations", {**SHORT, "adapters": "json"}).json()
+    for turn in range(6):
+        there, other = pids[turn % 2], pids[1 - turn % 2]
+        body = {"name": "mine", "src": str(ADAPTERS / "json"), "preload": bool(turn % 3)}
+        assert ask(two.url, there, "/adapters", body).status == 200
+        for pid in (other, there):
+            answer = ask(two.url, pid, "/invocations", {**SHORT, "adapters": "mine"})
+            assert answer.json()["generated_text"] == wanted["generated_text"] != base
+        assert ask(two.url, other, "/adapters/mine", method="DELETE").status == 200
+        for pid in pids:
+            refused = ask(two.url, pid, "/invocations", {**SHORT, "adapters": "mine"})
+            assert refused.status == 424, refused.body
+            assert b"was not found" in refused.body
+
+
+def test_a_running_request_keeps_its_adapter(two: RunningServer) -> None:
+    """Unregistered through one process while the other streams: the stream ends as it began."""
+    pids = front_ends(two.process)
+    body = {"name": "held", "src": str(ADAPTERS / "json")}
+    assert ask(two.url, pids[0], "/adapters", body).status == 200
+    payload = {
+        **LONG,
+        "adapters": "held",
+        "parameters": {"max_new_tokens": 400, "ignore_eos_token": True},
+    }
+    alone = ask(two.url, pids[1], "/invocations", payload)
+    connection, response = stream(two.url, pids[1], payload)
+    first = response.read(1)
+    assert ask(two.url, pids[0], "/adapters/held", method="DELETE").status == 200
+    assert first + response.read() == alone.body
+    connection.close()
+    assert ask(two.url, pids[1], "/invocations", payload).status == 424
+
+
+def test_answers_never_cross_between_processes(two: RunningServer) -> None:
+    """Two adapters, the base and one that comes and goes, through both processes at once."""
+    pids = front_ends(two.process)
+    names = ("", "json", "capitals")
+    wanted = {
+        name: ask(two.url, pids[0], "/invocations", {**SHORT, "adapters": name}).json()
+        for name in names
+    }
+    stopping = threading.Event()
+
+    def change() -> None:
+        while not stopping.is_set():
+            body = {"name": "coming", "src": str(ADAPTERS / "capitals")}
+            assert call(two.url, "/adapters", body).status == 200
+            assert call(two.url, "/adapters/coming", method="DELETE").status == 200
+
+    def use(index: int) -> int:
+        name, pid = names[index % 3], pids[index % 2]
+        answer = ask(two.url, pid, "/invocations", {**SHORT, "adapters": name})
+        assert answer.json() == wanted[name], (name, answer.body)
+        return 1
+
+    with ThreadPoolExecutor(4) as pool:
+        changing = pool.submit(change)
+        assert sum(pool.map(use, range(60))) == 60
+        stopping.set()
+        changing.result()
+
+
+def test_the_queue_is_one(two: RunningServer) -> None:
+    """So many requests as job_queue_size are admitted by both together, and no more."""
+    pids = front_ends(two.process)
+    open_streams = [stream(two.url, pids[index % 2], LONG) for index in range(LIMIT)]
+    assert [response.status for _, response in open_streams] == [200] * LIMIT
+    for pid in pids:
+        refused = ask(two.url, pid, "/invocations", SHORT)
+        assert refused.status == 503
+        assert b"queue capacity exceeded" in refused.body
+        assert ask(two.url, pid, "/ping").status == 200
+    assert counted(two.url, "lmi_requests_in_flight") == LIMIT
+    for connection, _ in open_streams:
+        connection.close()
+    assert wait_until(lambda: counted(two.url, "lmi_requests_in_flight") == 0, 10)
+    assert all(ask(two.url, pid, "/invocations", SHORT).status == 200 for pid in pids)
+
+
+def test_metrics_are_those_of_both(two: RunningServer) -> None:
+    """What either process answered is counted once, whoever is asked; tokens as well."""
+    pids = front_ends(two.process)
+    labels = {"route": "/predictions/{model}", "status": "200"}
+    before = counted(two.url, "lmi_requests_total", **labels)
+    tokens = counted(two.url, "vllm:generation_tokens_total")
+    for pid in pids * 3:
+        assert ask(two.url, pid, "/predictions/model", SHORT).status == 200
+    for pid in pids:
+        text = ask(two.url, pid, "/metrics").body.decode()
+        assert "process_resident_memory_bytes" in text
+        assert 'lmi_state{state="Healthy"} 1.0' in text
+    assert counted(two.url, "lmi_requests_total", **labels) == before + 6
+    assert counted(two.url, "vllm:generation_tokens_total") == tokens + 6 * 8
+
+
+def test_sessions_deferred_answers_and_levels_are_shared(two: RunningServer) -> None:
+    """Begun through one process, gone on with through the other."""
+    one, other = front_ends(two.process)
+    begun = ask(two.url, other, "/invocations", {"requestType": "NEW_SESSION"})
+    name = begun.headers["x-amzn-sagemaker-session-id"].partition(";")[0]
+    with_session = {"X-Amzn-SageMaker-Session-Id": name}
+    assert ask(two.url, one, "/invocations", SHORT, headers=with_session).status == 200
+    closed = ask(two.url, one, "/invocations", {"requestType": "CLOSE"}, headers=with_session)
+    assert closed.status == 200
+    assert ask(two.url, other, "/invocations", SHORT, headers=with_session).status == 424
+    later = ask(two.url, other, "/invocations", SHORT, headers={"x-synchronous": "false"})
+    token = {"x-starting-token": later.headers["x-next-token"]}
+
+    def is_done() -> bool:
+        answer = ask(two.url, one, "/invocations", SHORT, headers=token)
+        return b"generated_text" in answer.body
+
+    assert wait_until(is_done, 20)
+    assert ask(two.url, other, "/server/logging?level=debug", method="POST").status == 200
+    ask(two.url, other, "/invocations", SHORT)
+    assert ask(two.url, one, "/server/logging?level=info", method="POST").status == 200
+
+
+def test_a_process_that_dies_is_replaced(two: RunningServer) -> None:
+    """The first goes on answering; its place is taken, and nothing that was counted is lost."""
+    first, second = front_ends(two.process)
+    ask(two.url, second, "/predictions/model", SHORT)
+    labels = {"route": "/predictions/{model}", "status": "200"}
+    before = counted(two.url, "lmi_requests_total", **labels)
+    connection, response = stream(two.url, second, LONG)
+    assert response.status == 200
+    os.kill(second, signal.SIGKILL)
+    assert ask(two.url, first, "/invocations", SHORT).status == 200
+    connection.close()
+    assert wait_until(lambda: len(front_ends(two.process)) == 2, 10)
+    (third,) = {*front_ends(two.process)} - {first, second}
+    assert wait_until(lambda: is_listening(third), 60), two.process.describe()
+    body = {"name": "after", "src": str(ADAPTERS / "json")}
+    assert ask(two.url, third, "/adapters", body).status == 200
+    answer = ask(two.url, third, "/invocations", {**SHORT, "adapters": "after"})
+    assert answer.status == 200
+    assert ask(two.url, third, "/adapters/after", method="DELETE").status == 200
+    assert counted(two.url, "lmi_requests_total", **labels) == before
+    assert wait_until(lambda: counted(two.url, "lmi_requests_in_flight") == 0, 20)
+
+
+def is_listening(pid: int) -> bool:
+    """Whether the process listens at a TCP port."""
+    connections = psutil.Process(pid).net_connections("tcp")
+    return any(one.status == psutil.CONN_LISTEN for one in connections)
+
+
+def test_a_drain_lets_both_finish(two: RunningServer) -> None:
+    """SIGTERM: streams of both processes end whole, new work is refused by both, exit 0.
+
+    The last test of the module: it ends the server.
+    """
+    pids = front_ends(two.process)
+    open_streams = [stream(two.url, pid, LONG) for pid in pids]
+    assert all(response.status == 200 for _, response in open_streams)
+    two.process.process.send_signal(signal.SIGTERM)
+    assert wait_until(lambda: call(two.url, "/ping").status == 503, 5)
+    for pid in pids:
+        refused = ask(two.url, pid, "/invocations", SHORT)
+        assert refused.status == 503, refused.body
+        assert b"draining" in refused.body
+    for connection, response in open_streams:
+        assert b"generated_text" in response.read().splitlines()[-1]
+        connection.close()
+    assert two.process.wait_exit(20) == 0
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> None:
+    """Only its parent sees an engine die: the other process tells its clients all the same."""
+    environ = {"LMI_FRONTEND_PROCESSES": "2", "SERVING_RETRY_THRESHOLD": "1"}
+    server = server_process("--demo", "--port", "0", environ=environ)
+    url = server.wait_listening()
+    server.wait_ready()
+    pids = front_ends(server)
+    open_streams = [stream(url, pid, LONG) for pid in pids]
+    (engine,) = [
+        child for child in psutil.Process(server.process.pid).children() if child.pid not in pids
+    ]
+    engine.kill()
+    for connection, response in open_streams:
+        assert json.loads(response.read().splitlines()[-1])["code"] == 500
+        connection.close()
+    assert wait_until(lambda: call(url, "/ping").status == 200, 90), server.describe()
+    again = front_ends(server)
+    assert len(again) == 2
+    for pid in again:
+        assert ask(url, pid, "/invocations", SHORT).status == 200
+    for _ in range(1 + SPARE_SEATS):
+        (other,) = front_ends(server)[1:]
+        os.kill(other, signal.SIGKILL)
+        assert wait_until(lambda gone=other: gone not in front_ends(server), 10)  # type: ignore[misc]
+        wait_until(lambda: len(front_ends(server)) == 2, 3)
+    assert server.wait_exit(30) == 1
+    reason = "front-end processes died faster than they could be replaced"
+    assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {reason}"
+
+
+def test_none_outlives_the_first(server_process: StartServer) -> None:
+    """Killed while the others still import vLLM: they go, too."""
+    environ = {"LMI_FRONTEND_PROCESSES": "3"}
+    server = server_process("--demo", "--port", "0", environ=environ)
+    assert wait_until(lambda: len(front_ends(server)) == 3, 60)
+    others = front_ends(server)[1:]
+    server.process.kill()
+    server.wait_exit()
+    assert wait_until(lambda: not any(psutil.pid_exists(pid) for pid in others), 10)
+
+
+def test_a_port_is_never_shared_with_another_server(server_process: StartServer) -> None:
+    """The port can be opened twice, but only by one server: the second says it is taken."""
+    environ = {"LMI_FRONTEND_PROCESSES": "2"}
+    first = server_process("--demo", "--port", "0", environ=environ)
+    port = first.wait_listening().rsplit(":", 1)[1]
+    second = server_process("--demo", "--port", port, environ=environ)
+    assert second.wait_exit(30) == 1
+    assert f"cannot listen on http://127.0.0.1:{port}" in second.stderr.splitlines()[-1]
+
+
+def test_code_of_the_users_is_refused(server_process: StartServer, tmp_path: Path) -> None:
+    """Its state would be in several processes: the start says what to set instead."""
+    (tmp_path / "model.py").write_text("def handle(inputs):\n    return None\n")
+    (tmp_path / "serving.properties").write_text(f"option.model_id={DEMO_MODEL_DIR}\n")
+    environ = {"LMI_FRONTEND_PROCESSES": "2"}
+    server = server_process("--model-store", str(tmp_path), "--port", "0", environ=environ)
+    assert server.wait_exit(30) == 1
+    assert "set LMI_FRONTEND_PROCESSES=1, or LMI_CUSTOM_CODE=none" in server.stderr

@@ -1,0 +1,87 @@
+"""How many places of the queue are taken: by this process, or by all front-end processes."""
+
+import mmap
+from pathlib import Path
+from typing import Final
+
+_FIELDS: Final = 3  # of each process: places, running requests and steps of the engine
+_BYTES: Final = 8
+
+
+class Places:
+    """The places that requests of this process hold; nobody else serves."""
+
+    def __init__(self) -> None:
+        self._own = 0
+
+    @property
+    def total(self) -> int:
+        """Places taken."""
+        return self._own
+
+    def add(self, count: int) -> None:
+        """Take places, or give them back with a number below 0."""
+        self._own += count
+
+
+class Board:
+    """Numbers that all front-end processes of one server see: a small file, mapped by each.
+
+    Every process writes its own row only, so that nothing has to be locked; sums are of the moment.
+    """
+
+    def __init__(self, path: Path, processes: int) -> None:
+        """Map the file, which is made with zeros where it is missing."""
+        size = processes * _FIELDS * _BYTES
+        with path.open("a+b") as file:
+            file.truncate(size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._numbers = memoryview(self._map).cast("q")
+
+    def row(self, process: int) -> "Row":
+        """Return what the process with this index writes."""
+        return Row(self._numbers, process)
+
+    def close(self) -> None:
+        """Give the memory back; no row can be used any more."""
+        self._numbers.release()
+        self._map.close()
+
+
+class Row:
+    """What one process says of itself on the board, and the sums over all."""
+
+    def __init__(self, numbers: memoryview, process: int) -> None:
+        self._numbers = numbers
+        self._first = process * _FIELDS
+
+    def add(self, count: int) -> None:
+        """Take places, or give them back with a number below 0."""
+        self._numbers[self._first] += count
+
+    @property
+    def total(self) -> int:
+        """Places that all processes hold."""
+        return self._sum(0)
+
+    def tell_engine(self, running: int, steps: int) -> None:
+        """Say how many requests this process has in the engine, and how many steps it has seen."""
+        self._numbers[self._first + 1] = running
+        self._numbers[self._first + 2] = steps
+
+    @property
+    def running_requests(self) -> int:
+        """Requests that the processes which told have in the engine."""
+        return self._sum(1)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the engine that they have seen; it grows while the engine gets on."""
+        return self._sum(2)
+
+    def clear(self) -> None:
+        """Forget a process that has ended: what it held is free. Its steps stay."""
+        self._numbers[self._first] = self._numbers[self._first + 1] = 0
+
+    def _sum(self, field: int) -> int:
+        return sum(self._numbers[field::_FIELDS])

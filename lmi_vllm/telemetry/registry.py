@@ -1,0 +1,79 @@
+"""Every series of the server: of this process, or summed over all front-end processes.
+
+Several processes write their numbers to files, as prometheus_client does where
+PROMETHEUS_MULTIPROC_DIR is set when it is imported (`cli.py` sets it). What a process has counted
+stays when it ends: numbers never go down.
+"""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from prometheus_client import REGISTRY, multiprocess, values
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+
+# The other front-end processes that run, by process id; the first one keeps it up to date.
+OTHER_PROCESSES: Final[set[int]] = set()
+_FIRST_ONLY: Final = frozenset({"process_start_time_seconds", "process_max_fds"})
+
+
+class Collectable(Protocol):
+    """Something that can be asked for its series."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Return them."""
+        ...
+
+
+def is_shared() -> bool:
+    """Whether the metrics of this process are kept where other processes' are."""
+    return bool(values.ValueClass._multiprocess)
+
+
+def series(names: Sequence[str] = ()) -> Collectable:
+    """Return what has the series of these names, or all."""
+    if is_shared():
+        return _AllProcesses(frozenset(names))
+    return REGISTRY.restricted_registry(names) if names else REGISTRY
+
+
+def forget_process(pid: int) -> None:
+    """Say that a process has ended: what it counted stays, what it was is gone."""
+    OTHER_PROCESSES.discard(pid)
+    if is_shared():
+        multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def remove_files() -> None:
+    """Remove the files that processes shared; nobody counts any more."""
+    if is_shared():
+        shutil.rmtree(multiprocess.MultiProcessCollector(None)._path, ignore_errors=True)  # type: ignore[no-untyped-call]
+
+
+class _AllProcesses:
+    """The series of all processes, and the sums of what the kernel says of them."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the series that are asked for."""
+        collector = multiprocess.MultiProcessCollector(None)  # type: ignore[no-untyped-call]
+        for metric in [*collector.collect(), *_kernel_series()]:  # type: ignore[no-untyped-call]
+            if self._names:
+                metric.samples = [one for one in metric.samples if one.name in self._names]
+            if metric.samples:
+                yield metric
+
+
+def _kernel_series() -> list[Metric]:
+    own = {metric.name: metric for metric in ProcessCollector(registry=None).collect()}
+    for pid in tuple(OTHER_PROCESSES):
+        for metric in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
+            ours = own.get(metric.name)
+            if ours is None or metric.name in _FIRST_ONLY:
+                continue
+            (sample,), (other,) = ours.samples, metric.samples
+            ours.samples = [sample._replace(value=sample.value + other.value)]
+    return list(own.values())

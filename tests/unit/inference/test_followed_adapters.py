@@ -1,0 +1,75 @@
+"""Adapters of a front-end process that follows the first one."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.errors import UnknownAdapterError
+from lmi_vllm.inference.adapters import Adapter
+from lmi_vllm.inference.followed_adapters import FollowedAdapters
+from lmi_vllm.messages import AdapterRef
+
+
+async def nothing_to_load(name: str) -> None:
+    """Know no adapter that is not loaded."""
+    raise UnknownAdapterError(name)
+
+
+def loaded(name: str, engine_id: int) -> Adapter:
+    """Return an adapter in the engine."""
+    return Adapter(name, f"/{name}", ref=AdapterRef(name, f"/{name}", engine_id))
+
+
+def following() -> FollowedAdapters:
+    """Return a registry that follows."""
+    return FollowedAdapters(ScriptedEngine(), nothing_to_load, is_enabled=True)
+
+
+async def test_follows_each_list() -> None:
+    """What is listed is routed, what is no longer listed is unknown."""
+    adapters = following()
+    await adapters.follow([loaded("a", 1), loaded("b", 2)], 1)
+    async with adapters.lease("b") as lease:
+        assert lease.ref == AdapterRef("b", "/b", 2)
+    await adapters.follow([loaded("a", 1)], 1)
+    with pytest.raises(UnknownAdapterError):
+        async with adapters.lease("b"):
+            pass
+
+
+async def test_a_list_is_followed_when_no_request_uses_another_load() -> None:
+    """A name gets new weights: who runs keeps the old ones, and the answer waits for them."""
+    adapters = following()
+    await adapters.follow([loaded("a", 1)], 1)
+    async with adapters.lease("a") as old:
+        change = asyncio.create_task(adapters.follow([loaded("a", 7)], 30))
+        await asyncio.sleep(0.05)
+        assert not change.done()
+        async with adapters.lease("a") as new:
+            assert (old.ref, new.ref) == (AdapterRef("a", "/a", 1), AdapterRef("a", "/a", 7))
+    await asyncio.wait_for(change, 5)
+
+
+async def test_waits_no_longer_than_it_is_told() -> None:
+    """A request that does not end delays nobody for ever."""
+    adapters = following()
+    await adapters.follow([loaded("a", 1)], 1)
+    async with adapters.lease("a"):
+        await asyncio.wait_for(adapters.follow([], 0.05), 5)
+
+
+async def test_asks_for_an_adapter_that_is_not_loaded() -> None:
+    """The first process loads it and lists it; then the request finds it."""
+    asked = []
+
+    async def load(name: str) -> None:
+        asked.append(name)
+        await adapters.follow([loaded(name, 3)], 0)
+
+    adapters = FollowedAdapters(ScriptedEngine(), load, is_enabled=True)
+    await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)], 0)
+    async with adapters.lease("a") as lease:
+        assert lease.ref == AdapterRef("a", "/a", 3)
+    assert asked == ["a"]

@@ -1,0 +1,71 @@
+"""The board that front-end processes share: sums over rows, and a limit that holds for all."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.errors import OverloadError
+from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.places import Board
+
+
+def sharing(board: Board, row: int, limit: int) -> Admission:
+    """Return a healthy admission that shares its places."""
+    made = Admission()
+    made.places, made.limit = board.row(row), limit
+    made.become(State.HEALTHY)
+    return made
+
+
+def test_rows_add_up_and_an_ended_process_frees_its_places(tmp_path: Path) -> None:
+    """Each process writes its own row; what one held is free when it has ended."""
+    board = Board(tmp_path / "board", 3)
+    first, second = board.row(0), board.row(1)
+    first.add(2)
+    second.add(3)
+    second.tell_engine(4, 70)
+    first.tell_engine(1, 8)
+    assert (first.total, second.running_requests, first.steps) == (5, 5, 78)
+    second.clear()
+    assert (first.total, first.running_requests, first.steps) == (2, 1, 78)
+    board.close()
+
+
+def test_another_process_sees_the_board(tmp_path: Path) -> None:
+    """It is a file: whoever maps it sees what others wrote, and is seen."""
+    board = Board(tmp_path / "board", 2)
+    board.row(0).add(5)
+    code = (
+        "import sys; from pathlib import Path; from lmi_vllm.inference.places import Board\n"
+        "row = Board(Path(sys.argv[1]), 2).row(1); row.add(2); print(row.total)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "board")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "7\n"
+    assert board.row(0).total == 7
+
+
+async def test_the_limit_holds_for_all_processes_together(tmp_path: Path) -> None:
+    """What one admits the other has not; a refusal takes no place."""
+    board = Board(tmp_path / "board", 2)
+    first, second = sharing(board, 0, 3), sharing(board, 1, 3)
+    with first.admit(2), second.admit():
+        for admission in (first, second):
+            with pytest.raises(OverloadError), admission.admit():
+                pass
+            assert admission.in_flight == 3
+    assert first.in_flight == 0
+    with second.admit(3):
+        pass
+
+
+async def test_idle_is_when_all_processes_are(tmp_path: Path) -> None:
+    """A drain waits for requests of the others, too."""
+    board = Board(tmp_path / "board", 2)
+    first, second = sharing(board, 0, 3), sharing(board, 1, 3)
+    with second.admit():
+        assert not await first.wait_idle(0.05)
+        await first.wait_own(5)  # nothing of its own
+    assert await first.wait_idle(5)
