@@ -363,9 +363,12 @@ async def run(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(start_one: Callable[..., ServerProcess]) -> tuple[ServerProcess, str]:
+def start(
+    start_one: Callable[..., ServerProcess], front_ends: int = 1
+) -> tuple[ServerProcess, str]:
     """Return a ready server that restarts its engine as often as it takes."""
-    server = start_one("--demo", "--port", "0", environ=OPTIONS)
+    environ = {**OPTIONS, "LMI_FRONTEND_PROCESSES": str(front_ends)}
+    server = start_one("--demo", "--port", "0", environ=environ)
     url = server.wait_listening()
     server.wait_ready()
     return server, url
@@ -390,9 +393,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--kill-seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--front-ends", type=int, default=1, help="LMI_FRONTEND_PROCESSES")
     given = parser.parse_args()
     server, url = start(
-        lambda *words, **more: start_server(Path(tempfile.gettempdir()), *words, **more)
+        lambda *words, **more: start_server(Path(tempfile.gettempdir()), *words, **more),
+        given.front_ends,
     )
     try:
         outcome = asyncio.run(run(server, url, given.seconds, given.kill_seconds, given.seed))

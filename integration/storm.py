@@ -222,9 +222,10 @@ def report(storm: Storm) -> str:
     )
 
 
-def start(start_one: Any) -> RunningServer:
+def start(start_one: Any, front_ends: int = 1) -> RunningServer:
     """Return a ready server with two slots and four adapters in memory."""
-    server = start_one("--demo", "--port", "0", environ=OPTIONS)
+    environ = {**OPTIONS, "LMI_FRONTEND_PROCESSES": str(front_ends)}
+    server = start_one("--demo", "--port", "0", environ=environ)
     url = server.wait_listening()
     server.wait_ready()
     return RunningServer(server, url)
@@ -245,8 +246,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--front-ends", type=int, default=1, help="LMI_FRONTEND_PROCESSES")
     given = parser.parse_args()
-    server = start(lambda *words, **more: start_server(Path(tempfile.gettempdir()), *words, **more))
+    server = start(
+        lambda *words, **more: start_server(Path(tempfile.gettempdir()), *words, **more),
+        given.front_ends,
+    )
     try:
         storm = asyncio.run(rage(server.url, given.seconds, given.seed))
     finally:

@@ -40,7 +40,7 @@ LIBRARIES = {
     "botocore": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
     "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",
     "xgrammar": r"engine/vllm_\w+\.py",
-    "prometheus_client": r"telemetry/(metrics|snapshot)\.py|web/management_routes\.py",
+    "prometheus_client": r"telemetry/(metrics|registry)\.py|web/management_routes\.py",
     "opentelemetry": r"telemetry/otel\.py",
     "torch": r"engine/vllm_\w+\.py|demo/\w+\.py",
 }
