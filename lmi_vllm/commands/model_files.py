@@ -14,6 +14,7 @@ from typing import Final
 
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.startup.architectures import with_mapped_architecture
 from lmi_vllm.startup.downloads import DownloadProgress, fetch_model, fetch_text
 from lmi_vllm.startup.lmcache import lmcache_exports
 from lmi_vllm.startup.model_checks import checkpoint_warnings
@@ -115,9 +116,11 @@ class ModelFiles:
         values.pop("revision", None)  # what was fetched is that revision
         if self.is_streamed:  # what was fetched are the small files beside the weights
             values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
-        for warning in (*checkpoint_warnings(model, values), *self._unread(model)):
+        fetched = replace(self._arguments, values=values)
+        arguments, mapped = with_mapped_architecture(fetched, local)
+        for warning in (*mapped, *checkpoint_warnings(model, values), *self._unread(model)):
             logger.warning("%s", warning)
-        return model, replace(self._arguments, values=values)
+        return model, arguments
 
     def _unread(self, model: ModelArtifacts) -> Iterator[str]:
         """Options that came too late: of a prefix that held nothing but one archive."""

@@ -1,4 +1,4 @@
-"""vLLM's CPU worker without three of its traps (DECISIONS.md 41, 52, 56).
+"""vLLM's CPU worker without four of its traps (DECISIONS.md 41, 52, 56).
 
 Under LoRA, vLLM 0.32 computes rows of the base model that share a step with an adapter's rows with
 the adapter in the last slot: their index is -1. Here such rows stay as they were.
@@ -12,6 +12,10 @@ The first request that asks for log probabilities of more than the sampled token
 a comparison with a C++ compiler, 5 to 25 s in which every stream stands still. Here it is not
 compiled: it is three tensor operations.
 
+Every pipeline stage but the first finds its input in buffers that a warm-up of vLLM 0.32 makes, and
+without compilation there is no warm-up: the engine dies at the first request. Here they are made
+with the model.
+
 Named by `worker_cls`, vLLM's own way to replace the worker: it reaches workers however their
 processes start.
 """
@@ -21,6 +25,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.lora.ops.torch_ops import lora_ops
 from vllm.lora.punica_wrapper import punica_cpu
 from vllm.v1.sample import sampler
@@ -59,6 +64,18 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
             return done
 
         runner._get_prompt_logprobs_dict = one_by_one
+
+    def load_model(self, *args: Any, **named: Any) -> None:
+        """As CPUWorker.load_model; then makes what a later pipeline stage finds its input in."""
+        super().load_model(*args, **named)
+        runner: Any = self.model_runner
+        if get_pp_group().is_first_rank or getattr(runner, "intermediate_tensors", 0) is not None:
+            return
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens,
+            dtype=runner.model_config.dtype,
+            device=runner.device,
+        )
 
 
 def leave_base_rows_alone() -> None:

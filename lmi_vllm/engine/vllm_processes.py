@@ -8,6 +8,7 @@ every process it starts). This module imports no vLLM: both run before or withou
 import contextlib
 import ctypes
 import functools
+import importlib
 import logging
 import os
 import signal
@@ -29,6 +30,19 @@ ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
 LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
 # Where vLLM 0.32 logs why an engine core or a worker could not start.
 ENGINE_LOGGERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+
+# Name in hf_overrides (startup/architectures.py) -> module and class.
+OUR_MODELS: Final = {
+    f"Lmi{name}": f"lmi_vllm.engine.vllm_models:{name}"
+    for name in (
+        "BaichuanForCausalLM",
+        "Baichuan2ForCausalLM",
+        "DbrxForCausalLM",
+        "DeciLMForCausalLM",
+        "MptForCausalLM",
+        "QwenForCausalLM",
+    )
+}
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _IS_LINUX: Final = sys.platform == "linux"
@@ -151,11 +165,21 @@ def log_as_the_server() -> None:
         configure_logging("json" if kind == "json" else "text", level)
 
 
+def register_models() -> None:
+    """Make our model classes known by name; they are imported when a model asks for one."""
+    if "vllm" not in sys.modules:  # it is there when vLLM itself calls its plugins
+        return
+    models = importlib.import_module("vllm.model_executor.models")
+    for name, place in OUR_MODELS.items():
+        models.ModelRegistry.register_model(name, place)
+
+
 def register_plugin() -> None:
     """Entry point for vLLM: runs in the server and in each process that vLLM starts."""
     server_pid = os.environ.get(SERVER_PID_VARIABLE)
     if server_pid is None or int(server_pid) == os.getpid():
         return
+    register_models()
     end_with_parent(os.getppid())
     log_as_the_server()
     with contextlib.suppress(PermissionError):  # already a group or session leader

@@ -27,6 +27,7 @@ from lmi_vllm.engine.vllm_processes import (
     SERVER_PID_VARIABLE,
     adopt_forked_engines,
     read_root_cause,
+    register_models,
     watch_root_causes,
 )
 from lmi_vllm.errors import ConfigurationError, EngineStartError
@@ -170,6 +171,7 @@ def _join(
 
 def _engine_config(namespace: Namespace, clients: int, client: int, *, is_cpu: bool) -> Any:
     """Return vLLM's configuration for one of so many clients of an engine."""
+    register_models()
     engine_args = engine_args_from(namespace)
     if clients > 1:  # what vLLM sets for its own --api-server-count
         engine_args._api_process_count = clients
@@ -241,6 +243,8 @@ def _inspect_in_process() -> Iterator[None]:
 
 def _check_cpu_head_size(model_config: Any) -> None:
     """Refuse before the start what the CPU kernel refuses at the first request, dying."""
+    if model_config.use_mla:  # DeepSeek's latent attention has a kernel of its own
+        return
     head_size = model_config.get_head_size()
     supported = CPUAttentionBackend.get_supported_head_sizes()
     if head_size and head_size not in supported and not model_config.is_attention_free:

@@ -11,7 +11,7 @@ from typing import Final
 
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.startup import engine_rules, parallel, speculation, traces
+from lmi_vllm.startup import architectures, engine_rules, parallel, speculation, traces
 from lmi_vllm.startup.argument_draft import ArgumentDraft
 from lmi_vllm.startup.devices import Devices, detect_devices
 from lmi_vllm.startup.options import EffectWord, Option
@@ -40,6 +40,7 @@ _LATE_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
     parallel.check_lmcache_workers,
     speculation.check_draft_degree,
     traces.traces,
+    architectures.map_architecture,
 )
 
 

@@ -106,7 +106,10 @@ def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> s
     if method in ("bitsandbytes", "bitsandbytes8", "dynamic_int8"):
         if method != "dynamic_int8" and "bitsandbytes" in release.quantization_methods:
             return "bitsandbytes"
-        draft.warn(f"{setting.label}: vLLM has no {method} any more; {_INT8} is used")
+        draft.warn(
+            f"{setting.label}: vLLM has no {method} any more; {_INT8} is used, which quantizes the "
+            f"experts of a mixture only (option.quantize=fp8 quantizes every layer)"
+        )
         return _INT8
     reasons = {
         "bitsandbytes4": f"4-bit quantization at load time is gone from vLLM; {_PREQUANTIZED}",

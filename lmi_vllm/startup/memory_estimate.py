@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.startup.model_shape import ModelShape, bytes_per_value
+from lmi_vllm.startup.model_shape import EXPERTS_ONLY, ModelShape, bytes_per_value
 
 GIB: Final = 1 << 30
 _RESERVE_BYTES: Final = GIB  # CUDA context, workspace and graphs; measured by vLLM, guessed here
@@ -119,7 +119,9 @@ def _loaded_bytes(
         return size
     stored = bytes_per_value(shape.dtype)
     method = str(arguments.get("quantization") or "")
-    target = _ONLINE_BYTES.get(method, bytes_per_value(_dtype(shape, arguments)))
+    target = bytes_per_value(_dtype(shape, arguments))
+    if shape.is_mixture or method not in EXPERTS_ONLY:
+        target = _ONLINE_BYTES.get(method, target)
     return int(size * target / stored)
 
 

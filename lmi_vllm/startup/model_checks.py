@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.startup.architectures import OUR_CLASSES, served_architectures
 from lmi_vllm.startup.model_config import ModelFiles, read_directory
-from lmi_vllm.startup.model_shape import ModelShape, read_shape
+from lmi_vllm.startup.model_shape import EXPERTS_ONLY, ModelShape, read_shape
 from lmi_vllm.startup.model_store import is_directory
 from lmi_vllm.startup.variable_names import closest
 from lmi_vllm.startup.vllm_arguments import load_release
@@ -64,7 +65,8 @@ def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterato
     if not shape.architectures:
         yield "config.json names no architectures: vLLM cannot choose a model class"
         return
-    if set(shape.architectures) & set(release.architectures):
+    served = served_architectures(shape.architectures, arguments)
+    if set(served) & {*release.architectures, *OUR_CLASSES}:
         return
     if arguments.get("model_impl") == "transformers" or (
         shape.has_own_code and arguments.get("trust_remote_code") is True
@@ -129,6 +131,11 @@ def _doubtful(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[st
         yield (
             f"quantization={asked} is better left out: the checkpoint names its method "
             f"({shape.quant_method}) and vLLM then picks the fastest kernel"
+        )
+    if asked in EXPERTS_ONLY and not shape.is_mixture:
+        yield (
+            f"quantization={asked} quantizes the experts of a mixture, and this model has none: "
+            f"nothing is quantized; option.quantize=fp8 quantizes every layer"
         )
     if arguments.get("enable_lora") is not True:
         return

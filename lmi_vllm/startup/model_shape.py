@@ -9,6 +9,9 @@ _LENGTH_KEYS: Final = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
     "max_target_positions",
 )  # fmt: skip
+# Methods that quantize the experts of a mixture and leave every other layer as it is
+# (vLLM 0.32: config/quantization.py, quantization/experts_int8.py).
+EXPERTS_ONLY: Final = ("experts_int8", "int8_per_channel_weight_only")
 # Rope kinds whose max_position_embeddings already is the scaled length (vLLM's rule).
 _UNSCALED_ROPE: Final = ("default", "llama3", "su", "longrope", "mrope", "proportional")
 _BYTES: Final[Mapping[str, float]] = MappingProxyType(
@@ -72,8 +75,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         dtype=str(body.get("dtype") or body.get("torch_dtype") or "auto").removeprefix("torch."),
         quant_method=str(method).lower() if method else None,
         latent_size=_latent_size(body),
-        is_mixture=_number(body, "num_local_experts", "num_experts", "n_routed_experts")
-        is not None,
+        is_mixture=_is_mixture(body),
         has_own_code="auto_map" in config,
     )
 
@@ -85,6 +87,14 @@ def _number(body: Mapping[str, object], *keys: str) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None
+
+
+def _is_mixture(body: Mapping[str, object]) -> bool:
+    """Whether the model has experts; DBRX counts them in a table of its own."""
+    inner = body.get("ffn_config")
+    counted = {**body, **inner} if isinstance(inner, dict) else body
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    return _number(counted, *names) is not None
 
 
 def _latent_size(body: Mapping[str, object]) -> int | None:

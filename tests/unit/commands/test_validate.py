@@ -108,6 +108,22 @@ def test_redundant_quantize_is_warned(validated: Validate) -> None:
     assert any("better left out" in text for text in document["warnings"])
 
 
+@pytest.mark.parametrize("method", ["experts_int8", "bitsandbytes8"])
+def test_method_for_experts_only_is_warned_where_there_are_none(
+    validated: Validate, method: str
+) -> None:
+    """And counts for nothing in the estimate; a mixture is not warned."""
+    _, dense = validated(LLAMA_8B, option(quantize=method))
+    assert sum("nothing is quantized" in text for text in dense["warnings"]) == 1
+    for experts in ({"num_local_experts": 8}, {"ffn_config": {"moe_num_experts": 16}}):
+        _, mixture = validated(LLAMA_8B | experts, option(quantize=method))
+        assert not any("nothing is quantized" in text for text in mixture["warnings"])
+    shape = read_shape(LLAMA_8B)
+    estimate = estimate_memory(shape, {"quantization": "experts_int8"}, WEIGHTS_8B, None)
+    assert estimate is not None
+    assert estimate.weight_bytes == WEIGHTS_8B
+
+
 def test_estimate_follows_its_formula() -> None:
     """Weights, KV cache and what fits, calculated by hand for an 8B model."""
     shape = read_shape(LLAMA_8B)

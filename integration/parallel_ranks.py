@@ -1,0 +1,100 @@
+"""Two CPU ranks: tensor, pipeline and data parallel answer what one rank does, and end with it.
+
+The embedded model and its adapters. vLLM places CPU ranks with VLLM_CPU_OMP_THREADS_BIND set.
+"""
+
+import json
+import os
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from integration.client import call, wait_until
+from integration.conftest import RunningServer, ServerProcess, StartServer
+from integration.server_death_leaves_nothing import are_gone
+
+pytestmark = pytest.mark.vllm
+FOUND_DEAD_SECONDS = 30.0
+TOPOLOGIES = {
+    "tensor": {"OPTION_TENSOR_PARALLEL_DEGREE": "2"},
+    "pipeline": {"OPTION_PIPELINE_PARALLEL_DEGREE": "2"},
+    "data": {"OPTION_DATA_PARALLEL_SIZE": "2"},
+}
+PROMPTS = ("The capital of France is", "Once upon a time", "A list of colours:")
+
+
+def start(server_process: StartServer, topology: str) -> tuple[ServerProcess, str]:
+    """Return a ready server on two ranks and its URL."""
+    server = server_process("--demo", "--port", "0", environ=TOPOLOGIES[topology])
+    url = server.wait_listening()
+    server.wait_ready()
+    return server, url
+
+
+def answers(url: str) -> list[Any]:
+    """Return what is said to every prompt by the model and its adapters, all asked at once."""
+    payloads: list[dict[str, Any]] = [
+        {"inputs": prompt, "parameters": {"max_new_tokens": 8, "details": True}} | extra
+        for prompt in PROMPTS
+        for extra in ({}, {"adapters": "capitals"}, {"adapters": "json"})
+    ]
+    payloads += [
+        {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 8}
+        for prompt in PROMPTS
+    ]
+
+    def said(payload: dict[str, Any]) -> Any:
+        answer = call(url, "/invocations", payload, seconds=120)
+        assert answer.status == 200, answer.body
+        body = json.loads(answer.body)
+        if "choices" in body:
+            return body["choices"][0]["message"]["content"]
+        return [token["id"] for token in body["details"]["tokens"]]
+
+    with ThreadPoolExecutor(len(payloads)) as clients:
+        return list(clients.map(said, payloads))
+
+
+def requests_by_rank(url: str) -> list[float]:
+    """Return how many requests each of vLLM's engine cores finished."""
+    text = call(url, "/metrics").body.decode()
+    found: dict[str, float] = {}
+    pattern = r'^vllm:request_success_total\{engine="(\d+)".*\} (\S+)$'
+    for engine, count in re.findall(pattern, text, re.MULTILINE):
+        found[engine] = found.get(engine, 0.0) + float(count)
+    return [found[engine] for engine in sorted(found)]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_two_ranks_answer_as_one(
+    server_process: StartServer, demo_server: RunningServer, topology: str
+) -> None:
+    """Same tokens for the model and both adapters; after SIGTERM no rank is left."""
+    expected = answers(demo_server.url)
+    server, url = start(server_process, topology)
+    assert answers(url) == expected
+    assert answers(url) == expected
+    ranks = server.children()
+    assert len(ranks) >= 2, ranks
+    if topology == "data":
+        busy = requests_by_rank(url)
+        assert len(busy) == 2
+        assert all(count >= 1 for count in busy), busy
+    os.kill(server.process.pid, signal.SIGTERM)
+    assert server.wait_exit() == 0, server.describe()
+    wait_until(lambda: are_gone(ranks), FOUND_DEAD_SECONDS)
+
+
+def test_dead_rank_ends_the_server(server_process: StartServer) -> None:
+    """One of two tensor ranks is killed: the server says why and exits 1, nothing is left."""
+    server, _ = start(server_process, "tensor")
+    ranks = server.children()
+    workers = [rank for rank in ranks if "Worker" in rank.name()]
+    assert len(workers) == 2, ranks
+    workers[1].kill()
+    assert server.wait_exit() == 1, server.describe()
+    assert "lmi-vllm: error:" in server.stderr
+    wait_until(lambda: are_gone(ranks), FOUND_DEAD_SECONDS)

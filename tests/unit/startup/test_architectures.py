@@ -1,0 +1,145 @@
+"""Architectures that vLLM dropped: what they are served as, and who overrides it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_vllm.engine.vllm_processes import OUR_MODELS
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.startup.architectures import (
+    OUR_CLASSES,
+    served_architectures,
+    with_mapped_architecture,
+)
+
+
+def mapped(
+    folder: Path, architecture: str, fields: dict[str, Any] | None = None, **arguments: Any
+) -> tuple[Any, tuple[str, ...]]:
+    """The overrides for a fetched checkpoint of this architecture, and what was said."""
+    config = json.dumps({"architectures": [architecture]} | (fields or {}))
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    result, said = with_mapped_architecture(EngineArguments(arguments, {}), folder)
+    return result.values.get("hf_overrides"), said
+
+
+@pytest.mark.parametrize("own", ["AquilaForCausalLM", "AquilaModel", "InternLMForCausalLM"])
+def test_llama_shaped_family_is_served_as_llama(tmp_path: Path, own: str) -> None:
+    """The override names Llama, and one sentence says so."""
+    overrides, said = mapped(tmp_path, own)
+    assert overrides == {"architectures": ["LlamaForCausalLM"]}
+    assert len(said) == 1
+    assert said[0].startswith(f"architecture {own} is served as LlamaForCausalLM")
+
+
+def test_dbrx_is_served_by_our_class(tmp_path: Path) -> None:
+    """Although vLLM lists the name."""
+    overrides, _ = mapped(tmp_path, "DbrxForCausalLM")
+    assert overrides == {"architectures": ["LmiDbrxForCausalLM"]}
+
+
+def test_every_class_of_ours_is_registered() -> None:
+    """Under the names that overrides use, where the engine's processes start."""
+    assert frozenset(OUR_MODELS) == OUR_CLASSES
+
+
+def test_other_overrides_are_kept(tmp_path: Path) -> None:
+    """What the user overrides beside the architecture still counts."""
+    overrides, _ = mapped(tmp_path, "AquilaForCausalLM", hf_overrides={"rope_theta": 1e6})
+    assert overrides == {"architectures": ["LlamaForCausalLM"], "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param({"hf_overrides": {"architectures": ["MyLM"]}}, id="own architecture"),
+        pytest.param({"model_impl": "transformers"}, id="own implementation"),
+        pytest.param({"hf_overrides": "not an object"}, id="unreadable overrides"),
+    ],
+)
+def test_user_wins(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    """Nothing is changed, and nothing said, where the user has decided."""
+    overrides, said = mapped(tmp_path, "AquilaForCausalLM", **arguments)
+    assert (overrides, said) == (arguments.get("hf_overrides"), ())
+
+
+SEVEN_B = {"max_position_embeddings": 4096, "hidden_size": 4096}
+MPT = {"n_heads": 32, "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": None}}
+
+
+@pytest.mark.parametrize(
+    ("own", "fields", "overrides"),
+    [
+        ("BaiChuanForCausalLM", SEVEN_B, {"architectures": ["LmiBaichuanForCausalLM"]}),
+        ("BaichuanForCausalLM", SEVEN_B, {"architectures": ["LmiBaichuan2ForCausalLM"]}),
+        (
+            "DeciLMForCausalLM",
+            {"num_key_value_heads_per_layer": [4, 1, 2]},
+            {"architectures": ["LmiDeciLMForCausalLM"], "num_key_value_heads": 4},
+        ),
+        (
+            "QWenLMHeadModel",
+            {"intermediate_size": 22016, "num_attention_heads": 32, "seq_length": 2048},
+            {
+                "architectures": ["LmiQwenForCausalLM"],
+                "intermediate_size": 11008,
+                "num_key_value_heads": 32,
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-6,
+                "max_position_embeddings": 2048,
+            },
+        ),
+        (
+            "MPTForCausalLM",
+            MPT,
+            {
+                "architectures": ["LmiMptForCausalLM"],
+                "n_head": 32,
+                "layer_norm_epsilon": 1e-5,
+                "apply_residual_connection_post_layernorm": False,
+            },
+        ),
+    ],
+)
+def test_families_with_other_names_get_a_class_of_ours(
+    tmp_path: Path, own: str, fields: dict[str, Any], overrides: dict[str, Any]
+) -> None:
+    """And what that class reads of a configuration which says it otherwise."""
+    assert mapped(tmp_path, own, fields)[0] == overrides
+
+
+@pytest.mark.parametrize(
+    ("own", "fields"),
+    [
+        pytest.param("BaichuanForCausalLM", {"hidden_size": 5120}, id="13B has ALiBi"),
+        pytest.param("BaichuanForCausalLM", SEVEN_B | {"hidden_size": 5120}, id="13B by size"),
+        pytest.param("DeciLMForCausalLM", {"block_configs": []}, id="native DeciLM"),
+        pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": [4, 3]}, id="3 of 4"),
+        pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": [4, 0]}, id="none"),
+        pytest.param("QWenLMHeadModel", {}, id="Qwen that says nothing"),
+        pytest.param("MPTForCausalLM", MPT | {"attn_config": {"alibi": False}}, id="no ALiBi"),
+        pytest.param("MPTForCausalLM", MPT | {"attn_config": {"clip_qkv": 6}}, id="clipped"),
+        pytest.param("MPTForCausalLM", MPT | {"n_heads": 40}, id="uneven slopes"),
+        pytest.param("MPTForCausalLM", MPT | {"expansion_ratio": 2}, id="narrow"),
+    ],
+)
+def test_checkpoint_of_another_shape_is_left_to_vllm(
+    tmp_path: Path, own: str, fields: dict[str, Any]
+) -> None:
+    """A class of ours would start and answer wrong; vLLM's error is better."""
+    assert mapped(tmp_path, own, fields) == (None, ())
+
+
+@pytest.mark.parametrize("own", ["LlamaForCausalLM", "BaichuanForCausalLM", "Unheard"])
+def test_other_architectures_are_left_alone(tmp_path: Path, own: str) -> None:
+    """Native ones, and those with tensors of another layout."""
+    assert mapped(tmp_path, own) == (None, ())
+
+
+def test_overridden_architectures_are_what_vllm_looks_for() -> None:
+    """`validate` then checks the name of hf_overrides and not the checkpoint's."""
+    overrides = {"hf_overrides": {"architectures": ["LlamaForCausalLM"]}}
+    assert served_architectures(("AquilaForCausalLM",), overrides) == ("LlamaForCausalLM",)
+    assert served_architectures(("AquilaForCausalLM",), {}) == ("AquilaForCausalLM",)
