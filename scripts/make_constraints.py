@@ -30,6 +30,7 @@ UNFIT_ON_CPU: Final = ("torchvision", "torchaudio", "torchcodec")
 # Extra -> (extras resolved together, files whose versions it shares; dev lists only what it adds).
 PLAN: Final = {
     "base": ((), ()),
+    "otel": (("otel",), ("base",)),
     "cpu": (("cpu",), ("base",)),
     "cuda": (("cuda",), ("base",)),
     "dev": (("dev",), ("cpu",)),

@@ -15,7 +15,7 @@ FOLDER = ROOT / "config" / "constraints"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOW = "run `make constraints` and commit config/constraints/"
 # What an extra's own file leaves to another one.
-FILES = {"base": ["base"], "cpu": ["cpu"], "cuda": ["cuda"], "dev": ["cpu", "dev"]}
+FILES = {"base": ["base"], "otel": ["otel"], "cpu": ["cpu"], "cuda": ["cuda"], "dev": ["cpu", "dev"]}
 NOT_IN_IMAGES = {"torchvision", "torchaudio", "torchcodec"}
 
 
@@ -69,7 +69,7 @@ def applies(requirement: Requirement, extra: str) -> bool:
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="constraints are for Python 3.11")
-@pytest.mark.parametrize("extra", ["base", "cpu", "dev"])
+@pytest.mark.parametrize("extra", ["base", "otel", "cpu", "dev"])
 def test_everything_that_is_installed_for_an_extra_is_pinned(extra: str) -> None:
     """Every transitive one: the walk goes over what pip really installed here."""
     known = {name for file in FILES[extra] for name in pins(file)}
