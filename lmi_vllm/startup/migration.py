@@ -54,6 +54,7 @@ def _lora_modules(text: str) -> Carried:
 _FRONT_END: Final[Mapping[str, Carry]] = MappingProxyType(
     {
         "api_key": to("LMI_API_KEY"),
+        "api_server_count": to("LMI_FRONTEND_PROCESSES"),
         "allowed_origins": _origins,
         "lora_modules": _lora_modules,
         "ssl_keyfile": to("SERVING_PRIVATE_KEY_FILE"),

@@ -15,7 +15,13 @@ FOLDER = ROOT / "config" / "constraints"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOW = "run `make constraints` and commit config/constraints/"
 # What an extra's own file leaves to another one.
-FILES = {"base": ["base"], "otel": ["otel"], "cpu": ["cpu"], "cuda": ["cuda"], "dev": ["cpu", "dev"]}
+FILES = {
+    "base": ["base"],
+    "otel": ["otel"],
+    "cpu": ["cpu"],
+    "cuda": ["cuda"],
+    "dev": ["cpu", "dev"],
+}
 NOT_IN_IMAGES = {"torchvision", "torchaudio", "torchcodec"}
 
 

@@ -123,6 +123,7 @@ VLLM = (
     (["acme/x", "--ssl-keyfile", "/k", "--ssl-certfile", "/c", "--port", "9"],
      {"SERVING_INFERENCE_ADDRESS": "https://0.0.0.0:9"}),
     (["acme/x", "--allowed-origins", '["a", "b"]'], {"SERVING_CORS_ALLOWED_ORIGIN": "a,b"}),
+    (["acme/x", "--api-server-count", "2"], {"LMI_FRONTEND_PROCESSES": "2"}),
     (["acme/x", "--num-gpu-blocks-override", "-1"], {"option.num_gpu_blocks_override": "-1"}),
 )  # fmt: skip
 
