@@ -126,8 +126,9 @@ def start_server(
 
 def clean_environment() -> dict[str, str]:
     """Return the environment without anything that configures us."""
-    # vLLM writes variables of its own where tests start engines in this process.
-    prefixes = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_", "VLLM_")
+    # vLLM and torch write variables of their own where tests import them in this process.
+    theirs = ("VLLM_", "TORCHINDUCTOR_", "TRITON_")
+    prefixes = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_", *theirs)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     # Two bound threads that wait for each other stall for seconds when the machine is busy.
     return kept | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
@@ -84,15 +85,17 @@ def their_command(port: int) -> list[str]:
     ]  # fmt: skip
 
 
-def start(command: list[str]) -> "subprocess.Popen[bytes]":
-    """Start a server whose output nobody reads."""
+def start(
+    command: list[str], environ: Mapping[str, str] = MappingProxyType({})
+) -> "subprocess.Popen[bytes]":
+    """Start a server whose output nobody reads; `environ` is added to this process's own."""
     paced = {"OPTION_WORKER_CLS": PACED_WORKER} if os.environ.get(STEP_VARIABLE) else {}
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        env=dict(os.environ) | dict(QUIET) | paced,
+        env=dict(os.environ) | dict(QUIET) | paced | dict(environ),
     )
 
 

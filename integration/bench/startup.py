@@ -3,13 +3,21 @@
     python -m integration.bench startup [--runs 3]
 
 Both serve the embedded model with the same engine arguments and adapters, one after the other in
-turns, so that the machine's mood hits both.
+turns, so that the machine's mood hits both. Then ours with `enforce_eager=false`, so that vLLM
+compiles: in a container with empty caches, in one that LMI_CACHE_URI fills, and restarted there.
 """
 
 import argparse
+import shutil
 import statistics
+import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from integration.bench.results import Claim, Result, Table, spread
 from integration.bench.servers import (
@@ -22,6 +30,18 @@ from integration.bench.servers import (
     their_command,
     wait,
 )
+from lmi_vllm.demo import DEMO_MODEL_DIR
+
+EMPTY, RESTORED, WARM = "empty caches", "restored by LMI_CACHE_URI", "restarted, warm"
+# The embedded model as it is in serving.properties but for two lines: with LoRA on a CPU, or with
+# enforce_eager, vLLM compiles nothing.
+COMPILED: Final = """
+option.dtype=fp32
+option.max_model_len=2048
+option.max_rolling_batch_size=64
+option.kv_cache_memory_bytes=268435456
+option.enforce_eager=false
+"""
 
 
 @dataclass(frozen=True)
@@ -32,17 +52,48 @@ class Start:
     ready: float
 
 
-def measure(command: list[str], port: int, health: str) -> Start:
-    """Return the seconds of one start; the server is ended afterwards."""
+def measure(
+    command: list[str],
+    port: int,
+    health: str,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    until: Path | None = None,
+) -> Start:
+    """Return the seconds of one start; the server is ended afterwards, once `until` has files."""
     began = time.monotonic()
-    process = start(command)
+    process = start(command, environ)
     try:
         wait(process, lambda: is_open(port))
         port_open = time.monotonic() - began
         wait(process, lambda: is_healthy(port, health))
-        return Start(port_open, time.monotonic() - began)
+        ready = time.monotonic() - began
+        if until is not None:
+            wait(process, lambda: any(until.glob("*.tar.gz")))
+        return Start(port_open, ready)
     finally:
         stop(process)
+
+
+def measure_caches() -> dict[str, Start]:
+    """Return one start of each kind, in containers with a disk of their own and one store."""
+    with tempfile.TemporaryDirectory(prefix="bench-caches-") as folder:
+        root = Path(folder)
+        model, store = root / "model", root / "store"
+        shutil.copytree(DEMO_MODEL_DIR, model, ignore=shutil.ignore_patterns("adapters"))
+        (model / "serving.properties").write_text(COMPILED, encoding="utf-8")
+
+        def begin(disk: str) -> Start:
+            (root / disk).mkdir(exist_ok=True)
+            port = free_port()
+            command = [sys.executable, "-m", "lmi_vllm", "serve", "--model", str(model)]
+            environ = {
+                "LMI_CACHE_URI": str(store),
+                "HOME": str(root / disk),
+                "XDG_CACHE_HOME": str(root / disk / ".cache"),
+            }
+            return measure([*command, "--port", str(port)], port, "/ping", environ, store)
+
+        return {EMPTY: begin("first"), RESTORED: begin("second"), WARM: begin("second")}
 
 
 def main() -> Result:
@@ -65,12 +116,22 @@ def main() -> Result:
         for name, starts in (("ours", ours), ("vLLM", theirs))
     ]
     table = Table("Seconds from the process's start", ["server", "port open", "ready"], rows)
+    cached = [measure_caches() for _ in range(runs)]
+    ready = {kind: [found[kind].ready for found in cached] for kind in cached[0]}
+    caches = Table(
+        "Seconds to ready with enforce_eager=false, by what the container's disk holds",
+        ["compile caches", "ready"],
+        [[kind, spread(seconds)] for kind, seconds in ready.items()],
+    )
+    median = {kind: statistics.median(seconds) for kind, seconds in ready.items()}
     port_open = statistics.median(start.port_open for start in ours)
     ratio = statistics.median(s.ready for s in ours) / statistics.median(s.ready for s in theirs)
     return Result(
-        [table],
+        [table, caches],
         [
             Claim("seconds until our port is open", port_open, 1.0),
             Claim("ready, ours / vLLM", ratio, 0.5),
+            Claim("ready, caches restored / restarted", median[RESTORED] / median[WARM], 1.1),
+            Claim("ready, caches restored / empty", median[RESTORED] / median[EMPTY], 0.5),
         ],
     )

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lmi_vllm.commands.adapter_start import load_adapters
 from lmi_vllm.commands.code_start import check_custom_code, load_custom_code
+from lmi_vllm.commands.compile_cache import CompileCache, compile_cache
 from lmi_vllm.commands.front_ends import FrontEnds
 from lmi_vllm.commands.garbage import imports_without_collections
 from lmi_vllm.commands.model_files import ModelFiles, ReadyFiles
@@ -53,7 +54,6 @@ from lmi_vllm.startup.requirements import with_failed_requirements
 from lmi_vllm.startup.secure_mode import start_violations
 from lmi_vllm.startup.serving_profile import build_serving_profile
 from lmi_vllm.startup.settings import Settings
-from lmi_vllm.startup.unavailable import notices
 from lmi_vllm.telemetry.log_format import chosen_format
 
 logger = logging.getLogger(__name__)
@@ -84,9 +84,7 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     model = locate_model(settings, environ)
     if model is None:
         return None
-    said = notices(settings, model.directory, environ)
     if errors := (
-        *said.errors,
         *start_violations(settings, environ, model.directory),
         *memory_errors(settings),
     ):
@@ -95,7 +93,7 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     arguments = build_engine_arguments(settings, model, devices)
     shared = check_shared_memory(int(str(arguments.values.get("tensor_parallel_size") or 1)))
     caches = check_cache_folders({**environ, **settings.environment_exports})
-    for warning in (*explanation.warnings, *said.warnings, *shared, *caches):
+    for warning in (*explanation.warnings, *shared, *caches):
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}
     return StartPlan(model, arguments, build_serving_profile(settings, model), shown)
@@ -122,6 +120,7 @@ class ModelStart:
         self._files = ModelFiles(plan.model, plan.arguments, settings, environ, self._report)
         self._thread: ThreadPoolExecutor | None = None
         self._code: CustomCode | None = None
+        self._cache: CompileCache | None = None
 
     async def prepare(self) -> ReadyFiles:
         """Fetch the model and import the engine, both at once; returns what the engine is given.
@@ -136,11 +135,17 @@ class ModelStart:
         if self.engine_kind == "scripted" and not plan.model.is_local:
             return ReadyFiles(plan.model, plan.arguments)
         imports_last = await self._files.install_first()
+        if self.engine_kind != "scripted":
+            self._cache = await asyncio.to_thread(
+                compile_cache, self.settings, self.environ, plan.model, plan.arguments
+            )
+        restoring = asyncio.create_task(self._restore_cache())
         if imports_last:
             ready = await self._fetch()
             await self._import_engine()
         else:
             ready, _ = await asyncio.gather(self._fetch(), self._import_engine())
+        await restoring
         os.environ.update(ready.exports)
         return ready
 
@@ -193,8 +198,14 @@ class ModelStart:
         except BaseException:
             await engine.close()
             raise
+        if self._cache is not None:
+            self._cache.save_later()
         profile = replace(self.plan.profile, task=engine.task)
         return Runtime(engine, profile, adapters, self._code)
+
+    async def _restore_cache(self) -> None:
+        if self._cache is not None:
+            await self._cache.restore()
 
     async def _fetch(self) -> ReadyFiles:
         ready = await self._files.fetch()
@@ -219,6 +230,8 @@ class ModelStart:
         if endpoint := self.plan.arguments.values.get(traces.ARGUMENT):
             os.environ.update(traces.trace_variables(str(endpoint), self.environ))
         os.environ.update(self.settings.environment_exports)
+        if self._cache is not None:
+            os.environ.update(self._cache.exports)
         check = partial(import_engine, self.plan.arguments)
         try:
             await asyncio.get_running_loop().run_in_executor(self._engine_thread(), check)

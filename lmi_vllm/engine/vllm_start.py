@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from lmi_vllm.engine.vllm_arguments import engine_args_from, parse_vllm_arguments
 from lmi_vllm.engine.vllm_clients import SeatedAsyncLLM, client_options, seats_for
+from lmi_vllm.engine.vllm_compiled import use_what_is_compiled
 from lmi_vllm.engine.vllm_isolation import CPU_WORKER, IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_processes import (
     ERROR_FILE_VARIABLE,
@@ -129,6 +130,7 @@ def _start_configured(
     config = _engine_config(namespace, 1 + len(seats), 0, is_cpu=is_cpu)
     if is_cpu:
         _check_cpu_head_size(config.model_config)
+        use_what_is_compiled(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
         if sys.platform == "linux":
             # create_engine_config() has just set "spawn"; everything is imported here already.
             os.environ[START_METHOD] = ASKED_METHOD or "fork"

@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
@@ -49,15 +50,25 @@ _DAMAGE: Final = (
 _BAD_CONTENT: Final = (None, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that an archive may hold, whatever its own size: a small one may unpack to a lot."""
+
+    files: int
+    total_bytes: int
+
+
 def is_archive(name: str) -> bool:
     """Whether `name` is an archive that `extract_archive` reads."""
     return name.lower().endswith(TAR_SUFFIXES + ZIP_SUFFIXES)
 
 
-def extract_archive(archive: Path, destination: Path, source: str) -> dict[str, int]:
+def extract_archive(
+    archive: Path, destination: Path, source: str, limits: Limits | None = None
+) -> dict[str, int]:
     """Name and size of every file of `archive`, all of them now below `destination`.
 
-    `source` is how errors call the archive.
+    `source` is how errors call the archive. `limits` hold for tar files.
 
     Raises:
         DownloadError: it is damaged, or holds something that is never extracted.
@@ -66,7 +77,7 @@ def extract_archive(archive: Path, destination: Path, source: str) -> dict[str, 
     with _naming_damage(source):
         if archive.name.lower().endswith(ZIP_SUFFIXES):
             return _extract_zip(archive, destination, source)
-        return _extract_tar(archive, destination, source)
+        return _extract_tar(archive, destination, source, limits)
 
 
 @contextmanager
@@ -81,12 +92,19 @@ def _naming_damage(source: str) -> Iterator[None]:
         raise DownloadError(f"{source} holds what cannot be extracted: {e}") from e
 
 
-def _extract_tar(archive: Path, destination: Path, source: str) -> dict[str, int]:
+def _extract_tar(
+    archive: Path, destination: Path, source: str, limits: Limits | None
+) -> dict[str, int]:
     # How much a tar.gz holds is known only at its end; weights hardly compress.
     require_space(source, archive.stat().st_size, destination, SPACE_ADVICE)
     sizes: dict[str, int] = {}
-    with tarfile.open(archive, "r|*") as members:
-        for member in members:
+    written = 0
+    # Large blocks: after each, the interpreter's lock is waited for while vLLM is imported.
+    with tarfile.open(archive, "r|*", bufsize=_COPY_BYTES) as members:
+        for count, member in enumerate(members, start=1):
+            written += member.size  # before its bytes are: a link or a device has none
+            if limits is not None and (count > limits.files or written > limits.total_bytes):
+                raise _refused(source, member.name, "is more than may be unpacked")
             if not (member.isfile() or member.isdir()):
                 raise _refused(source, member.name, "is a link or a device")
             path = _safe_path(destination, member.name, source)
@@ -120,7 +138,7 @@ def _extract_zip(archive: Path, destination: Path, source: str) -> dict[str, int
 def _safe_path(destination: Path, name: str, source: str) -> Path:
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise _refused(source, name, "would leave the model directory")
+        raise _refused(source, name, "would leave its directory")
     return destination.joinpath(*pure.parts)
 
 

@@ -16,7 +16,6 @@ from lmi_vllm.startup.model_source import find_in_store, locate_model
 from lmi_vllm.startup.model_store import is_file
 from lmi_vllm.startup.options import EffectWord
 from lmi_vllm.startup.resolved import DEFAULT_ORIGIN, Setting, Settings
-from lmi_vllm.startup.unavailable import reason_without_effect
 
 _NO_MODEL: Final = (
     "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
@@ -112,12 +111,6 @@ def _server(settings: Settings) -> dict[str, object]:
     return {setting.name: setting.shown_value for setting in ours}
 
 
-def _with_reason(setting: Setting, note: str) -> str:
-    """`note`, and why this release does not act on the setting if it does not."""
-    reason = reason_without_effect(setting)
-    return f"{note} In this release: {reason}.".lstrip() if reason else note
-
-
 def _rows(
     settings: Settings, translation: Translation, model: ModelArtifacts | None
 ) -> Iterable[dict[str, object]]:
@@ -132,7 +125,7 @@ def _rows(
             "origin": setting.origin,
             "effect": str(setting.effect),
             "target": setting.target,
-            "note": mask_urls(_with_reason(setting, _note(setting, translation))),
+            "note": mask_urls(_note(setting, translation)),
         }
 
 

@@ -583,8 +583,10 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
               read=parse.boolean),
     _variable("LMI_S3_CLIENT", "What fetches from S3.", values="auto, s5cmd, boto3",
               default="auto", read=parse.one_of("auto", "s5cmd", "boto3")),
-    _variable("LMI_CACHE_URI", "Folder or s3:// prefix that keeps compile caches between "
-              "containers.", values="path or `s3://…`"),
+    _variable("LMI_CACHE_URI", "Folder or s3:// prefix that keeps what vLLM compiles between "
+              "containers: restored before the engine starts, saved once it is ready. It holds "
+              "code: refused in secure mode, and where everybody may write the folder.",
+              values="path or `s3://…`", read=parse.folder_or_s3),
     _variable("LMI_STALL_TIMEOUT", "Engine alive, work queued, no token for so long: /ping 503; "
               "0 is off.", values="seconds", default=120, read=parse.seconds_or_off),
     _variable("LMI_FRONTEND_PROCESSES", "HTTP processes over one engine.", values="number",

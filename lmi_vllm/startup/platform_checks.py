@@ -49,11 +49,9 @@ def check_shared_memory(processes: int, folder: Path = SHARED_MEMORY) -> list[st
 
 def check_cache_folders(environ: Mapping[str, str]) -> list[str]:
     """Return a warning for each cache folder that cannot be written, or made where it is not."""
-    home = environ.get("XDG_CACHE_HOME")
     warnings = []
-    for variable, default in CACHE_FOLDERS.items():
-        usual = default.replace("~/.cache", home) if home else default
-        folder = Path(environ.get(variable) or usual).expanduser()
+    for variable in CACHE_FOLDERS:
+        folder = _cache_folder(variable, environ)
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             warnings.append(
@@ -61,3 +59,14 @@ def check_cache_folders(environ: Mapping[str, str]) -> list[str]:
                 f"{variable} to one that can"
             )
     return warnings
+
+
+def vllm_cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where vLLM keeps its caches."""
+    return _cache_folder("VLLM_CACHE_ROOT", environ).absolute()
+
+
+def _cache_folder(variable: str, environ: Mapping[str, str]) -> Path:
+    default, home = CACHE_FOLDERS[variable], environ.get("XDG_CACHE_HOME")
+    usual = default.replace("~/.cache", home) if home else default
+    return Path(environ.get(variable) or usual).expanduser()

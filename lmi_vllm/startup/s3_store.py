@@ -201,6 +201,11 @@ def translating(location: S3Location, environ: Mapping[str, str]) -> Iterator[No
         raise DownloadError(f"{location.url}: {without_secrets(str(error))}") from error
 
 
+def is_missing(answer: Mapping[str, Any]) -> bool:
+    """Whether an error answer says that there is no such object."""
+    return str(answer.get("Error", {}).get("Code", "")) in _MISSING
+
+
 def _of_answer(
     location: S3Location, environ: Mapping[str, str], answer: Mapping[str, Any]
 ) -> Exception:

@@ -57,6 +57,15 @@ def any_text(text: str) -> str:
     return text
 
 
+def folder_or_s3(text: str) -> str:
+    """A folder of this machine, as path or `file://`, or an s3:// prefix."""
+    scheme, separator, rest = text.strip().partition("://")
+    is_known = not separator or scheme in ("s3", "file")
+    if not is_known or (separator and not rest.strip("/")):
+        raise ValueError("write a folder or s3://bucket/prefix")
+    return text.strip()
+
+
 def plain_text(text: str) -> str:
     """Text that is not a boolean by mistake (`tokenizer_mode=true`)."""
     if text.lower() in ("true", "false"):
