@@ -10,6 +10,8 @@ import yaml
 from prometheus_client import generate_latest
 
 from lmi_vllm.cli import VERBS
+from lmi_vllm.startup.devices import Devices
+from lmi_vllm.startup.engine_args import translate
 from lmi_vllm.startup.settings import load_settings
 
 FOLDER = Path(__file__).parent.parent.parent / "config" / "kubernetes"
@@ -94,3 +96,12 @@ def test_selectors_meet_the_pods() -> None:
     assert load("pod-disruption-budget.yaml")["spec"]["selector"]["matchLabels"] == labels
     scaled = load("horizontal-pod-autoscaler.yaml")["spec"]["scaleTargetRef"]["name"]
     assert scaled == load("deployment.yaml")["metadata"]["name"]
+
+
+def test_several_nodes_have_no_manifest_while_they_are_refused() -> None:
+    """Red here means that they are served: add a LeaderWorkerSet, a sample and docs for them."""
+    settings = load_settings({"HF_MODEL_ID": "acme/model", "DJL_CLUSTER_SIZE": "2"})
+    errors = translate(settings, None, Devices(8)).errors
+    assert any("several nodes is not supported" in error for error in errors)
+    kinds = {document["kind"] for path in MANIFESTS for document in [load(path.name)]}
+    assert "LeaderWorkerSet" not in kinds
