@@ -15,7 +15,6 @@ from integration.matrix.run import run
 
 pytestmark = pytest.mark.vllm
 SAMPLE = {
-    "gpt2": "vLLM's own class (`GPT2LMHeadModel`)",
     "starcoder2": "Transformers backend (`TransformersForCausalLM`)",
     "internlm": "mapping: `InternLMForCausalLM` is served as `LlamaForCausalLM`",
     "qwen": "mapping: `QWenLMHeadModel` is served as `LmiQwenForCausalLM`",

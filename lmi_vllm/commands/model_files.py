@@ -15,6 +15,7 @@ from typing import Final
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.startup.architectures import with_mapped_architecture
+from lmi_vllm.startup.cluster import cluster_exports
 from lmi_vllm.startup.downloads import DownloadProgress, fetch_model, fetch_text
 from lmi_vllm.startup.lmcache import lmcache_exports
 from lmi_vllm.startup.model_checks import checkpoint_warnings
@@ -96,6 +97,7 @@ class ModelFiles:
         if found is not None:
             await self._install(found)
         exports = lmcache_exports(self._settings, model, arguments, self._environ)
+        exports |= await asyncio.to_thread(cluster_exports, arguments, self._environ)
         return ReadyFiles(model, arguments, exports)
 
     def _is_directory_fetched(self) -> bool:

@@ -6,15 +6,17 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Coroutine, Mapping
+from typing import Any, NoReturn
 
 import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
+from lmi_vllm.commands.follow import follow
 from lmi_vllm.commands.server import Server
 from lmi_vllm.engine.vllm_processes import end_children
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.startup.cluster import follows
 from lmi_vllm.startup.devices import detect_devices
 from lmi_vllm.startup.explain import explain
 from lmi_vllm.startup.front_end_rules import NAME as PROCESSES
@@ -71,13 +73,22 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     for warning in raise_open_files(int(str(settings.server_value("job_queue_size")))):
         logger.warning("%s", warning)
     check_engine_kind(settings, arguments.engine)
-    server = Server(settings, typed, environ, engine_kind=arguments.engine)
+    life = _life(settings, typed, environ, arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, reason = runner.run(server.run())
+        code, reason = runner.run(life)
         if reason:
             logging.shutdown()
             print(f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}", file=sys.stderr)
         leave(code)
+
+
+def _life(
+    settings: Settings, typed: CommandLine, environ: Mapping[str, str], engine_kind: str
+) -> Coroutine[Any, Any, tuple[int, str]]:
+    """What this process does: serve, or on a node behind a leader only work."""
+    if follows(settings):
+        return follow(settings, typed, environ)
+    return Server(settings, typed, environ, engine_kind=engine_kind).run()
 
 
 def check_engine_kind(settings: Settings, kind: str) -> None:

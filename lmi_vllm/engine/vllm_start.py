@@ -19,6 +19,7 @@ from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
+from lmi_vllm.engine.node_bond import bond_port, watch_followers
 from lmi_vllm.engine.vllm_arguments import engine_args_from, parse_vllm_arguments
 from lmi_vllm.engine.vllm_clients import SeatedAsyncLLM, client_options, seats_for
 from lmi_vllm.engine.vllm_compiled import use_what_is_compiled
@@ -104,12 +105,27 @@ async def join_vllm(
 def _start(
     arguments: EngineArguments, thread: ThreadPoolExecutor, seats: tuple[EngineSeat, ...]
 ) -> StartedEngine:
+    values = arguments.values
+    if int(str(values.get("nnodes") or 1)) > 1:
+        port = bond_port(int(str(values["master_port"])))
+        watch_followers(os.environ["VLLM_HOST_IP"], port)
+    with starting(arguments) as is_cpu:
+        return _start_configured(arguments, thread, seats, is_cpu=is_cpu)
+
+
+@contextlib.contextmanager
+def starting(arguments: EngineArguments) -> Iterator[bool]:
+    """Prepare for processes of vLLM's; yields whether they run on the CPU.
+
+    Raises:
+        EngineStartError: whatever went wrong meanwhile; the text is the root cause.
+    """
     is_cpu = bool(current_platform.is_cpu())
     with tempfile.TemporaryDirectory(prefix="lmi-vllm-start-") as folder:
         error_file = Path(folder) / "engine-errors"
         with _engine_environment(error_file, is_cpu=is_cpu):
             try:
-                return _start_configured(arguments, thread, seats, is_cpu=is_cpu)
+                yield is_cpu
             except (ConfigurationError, EngineStartError):
                 raise
             except Exception as error:
@@ -129,12 +145,7 @@ def _start_configured(
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
     config = _engine_config(namespace, 1 + len(seats), 0, is_cpu=is_cpu)
     if is_cpu:
-        _check_cpu_head_size(config.model_config)
-        use_what_is_compiled(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
-        if sys.platform == "linux":
-            # create_engine_config() has just set "spawn"; everything is imported here already.
-            os.environ[START_METHOD] = ASKED_METHOD or "fork"
-            adopt_forked_engines()
+        _prepare_cpu(config)
     own_length = config.model_config.max_model_len
     with seats_for(seats) if seats else contextlib.nullcontext():
         llm = IsolatingAsyncLLM.from_vllm_config(
@@ -151,6 +162,27 @@ def _start_configured(
             fitted,
         )
     return StartedEngine(llm, namespace, is_cpu, thread, arguments)
+
+
+def follower_config(arguments: EngineArguments, *, is_cpu: bool) -> Any:
+    """Return the configuration of a node that has workers and no engine core."""
+    if is_cpu:
+        values = {**arguments.values, **_cpu_adjustments(arguments.values)}
+        arguments = replace(arguments, values=values)
+    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
+    config = _engine_config(namespace, 1, 0, is_cpu=is_cpu, headless=True)
+    if is_cpu:
+        _prepare_cpu(config)
+    return config
+
+
+def _prepare_cpu(config: Any) -> None:
+    _check_cpu_head_size(config.model_config)
+    use_what_is_compiled(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+    if sys.platform == "linux":
+        # create_engine_config() has just set "spawn"; everything is imported here already.
+        os.environ[START_METHOD] = ASKED_METHOD or "fork"
+        adopt_forked_engines()
 
 
 def _join(
@@ -171,7 +203,9 @@ def _join(
     return StartedEngine(llm, namespace, is_cpu, thread, arguments)
 
 
-def _engine_config(namespace: Namespace, clients: int, client: int, *, is_cpu: bool) -> Any:
+def _engine_config(
+    namespace: Namespace, clients: int, client: int, *, is_cpu: bool, headless: bool = False
+) -> Any:
     """Return vLLM's configuration for one of so many clients of an engine."""
     register_models()
     engine_args = engine_args_from(namespace)
@@ -179,7 +213,7 @@ def _engine_config(namespace: Namespace, clients: int, client: int, *, is_cpu: b
         engine_args._api_process_count = clients
         engine_args._api_process_rank = client
     with _inspect_in_process() if is_cpu else contextlib.nullcontext():
-        return engine_args.create_engine_config()
+        return engine_args.create_engine_config(headless=headless)
 
 
 def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:

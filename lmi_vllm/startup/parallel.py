@@ -1,16 +1,13 @@
 """Devices -> tensor, pipeline and data parallel sizes (configuration.md section 10)."""
 
-from typing import Final
-
 from lmi_vllm.startup.argument_draft import ArgumentDraft
-from lmi_vllm.startup.resolved import DEFAULT_ORIGIN, Setting
-
-_MASTER_PORT: Final = 29500
+from lmi_vllm.startup.cluster import check_cluster_span, put_cluster
+from lmi_vllm.startup.resolved import Setting
 
 
 def place(draft: ArgumentDraft) -> None:
     """Put the parallel sizes, the copies and the devices."""
-    nodes = _nodes(draft)
+    nodes = put_cluster(draft)
     stages = draft.settings.options["pipeline_parallel_degree"]
     pipeline = stages.value if isinstance(stages.value, int) and stages.value > 0 else 1
     starts = _chosen_devices(draft)
@@ -19,32 +16,13 @@ def place(draft: ArgumentDraft) -> None:
     draft.put("tensor_parallel_size", tensor, degree.origin)
     draft.put("pipeline_parallel_size", pipeline, stages.origin)
     span = tensor * pipeline
+    check_cluster_span(draft, span, nodes)
     if draft.devices.gpu_count == 0:
-        _place_on_cpu(draft, degree, span)
+        _place_on_cpu(draft, degree, span // nodes)
     elif nodes == 1:
         _place_on_gpus(draft, span, starts)
     elif span > draft.devices.gpu_count * nodes:
         draft.fail(_not_enough(draft, span, draft.devices.gpu_count * nodes))
-
-
-def _nodes(draft: ArgumentDraft) -> int:
-    """The cluster size, with the arguments several nodes need."""
-    settings = draft.settings
-    size = settings.server_value("DJL_CLUSTER_SIZE")
-    if not isinstance(size, int) or size <= 1:
-        return 1
-    draft.fail(
-        f"DJL_CLUSTER_SIZE={size}: serving one model from several nodes is not supported yet; "
-        f"use one node"
-    )
-    rank = settings.server_value("DJL_NODE_RANK")
-    rank = settings.server_value("LWS_WORKER_INDEX") if rank is None else rank
-    leader = settings.server_value("DJL_LEADER_ADDR") or settings.server_value("MASTER_ADDR")
-    draft.put("nnodes", size, "DJL_CLUSTER_SIZE")
-    draft.put_if_unset("node_rank", rank or 0, "DJL_NODE_RANK")
-    draft.put_if_unset("master_addr", leader or "127.0.0.1", "DJL_LEADER_ADDR")
-    draft.put_if_unset("master_port", _MASTER_PORT, DEFAULT_ORIGIN)
-    return size
 
 
 def _tensor_size(

@@ -10,12 +10,14 @@ import yaml
 from prometheus_client import generate_latest
 
 from lmi_vllm.cli import VERBS
+from lmi_vllm.startup.cluster import follows
 from lmi_vllm.startup.devices import Devices
 from lmi_vllm.startup.engine_args import translate
 from lmi_vllm.startup.settings import load_settings
 
 FOLDER = Path(__file__).parent.parent.parent / "config" / "kubernetes"
-NOT_MANIFESTS = {"prometheus-adapter.yaml"}  # values of a Helm chart
+LEADER_WORKER_SET = "leader-worker-set.yaml"  # of a controller whose schema Kubernetes has not
+NOT_MANIFESTS = {"prometheus-adapter.yaml", LEADER_WORKER_SET}  # the first: values of a Helm chart
 MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name not in NOT_MANIFESTS)
 ENGINE_END_SECONDS = 10
 
@@ -98,10 +100,25 @@ def test_selectors_meet_the_pods() -> None:
     assert scaled == load("deployment.yaml")["metadata"]["name"]
 
 
-def test_several_nodes_have_no_manifest_while_they_are_refused() -> None:
-    """Red here means that they are served: add a LeaderWorkerSet, a sample and docs for them."""
-    settings = load_settings({"HF_MODEL_ID": "acme/model", "DJL_CLUSTER_SIZE": "2"})
-    errors = translate(settings, None, Devices(8)).errors
-    assert any("several nodes is not supported" in error for error in errors)
-    kinds = {document["kind"] for path in MANIFESTS for document in [load(path.name)]}
-    assert "LeaderWorkerSet" not in kinds
+@pytest.mark.parametrize("role", ["leader", "worker"])
+def test_nodes_of_a_leader_worker_set_share_the_model(role: str) -> None:
+    """Valid pods, known settings, GPUs for every rank; a node behind the leader has no probes."""
+    group = load(LEADER_WORKER_SET)["spec"]["leaderWorkerTemplate"]
+    template = group[f"{role}Template"]
+    pod = {"apiVersion": "v1", "kind": "Pod"} | template
+    pod["metadata"] = pod["metadata"] | {"name": "lmi-0"}
+    kubernetes_validate.validate(pod, "1.34", strict=True)
+    (container,) = template["spec"]["containers"]
+    assert ("readinessProbe" in container) is (role == "leader")
+    environ = {item["name"]: item["value"] for item in container["env"]}
+    environ |= {"LWS_GROUP_SIZE": str(group["size"]), "LWS_LEADER_ADDRESS": "lmi-0.lmi.default"}
+    environ |= {"LWS_WORKER_INDEX": "0" if role == "leader" else "1", "LMI_STRICT": "true"}
+    settings = load_settings(environ)
+    assert not settings.errors
+    gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
+    result = translate(settings, None, Devices(gpus))
+    assert not result.errors
+    values = result.arguments.values
+    ranks = int(str(values["tensor_parallel_size"])) * int(str(values["pipeline_parallel_size"]))
+    assert ranks == gpus * group["size"]
+    assert follows(settings) is (role == "worker")

@@ -1,0 +1,91 @@
+"""Speculative decoding, chunked prefill and prefix caching, at work and without effect on answers.
+
+One server on the embedded model with all three; its counters show that drafts and cached blocks did
+something, and the greedy tokens are those of the server without them.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from integration.client import call
+from integration.conftest import RunningServer, start_server
+from integration.plain_model import plain_model
+
+pytestmark = pytest.mark.vllm
+
+FEATURES = {
+    "speculative_config": json.dumps(
+        {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_max": 3,
+            "prompt_lookup_min": 1,
+        }
+    ),
+    "enable_chunked_prefill": "true",
+    "max_rolling_batch_prefill_tokens": "128",
+    "max_rolling_batch_size": "8",
+    "enable_prefix_caching": "true",
+    "block_size": "32",
+    "cpu_offload_gb": "1",
+    "tokenizer_mode": "slow",
+}
+STORY = "Once upon a time"
+LIST = "The capital of France is Paris. The capital of Italy is Rome. " * 32
+
+
+@pytest.fixture(scope="module")
+def featured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The embedded model with every feature on."""
+    model = plain_model(tmp_path_factory.mktemp("featured") / "model", **FEATURES)
+    server = start_server(model.parent, "--model", str(model), "--port", "0")
+    try:
+        url = server.wait_listening()
+        server.wait_ready()
+        yield RunningServer(server, url)
+    finally:
+        server.kill()
+
+
+def tokens(url: str, prompt: str, count: int = 24) -> list[int]:
+    """Return the greedy tokens after `prompt`."""
+    parameters = {"max_new_tokens": count, "do_sample": False, "details": True,
+                  "ignore_eos_token": True}  # fmt: skip
+    answer = call(url, "/invocations", {"inputs": prompt, "parameters": parameters})
+    assert answer.status == 200, answer.body
+    return [token["id"] for token in answer.json()["details"]["tokens"]]
+
+
+def counter(url: str, name: str) -> float:
+    """Return the sum of one of vLLM's counters."""
+    text = call(url, "/metrics").body.decode()
+    values: list[Any] = re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
+    assert values, f"no {name}"
+    return sum(map(float, values))
+
+
+def test_answers_are_those_without_the_features(
+    featured: RunningServer, demo_server: RunningServer
+) -> None:
+    """Drafted tokens are accepted; a prompt of several chunks answers alike, and is cached."""
+    expected = tokens(demo_server.url, LIST)
+    assert tokens(featured.url, LIST) == expected
+    long = tokens(demo_server.url, STORY, 400)  # long enough to repeat itself
+    assert tokens(featured.url, STORY, 400) == long
+    assert counter(featured.url, "vllm:spec_decode_num_drafts_total") > 0
+    assert counter(featured.url, "vllm:spec_decode_num_accepted_tokens_total") > 0
+    hits = counter(featured.url, "vllm:prefix_cache_hits_total")
+    assert tokens(featured.url, LIST) == expected
+    assert counter(featured.url, "vllm:prefix_cache_hits_total") >= hits + 32
+
+
+def test_features_are_what_vllm_was_given(featured: RunningServer) -> None:
+    """The engine's own log line names the arguments; the old tokenizer mode is said to be gone."""
+    log = featured.process.stderr
+    assert "slow is gone from vLLM" in log
+    assert "method='ngram'" in log
+    assert "Chunked prefill is enabled with max_num_batched_tokens=128" in log
