@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -258,13 +258,18 @@ async def churn(chaos: Chaos, name: str) -> None:
             await asyncio.sleep(chaos.rng.uniform(0.1, 1.0))
 
 
+FRONT_END: Final = "lmi_vllm.commands.front_end_process"
+
+
 async def kill_engines(chaos: Chaos, server: ServerProcess, every_seconds: float) -> None:
     """Kill the engine now and then, and wait until it is back."""
     while chaos.until - time.monotonic() > every_seconds:
         await asyncio.sleep(every_seconds)
         for child in server.children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+                # A front end that dies takes its connections with it: that is another test's.
+                if FRONT_END not in child.cmdline():
+                    child.kill()
         chaos.counts["engine kills"] += 1
         await wait_ready(chaos, server)
 

@@ -46,6 +46,7 @@ class Begin:
     `first` is the socket of the first process, which answers what this one cannot.
     """
 
+    settings: Settings
     seat: EngineSeat
     arguments: EngineArguments
     profile: ServingProfile
@@ -82,6 +83,13 @@ class EndAll:
 @dataclass(frozen=True, slots=True)
 class EngineGone:
     """The engine has died: nobody else hears of it who is not its parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """Leave the engine: it ends, or has. Answered when its sockets are closed."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

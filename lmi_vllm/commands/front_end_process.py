@@ -24,6 +24,7 @@ from lmi_vllm.commands.front_end_channel import (
     Channel,
     ChannelClosedError,
     Counted,
+    Detach,
     Done,
     EndAll,
     EngineGone,
@@ -38,7 +39,7 @@ from lmi_vllm.commands.front_end_channel import (
     Stop,
     TelemetryLine,
 )
-from lmi_vllm.commands.garbage import settle
+from lmi_vllm.commands.garbage import settle, settle_again
 from lmi_vllm.commands.listeners import Listeners, open_front_end
 from lmi_vllm.commands.model_start import import_engine, warm_up
 from lmi_vllm.commands.serve import configure_server_logging, leave
@@ -75,7 +76,8 @@ class FrontEndProcess:
         self._admission.error_rates = ReportedErrors(lambda kind: channel.send(Counted(kind)))
         self._service = InferenceService(self._admission)
         self._traces = Traces(self._service, hello.environ)
-        self._thread: ThreadPoolExecutor = new_engine_thread()
+        self._thread: ThreadPoolExecutor | None = new_engine_thread()
+        self._engine_turn = asyncio.Lock()
         self._engine: Any = None
         self._adapters: FollowedAdapters | None = None
         self._begin: Begin | None = None
@@ -111,6 +113,8 @@ class FrontEndProcess:
         match message:
             case Begin():
                 self._spawn(self._join(message))
+            case Detach():
+                self._spawn(self._detach(message))
             case AdapterList():
                 self._spawn(self._route(message))
             case Done():
@@ -147,14 +151,28 @@ class FrontEndProcess:
         self._channel.send(Imported())
 
     async def _join(self, begin: Begin) -> None:
+        async with self._engine_turn:
+            await self._join_engine(begin)
+
+    async def _detach(self, message: Detach) -> None:
+        async with self._engine_turn:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                await engine.close()
+                self._service.detach()
+        self._channel.send(Done(message.number))
+
+    async def _join_engine(self, begin: Begin) -> None:
         """Join the engine and prove it; requests come in when the adapters are known."""
         engine_module: Any = sys.modules["lmi_vllm.engine.vllm_engine"]
+        self._thread = self._thread or new_engine_thread()
         self._engine = engine = await engine_module.join_vllm_engine(
             begin.arguments, begin.profile, self._thread, begin.seat, self
         )
+        self._thread = None  # the engine's own from here on
         if engine.task == GENERATE:
             await warm_up(engine, has_logprobs=False)
-        service, settings, profile = self._service, self._hello.settings, begin.profile
+        service, settings, profile = self._service, begin.settings, begin.profile
         service.model = begin.model
         service.sessions = sessions_of(settings)
         self._admission.model_name, self._admission.limit = begin.model_name, begin.limit
@@ -168,9 +186,12 @@ class FrontEndProcess:
             reserved_names=profile.served_names,
         )
         service.attach(Runtime(engine, profile, self._adapters))
+        if self._begin is None:
+            self._spawn(self._tell_engine())
+            settle()
+        else:
+            settle_again()
         self._begin = begin
-        self._spawn(self._tell_engine())
-        settle()
         self._channel.send(Ready())
 
     async def _route(self, message: AdapterList) -> None:
@@ -201,7 +222,8 @@ class FrontEndProcess:
 
     async def _tell_engine(self) -> None:
         while True:
-            self._row.tell_engine(self._engine.running_requests, self._engine.progress)
+            if (engine := self._engine) is not None:
+                self._row.tell_engine(engine.running_requests, engine.progress)
             await asyncio.sleep(TELL_SECONDS)
 
     def _tell_failure(self, summary: RequestSummary) -> None:

@@ -26,6 +26,7 @@ from lmi_vllm.commands.front_end_channel import (
     Channel,
     ChannelClosedError,
     Counted,
+    Detach,
     Done,
     EndAll,
     EngineGone,
@@ -56,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 SPARE_SEATS: Final = 3  # processes that may be replaced during the life of one engine
 STOP_SECONDS: Final = 3.0
+DETACH_SECONDS: Final = 8.0  # a client of a dead engine tells its requests first
 ADAPTER_GRACE_SECONDS: Final = 5.0  # beyond the time that its requests get
 
 
@@ -70,7 +72,7 @@ class FrontEnds:
         self.address = ListenAddress("http")  # where all of them answer
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
-        """Start the processes: they load what they need while the engine starts."""
+        """Start the processes unless they run: they load what they need while the engine starts."""
 
     def new_seats(self) -> tuple[EngineSeat, ...]:
         """Return the seats to reserve at the engine that is started next."""
@@ -88,10 +90,13 @@ class FrontEnds:
     def engine_died(self) -> None:
         """Tell them."""
 
-    async def leave(self) -> None:
-        """End the processes; requests in flight get a moment for their last word."""
+    async def detach(self) -> None:
+        """Have the processes leave the engine; they answer on, with what the first process says."""
 
-    def close(self) -> None:
+    async def end(self) -> None:
+        """End the processes."""
+
+    def remove(self) -> None:
         """Remove what was made for them."""
 
 
@@ -136,7 +141,9 @@ class SeveralFrontEnds(FrontEnds):
         self._tasks: set[asyncio.Task[None]] = set()
         self._seats: list[EngineSeat] = []
         self._engines = 0
-        self._next_row = count  # of the process that takes the place of one that has ended
+        self._used: set[int] = set()  # rows whose seats at the engine are, or were, taken
+        self._early_ending = ""
+        self._settings: Settings | None = None
         self._hello: Hello | None = None
         self._begin: Begin | None = None
         self.engine: SharedEngine | None = None
@@ -148,18 +155,20 @@ class SeveralFrontEnds(FrontEnds):
         service.telemetry.on_level.append(lambda level: self._tell(LogLevel(level)))
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
-        """Start the processes: they load what they need while the engine starts."""
-        self._hello = Hello(
+        """Start the processes unless they run: they load what they need while the engine starts."""
+        self._settings = settings
+        self._hello = self._hello or Hello(
             settings, self._environ, arguments, str(self._board_path), self._rows, 0
         )
-        self._processes = [self._start(row) for row in range(1, self.count)]
+        self._used = {process.row for process in self._processes}
+        while len(self._processes) < self.count - 1:
+            self._processes.append(self._start(self._free_row()))
 
     def new_seats(self) -> tuple[EngineSeat, ...]:
         """Return the seats to reserve at the engine that is started next."""
         self._engines += 1
         folder = self._folder / f"engine-{self._engines}"
         folder.mkdir()
-        self._next_row = self.count
         self._seats = [
             EngineSeat(index, self._rows, f"ipc://{folder}/in{index}", f"ipc://{folder}/out{index}")
             for index in range(1, self._rows)
@@ -179,7 +188,14 @@ class SeveralFrontEnds(FrontEnds):
         shared.others = self._board.row(0)
         adapters.publish = self._publish
         admission = self._service.admission
+        if self._settings is None:
+            raise RuntimeError("begin comes first")
+        if len(self._processes) < self.count - 1:
+            raise EngineStartError(
+                f"a front-end process did not start: it ended with {self._early_ending}"
+            )
         self._begin = Begin(
+            settings=self._settings,
             seat=shared.complete(self._seats[0]),
             arguments=shared.arguments,
             profile=replace(profile, task=engine.task),
@@ -199,16 +215,27 @@ class SeveralFrontEnds(FrontEnds):
         """Tell them."""
         self._tell(EngineGone())
 
-    async def leave(self) -> None:
-        """End the processes; requests in flight get a moment for their last word."""
+    async def detach(self) -> None:
+        """Have the processes leave the engine; they answer on, with what the first process says."""
+        self._begin = self.engine = None
+        await asyncio.gather(*(process.detach() for process in self._processes))
+
+    async def end(self) -> None:
+        """End the processes."""
         self._begin = self.engine = None
         ending, self._processes = self._processes, []
         await asyncio.gather(*(process.stop() for process in ending))
 
-    def close(self) -> None:
+    def remove(self) -> None:
         """Remove what was made for them."""
         shutil.rmtree(self._folder, ignore_errors=True)
         remove_files()
+
+    def _free_row(self) -> int:
+        """Take the first row whose seat at the engine nobody has had."""
+        row = min(set(range(1, self._rows)) - self._used)
+        self._used.add(row)
+        return row
 
     def _start(self, row: int) -> "_FrontEnd":
         process = _FrontEnd(self, row)
@@ -233,14 +260,14 @@ class SeveralFrontEnds(FrontEnds):
             return  # it was to end
         self._processes.remove(process)
         if self._begin is None:
-            return  # whoever starts them hears of it
+            self._early_ending = process.ending  # for `join` to tell
+            return
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
-        if self._next_row >= self._rows:
+        if len(self._used) == self._rows - 1:
             logger.error("it was the last that could be replaced")
             self.failed.set()
             return
-        another = self._start(self._next_row)
-        self._next_row += 1
+        another = self._start(self._free_row())
         self._processes.append(another)
         with contextlib.suppress(_EndedError):  # said where it ends, and replaced again
             await self._join(another)
@@ -378,6 +405,21 @@ class _FrontEnd:
                 await self.channel.ask(message)
         except TimeoutError:
             logger.error("front-end process %d does not answer: it is ended", self.pid)
+            self._kill()
+        except LmiError as error:
+            logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
+
+    async def detach(self) -> None:
+        """Have the process leave its engine; ended if it does not in time."""
+        self.is_routed = False
+        self.joined.clear()
+        self.is_serving.clear()
+        if self._line is None or not self.imported.is_set():
+            return  # it has not come so far
+        try:
+            async with asyncio.timeout(DETACH_SECONDS):
+                await self._line.ask(Detach(self._line.new_number()))
+        except TimeoutError:
             self._kill()
         except LmiError as error:
             logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended

@@ -175,7 +175,7 @@ class ModelStart:
         try:
             return await self._bring_up_engine(ready, adapters)
         except BaseException:
-            await self.front_ends.leave()
+            await self.front_ends.detach()
             raise
 
     async def _bring_up_engine(

@@ -71,8 +71,11 @@ class Server:
         count = int(str(self._settings.server_value("LMI_FRONTEND_PROCESSES")))
         if count > 1:
             self._front_ends = SeveralFrontEnds(count, service, self._environ)
-        async with running_telemetry(service, self._settings, self._environ):
-            return await self._run(service)
+        try:
+            async with running_telemetry(service, self._settings, self._environ):
+                return await self._run(service)
+        finally:
+            self._front_ends.remove()
 
     async def _run(self, service: InferenceService) -> tuple[int, str]:
         admission, stop = service.admission, _stop_signals()
@@ -100,8 +103,8 @@ class Server:
         copy = copy_sessions(self._settings, service.sessions, self._environ)
         await self._traces.close()
         await asyncio.gather(copy, self._close_engine(stop))
+        await self._front_ends.end()
         await listeners.close()
-        self._front_ends.close()
         return outcome.code, outcome.reason
 
     async def _live(self, service: InferenceService) -> Outcome:

@@ -96,13 +96,13 @@ class Supervisor:
 
     async def close(self) -> None:
         """End the engine and every process it started."""
-        await self._start.front_ends.leave()
+        await self._start.front_ends.detach()
         if self._engine is not None:
             await self._engine.close()
 
     async def _restart(self, files: ReadyFiles, old: Runtime) -> Runtime:
         self._service.admission.begin_restart()
-        await self._start.front_ends.leave()
+        await self._start.front_ends.detach()
         await old.engine.close()  # its memory must be free before the next one takes its own
         await asyncio.sleep(RESTART_PAUSE_SECONDS)
         runtime = await self._start.bring_up(files, old.adapters)
