@@ -28,6 +28,7 @@ class Footprint:
     requests: int
     resident_bytes: int
     kinds: Counter[str] = field(default_factory=Counter)  # of descriptors
+    holders: Counter[str] = field(default_factory=Counter)  # of requests, by the series
 
     def leaks_since(self, before: "Footprint") -> list[str]:
         """Return what has grown."""
@@ -35,7 +36,11 @@ class Footprint:
         for name in ("descriptors", "tasks", "requests"):
             old, new = getattr(before, name), getattr(self, name)
             if new > old:
-                kinds = dict(self.kinds - before.kinds) if name == "descriptors" else ""
+                kinds: object = ""
+                if name == "descriptors":
+                    kinds = dict(self.kinds - before.kinds)
+                elif name == "requests":
+                    kinds = dict(self.holders)
                 found.append(f"leaked {name}: {old} -> {new} {kinds}".strip())
         if self.resident_bytes > before.resident_bytes * LEAK_SHARE:
             found.append(f"leaked memory: {before.resident_bytes} -> {self.resident_bytes} bytes")
@@ -69,6 +74,7 @@ async def measure(session: aiohttp.ClientSession, server: ServerProcess) -> Foot
         int(sum(numbers[name] for name in names)),
         process.memory_info().rss,
         kinds,
+        Counter({name: int(numbers[name]) for name in names if numbers[name]}),
     )
 
 

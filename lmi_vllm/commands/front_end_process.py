@@ -196,7 +196,7 @@ class FrontEndProcess:
 
     async def _route(self, message: AdapterList) -> None:
         """Route by the list; the first one opens the port."""
-        if self._adapters is None or self._begin is None:
+        if self._adapters is None or self._begin is None or self._engine is None:
             raise RuntimeError("the engine has not been joined")
         self._engine.share(message.shared)
         await self._adapters.follow(message.adapters, message.timeout_seconds)

@@ -142,7 +142,6 @@ class SeveralFrontEnds(FrontEnds):
         self._seats: list[EngineSeat] = []
         self._engines = 0
         self._used: set[int] = set()  # rows whose seats at the engine are, or were, taken
-        self._early_ending = ""
         self._settings: Settings | None = None
         self._hello: Hello | None = None
         self._begin: Begin | None = None
@@ -161,8 +160,7 @@ class SeveralFrontEnds(FrontEnds):
             settings, self._environ, arguments, str(self._board_path), self._rows, 0
         )
         self._used = {process.row for process in self._processes}
-        while len(self._processes) < self.count - 1:
-            self._processes.append(self._start(self._free_row()))
+        self._start_missing()
 
     def new_seats(self) -> tuple[EngineSeat, ...]:
         """Return the seats to reserve at the engine that is started next."""
@@ -190,10 +188,7 @@ class SeveralFrontEnds(FrontEnds):
         admission = self._service.admission
         if self._settings is None:
             raise RuntimeError("begin comes first")
-        if len(self._processes) < self.count - 1:
-            raise EngineStartError(
-                f"a front-end process did not start: it ended with {self._early_ending}"
-            )
+        self._start_missing()
         self._begin = Begin(
             settings=self._settings,
             seat=shared.complete(self._seats[0]),
@@ -231,6 +226,10 @@ class SeveralFrontEnds(FrontEnds):
         shutil.rmtree(self._folder, ignore_errors=True)
         remove_files()
 
+    def _start_missing(self) -> None:
+        while len(self._processes) < self.count - 1:
+            self._processes.append(self._start(self._free_row()))
+
     def _free_row(self) -> int:
         """Take the first row whose seat at the engine nobody has had."""
         row = min(set(range(1, self._rows)) - self._used)
@@ -260,8 +259,7 @@ class SeveralFrontEnds(FrontEnds):
             return  # it was to end
         self._processes.remove(process)
         if self._begin is None:
-            self._early_ending = process.ending  # for `join` to tell
-            return
+            return  # `begin` or `join` starts another
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
         if len(self._used) == self._rows - 1:
             logger.error("it was the last that could be replaced")

@@ -17,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import SharedState
 from lmi_vllm.engine.vllm_isolation import BASE_ADAPTER_ID, BASE_ADAPTER_NAME, IsolatingAsyncLLM
-from lmi_vllm.errors import AdapterRefusedError, EngineStartError, LmiError
+from lmi_vllm.errors import EngineStartError, LmiError
 from lmi_vllm.messages import AdapterRef, EngineSeat, SharedAdapter
 
 _LAUNCH: Final = "launch_core_engines"
@@ -74,14 +74,10 @@ class SeatedAsyncLLM(IsolatingAsyncLLM):
         self._shared = {adapter.engine_id: adapter for adapter in adapters}
 
     async def load(self, adapter: AdapterRef) -> None:
-        """Let `generate` use an adapter that the first process has loaded.
-
-        Raises:
-            AdapterRefusedError: it was not shared with us.
-        """
+        """Let `generate` use an adapter that the first process has loaded; others it refuses."""
         shared = self._shared.get(adapter.engine_id)
-        if shared is None:
-            raise AdapterRefusedError(f"adapter {adapter.name} is not in the engine")
+        if shared is None:  # on its way out, or its engine has died under it
+            return
         self._adapters[adapter.engine_id] = LoRARequest(
             shared.engine_name, adapter.engine_id, shared.engine_path
         )

@@ -384,6 +384,16 @@ class SeatedEngine(VllmEngine):
         """Know the adapters that are in the engine."""
         self._llm.share(adapters)
 
+    async def load_adapter(self, adapter: AdapterRef) -> None:
+        """Let requests use an adapter of the engine; nothing is asked of the engine itself."""
+        await self._llm.load(adapter)
+        self._openai.add_adapter(adapter)
+
+    async def unload_adapter(self, adapter: AdapterRef) -> None:
+        """Forget the adapter."""
+        self._openai.remove_adapter(adapter)
+        await self._llm.unload(adapter)
+
     def engine_died(self) -> None:
         """End every request: the process that started the engine has seen it die."""
         self._llm.engine_died()

@@ -26,6 +26,7 @@ _INFERENCE: Final = frozenset(
     {"/invocations", *TGI_PATHS, *OPENAI_ROUTES} - {"/info", "/v1/models", "/v1/responses"}
 )
 _OF_PACKED_BODY: Final = frozenset({"content-encoding", "content-length"})
+KEEPALIVE_SECONDS: Final = 2.0  # idle connections between two processes cost both of them tasks
 _ORIGIN: Final = "http://first-process"  # nobody looks the name up
 
 
@@ -46,7 +47,7 @@ class Forwarder:
 
     def __init__(self, path: str) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path, limit=0),
+            connector=aiohttp.UnixConnector(path, limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None),  # the first process has its own limits
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
