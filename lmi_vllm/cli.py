@@ -4,12 +4,9 @@ Verbs are imported when chosen, so that `explain` and `--help` load neither aioh
 """
 
 import argparse
-import atexit
 import importlib
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NoReturn
@@ -66,13 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _share_metrics() -> None:
-    """Have prometheus_client keep its numbers in files, for all front-end processes of the server.
-
-    A folder of our own, always: what is left in one that somebody else named would be counted.
-    """
-    folder = tempfile.mkdtemp(prefix="lmi-vllm-metrics-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    """Have prometheus_client keep its numbers in files, for all front-end processes."""
+    module = importlib.import_module("lmi_vllm.commands.metrics_folder")
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(module.new_metrics_folder())
 
 
 def fail(text: str) -> NoReturn:

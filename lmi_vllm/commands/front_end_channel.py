@@ -69,10 +69,11 @@ class AdapterList:
 
 @dataclass(frozen=True, slots=True)
 class StateIs:
-    """The state of the server."""
+    """The state of the server, and whether there is a model to ask."""
 
     state: State
     limit: int
+    has_model: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,20 @@ class Imported:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The process answers requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A request goes to the engine, under this id of the engine's."""
+
+    engine_request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """All requests that this process has in the engine."""
+
+    engine_requests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import uvloop
 
 from lmi_vllm.commands.front_end_channel import (
     AdapterList,
+    Began,
     Begin,
     Channel,
     ChannelClosedError,
@@ -35,6 +36,7 @@ from lmi_vllm.commands.front_end_channel import (
     LogLevel,
     Ready,
     Release,
+    Running,
     StateIs,
     Stop,
     TelemetryLine,
@@ -78,6 +80,7 @@ class FrontEndProcess:
         self._traces = Traces(self._service, hello.environ)
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_turn = asyncio.Lock()
+        self._list_turn = asyncio.Lock()
         self._engine: Any = None
         self._adapters: FollowedAdapters | None = None
         self._begin: Begin | None = None
@@ -126,6 +129,7 @@ class FrontEndProcess:
         match message:
             case StateIs():
                 self._admission.state, self._admission.limit = message.state, message.limit
+                self._admission.has_model = message.has_model
             case EndAll():
                 self._admission.end_all()
             case EngineGone() if self._engine is not None:
@@ -170,6 +174,7 @@ class FrontEndProcess:
             begin.arguments, begin.profile, self._thread, begin.seat, self
         )
         self._thread = None  # the engine's own from here on
+        engine.report_requests(lambda request: self._channel.send(Began(request)))
         if engine.task == GENERATE:
             await warm_up(engine, has_logprobs=False)
         service, settings, profile = self._service, begin.settings, begin.profile
@@ -198,8 +203,11 @@ class FrontEndProcess:
         """Route by the list; the first one opens the port."""
         if self._adapters is None or self._begin is None or self._engine is None:
             raise RuntimeError("the engine has not been joined")
-        self._engine.share(message.shared)
-        await self._adapters.follow(message.adapters, message.timeout_seconds)
+        adapters = self._adapters
+        async with self._list_turn:  # an older list must not overwrite a newer one
+            self._engine.share(message.shared)
+            gone = await adapters.follow(message.adapters)
+        await adapters.let_go(gone, message.timeout_seconds)
         if self._listeners is None:
             begin, hello = self._begin, self._hello
             self._listeners = await open_front_end(
@@ -221,9 +229,16 @@ class FrontEndProcess:
         await self._channel.ask(LoadAdapter(self._channel.new_number(), name))
 
     async def _tell_engine(self) -> None:
+        """Give a sign of life, and say what this process has in the engine."""
+        told: tuple[str, ...] = ()
         while True:
             if (engine := self._engine) is not None:
                 self._row.tell_engine(engine.running_requests, engine.progress)
+                if (now := engine.engine_requests) != told:
+                    told = now
+                    self._channel.send(Running(now))
+            else:
+                self._row.tell_engine(0, 0)
             await asyncio.sleep(TELL_SECONDS)
 
     def _tell_failure(self, summary: RequestSummary) -> None:

@@ -10,55 +10,38 @@ together, and, on the board, how many requests are in flight.
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
-import socket
-import sys
-import tempfile
-from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from lmi_vllm.commands.front_end_channel import (
-    AdapterList,
     Begin,
-    Channel,
-    ChannelClosedError,
     Counted,
-    Detach,
-    Done,
     EndAll,
     EngineGone,
     Hello,
-    Hold,
-    Imported,
-    LoadAdapter,
     LogLevel,
-    Ready,
-    Release,
     StateIs,
-    Stop,
     TelemetryLine,
 )
-from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import EngineStartError, LmiError
+from lmi_vllm.commands.front_end_handle import EndedError, FrontEnd
+from lmi_vllm.engine.base import Engine, OtherClients
+from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.errors import EngineDeadError, EngineStartError
 from lmi_vllm.inference.adapter_entry import Adapter
 from lmi_vllm.inference.adapters import AdapterRegistry
-from lmi_vllm.inference.followed_adapters import without_hooks
 from lmi_vllm.inference.places import Board
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
 from lmi_vllm.startup.listen import ListenAddress
 from lmi_vllm.startup.settings import Settings
-from lmi_vllm.telemetry.registry import OTHER_PROCESSES, forget_process, remove_files
+from lmi_vllm.telemetry.registry import remove_files
 
 logger = logging.getLogger(__name__)
 
 SPARE_SEATS: Final = 3  # processes that may be replaced during the life of one engine
-STOP_SECONDS: Final = 3.0
-DETACH_SECONDS: Final = 8.0  # a client of a dead engine tells its requests first
-ADAPTER_GRACE_SECONDS: Final = 5.0  # beyond the time that its requests get
+SILENT_SECONDS: Final = 15.0  # a process tells every half second; one that hangs is ended
+LOOK_SECONDS: Final = 1.0
 
 
 class FrontEnds:
@@ -103,7 +86,7 @@ class FrontEnds:
 class SharedEngine(Engine, Protocol):
     """An engine that has seats for other processes."""
 
-    others: Any
+    others: OtherClients
 
     @property
     def arguments(self) -> EngineArguments:
@@ -119,6 +102,10 @@ class SharedEngine(Engine, Protocol):
         """Keep an adapter usable for another client."""
         ...
 
+    async def abort_for_another(self, engine_requests: Collection[str]) -> None:
+        """End requests of another client, by their ids in the engine."""
+        ...
+
     def complete(self, seat: EngineSeat) -> EngineSeat:
         """Return a seat that can be taken."""
         ...
@@ -132,16 +119,18 @@ class SeveralFrontEnds(FrontEnds):
         self.count = count
         self._service = service
         self._environ = environ
-        self._folder = Path(tempfile.mkdtemp(prefix="lmi-vllm-fronts-"))  # for us alone: 0700
+        self._private = new_private_folder("lmi-vllm-fronts-")  # for us alone: 0700
+        self._folder = self._private.path
         self.first_socket = str(self._folder / "first.sock")
         self._rows = count + SPARE_SEATS
         self._board_path = self._folder / "board"
         self._board = Board(self._board_path, self._rows)
-        self._processes: list[_FrontEnd] = []
+        self._processes: list[FrontEnd] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._seats: list[EngineSeat] = []
         self._engines = 0
         self._used: set[int] = set()  # rows whose seats at the engine are, or were, taken
+        self._watching: asyncio.Task[None] | None = None
         self._settings: Settings | None = None
         self._hello: Hello | None = None
         self._begin: Begin | None = None
@@ -149,7 +138,7 @@ class SeveralFrontEnds(FrontEnds):
         self.adapters: AdapterRegistry | None = None
         admission = service.admission
         admission.places = self._board.row(0)
-        admission.on_state.append(lambda state: self._tell(StateIs(state, admission.limit)))
+        admission.on_state.append(lambda _: self._tell(self._state()))
         admission.on_end.append(lambda: self._tell(EndAll()))
         service.telemetry.on_level.append(lambda level: self._tell(LogLevel(level)))
 
@@ -161,6 +150,8 @@ class SeveralFrontEnds(FrontEnds):
         )
         self._used = {process.row for process in self._processes}
         self._start_missing()
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
 
     def new_seats(self) -> tuple[EngineSeat, ...]:
         """Return the seats to reserve at the engine that is started next."""
@@ -202,7 +193,7 @@ class SeveralFrontEnds(FrontEnds):
         )
         try:
             await asyncio.gather(*(self._join(process) for process in self._processes))
-        except _EndedError as error:
+        except EndedError as error:
             raise EngineStartError(f"a front-end process did not start: {error}") from error
         logger.info("%d front-end processes answer at %s", self.count, self.address.url())
 
@@ -218,12 +209,14 @@ class SeveralFrontEnds(FrontEnds):
     async def end(self) -> None:
         """End the processes."""
         self._begin = self.engine = None
+        if self._watching is not None:
+            self._watching.cancel()
         ending, self._processes = self._processes, []
         await asyncio.gather(*(process.stop() for process in ending))
 
     def remove(self) -> None:
         """Remove what was made for them."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._private.remove()
         remove_files()
 
     def _start_missing(self) -> None:
@@ -236,8 +229,8 @@ class SeveralFrontEnds(FrontEnds):
         self._used.add(row)
         return row
 
-    def _start(self, row: int) -> "_FrontEnd":
-        process = _FrontEnd(self, row)
+    def _start(self, row: int) -> FrontEnd:
+        process = FrontEnd(self, row)
         task = asyncio.create_task(self._run(process))
         self._tasks.add(task)
         task.add_done_callback(self._ran)
@@ -249,7 +242,7 @@ class SeveralFrontEnds(FrontEnds):
             logger.error("a front-end process could not be run", exc_info=error)
             self.failed.set()
 
-    async def _run(self, process: "_FrontEnd") -> None:
+    async def _run(self, process: FrontEnd) -> None:
         """Live with a process until it ends, then put another in its place."""
         if self._hello is None:
             raise RuntimeError("begin comes first")
@@ -257,20 +250,20 @@ class SeveralFrontEnds(FrontEnds):
         self._board.row(process.row).clear()
         if process not in self._processes:
             return  # it was to end
+        logger.error("front-end process %d ended with %s", process.pid, process.ending)
         self._processes.remove(process)
         if self._begin is None:
             return  # `begin` or `join` starts another
-        logger.error("front-end process %d ended with %s", process.pid, process.ending)
         if len(self._used) == self._rows - 1:
             logger.error("it was the last that could be replaced")
             self.failed.set()
             return
         another = self._start(self._free_row())
         self._processes.append(another)
-        with contextlib.suppress(_EndedError):  # said where it ends, and replaced again
+        with contextlib.suppress(EndedError):  # said where it ends, and replaced again
             await self._join(another)
 
-    async def _join(self, process: "_FrontEnd") -> None:
+    async def _join(self, process: FrontEnd) -> None:
         await process.wait_for(process.imported)
         begin = self._begin
         if begin is None or self.engine is None or self.adapters is None:
@@ -279,8 +272,7 @@ class SeveralFrontEnds(FrontEnds):
         process.channel.send(replace(begin, seat=seat))
         await process.wait_for(process.joined)
         process.is_routed = True
-        admission = self._service.admission
-        process.channel.send(StateIs(admission.state, admission.limit))
+        process.channel.send(self._state())
         await process.tell_adapters(tuple(self.adapters), self.engine.shared_adapters, 0.0)
         process.is_serving.set()
         await process.wait_for(process.is_serving)
@@ -298,9 +290,51 @@ class SeveralFrontEnds(FrontEnds):
             )
         )
 
+    def _state(self) -> StateIs:
+        admission = self._service.admission
+        return StateIs(admission.state, admission.limit, admission.has_model)
+
     def _tell(self, message: object) -> None:
         for process in self._processes:
             process.tell(message)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, engine_id: int) -> AsyncIterator[None]:
+        """Keep an adapter usable for a request of another process.
+
+        Raises:
+            LmiError: it cannot be used.
+        """
+        if self.engine is None:
+            raise EngineDeadError
+        async with self.engine.hold_for_another(engine_id):
+            yield
+
+    async def load(self, name: str) -> None:
+        """Load an adapter that a request of another process names.
+
+        Raises:
+            LmiError: see `AdapterRegistry.ensure_loaded`.
+        """
+        if self.adapters is None:
+            raise EngineDeadError
+        await self.adapters.ensure_loaded(name)
+
+    async def abort(self, engine_requests: Collection[str]) -> None:
+        """End requests in the engine whose process is gone."""
+        if self.engine is not None and engine_requests:
+            logger.warning("%d requests of a process that ended are aborted", len(engine_requests))
+            await self.engine.abort_for_another(engine_requests)
+
+    async def _watch(self) -> None:
+        """End processes that hang: the kernel goes on giving them connections."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for process in self._processes:
+                silent = self._board.row(process.row).silent_seconds
+                if process.is_serving.is_set() and silent > SILENT_SECONDS:
+                    logger.error("front-end process %d hangs: it is ended", process.pid)
+                    process.kill()
 
     def note(self, message: Counted | TelemetryLine) -> None:
         """Take note of what has happened to a request of another process."""
@@ -309,177 +343,3 @@ class SeveralFrontEnds(FrontEnds):
             return
         for tell in self._service.telemetry.on_line:
             tell(message.text)
-
-
-class _EndedError(Exception):
-    """The process ended before it had come so far."""
-
-
-@dataclass(slots=True)
-class _FrontEnd:
-    """One of the other processes."""
-
-    company: SeveralFrontEnds
-    row: int
-    imported: asyncio.Event = field(default_factory=asyncio.Event)
-    joined: asyncio.Event = field(default_factory=asyncio.Event)
-    is_serving: asyncio.Event = field(default_factory=asyncio.Event)
-    is_routed: bool = False  # it hears of each change of the adapters
-    ending: str = ""
-    pid: int = 0
-    _line: Channel | None = None
-    _process: asyncio.subprocess.Process | None = None
-    _ended: asyncio.Event = field(default_factory=asyncio.Event)
-    _holds: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-
-    @property
-    def channel(self) -> Channel:
-        """The line to the process."""
-        if self._line is None:
-            raise RuntimeError("the process has not been started")
-        return self._line
-
-    async def run(self, hello: Hello) -> None:
-        """Start the process and serve its questions until it ends."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "lmi_vllm.commands.front_end_process",
-                str(theirs.fileno()), str(os.getpid()),
-                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the first process: it drains
-            )  # fmt: skip
-        self.pid = self._process.pid
-        OTHER_PROCESSES.add(self.pid)
-        self._line = await Channel.over(ours)
-        try:
-            self._line.send(hello)
-            while True:
-                self._answer(await self._line.receive())
-        except ChannelClosedError:
-            self._line.close()
-        finally:
-            for hold in self._holds.values():
-                hold.cancel()
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()  # a half of it is of no use
-            code = await self._process.wait()
-            self.ending = f"signal {-code}" if code < 0 else f"code {code}"
-            forget_process(self.pid)
-            self._ended.set()
-
-    async def wait_for(self, event: asyncio.Event) -> None:
-        """Return when the process has come so far.
-
-        Raises:
-            _EndedError: it ended.
-        """
-        waits = [asyncio.create_task(one.wait()) for one in (event, self._ended)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if not event.is_set():
-            raise _EndedError(self.ending)
-
-    def tell(self, message: object) -> None:
-        """Send a message, if there is somebody to hear it."""
-        if self._line is not None:
-            self._line.send(message)
-
-    async def tell_adapters(
-        self, adapters: Collection[Adapter], shared: Any, timeout_seconds: float
-    ) -> None:
-        """Have the process route by this list; ended if it does not say in time that it does."""
-        message = AdapterList(
-            self.channel.new_number(),
-            tuple(without_hooks(adapter) for adapter in adapters),
-            tuple(shared),
-            timeout_seconds,
-        )
-        try:
-            async with asyncio.timeout(timeout_seconds + ADAPTER_GRACE_SECONDS):
-                await self.channel.ask(message)
-        except TimeoutError:
-            logger.error("front-end process %d does not answer: it is ended", self.pid)
-            self._kill()
-        except LmiError as error:
-            logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
-
-    async def detach(self) -> None:
-        """Have the process leave its engine; ended if it does not in time."""
-        self.is_routed = False
-        self.joined.clear()
-        self.is_serving.clear()
-        if self._line is None or not self.imported.is_set():
-            return  # it has not come so far
-        try:
-            async with asyncio.timeout(DETACH_SECONDS):
-                await self._line.ask(Detach(self._line.new_number()))
-        except TimeoutError:
-            self._kill()
-        except LmiError as error:
-            logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
-
-    async def stop(self) -> None:
-        """End the process."""
-        self.tell(Stop())
-        try:
-            await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
-        except TimeoutError:
-            self._kill()
-            await self._ended.wait()
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-
-    def _answer(self, message: object) -> None:
-        match message:
-            case Imported():
-                self.imported.set()
-            case Ready():
-                self.joined.set()
-            case Done():
-                self.channel.answered(message)
-            case Counted() | TelemetryLine():
-                self.company.note(message)
-            case _:
-                self._serve(message)
-
-    def _serve(self, message: object) -> None:
-        match message:
-            case Hold():
-                self._begin(message.number, self._hold(message))
-            case LoadAdapter():
-                self._begin(message.number, self._load(message))
-            case Release() if message.number in self._holds:
-                self._holds[message.number].cancel()
-
-    def _begin(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        task = self._holds[number] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._holds.pop(number, None))
-
-    async def _hold(self, message: Hold) -> None:
-        """Hold an adapter until the process releases it, or ends: then this task is cancelled."""
-        engine = self.company.engine
-        if engine is None:
-            return
-        try:
-            async with engine.hold_for_another(message.engine_id):
-                self.channel.send(Done(message.number))
-                await asyncio.Event().wait()
-        except LmiError as error:
-            self.channel.send(Done(message.number, error))
-
-    async def _load(self, message: LoadAdapter) -> None:
-        adapters = self.company.adapters
-        error: LmiError | None = None
-        try:
-            if adapters is not None:
-                await adapters.ensure_loaded(message.name)
-        except LmiError as raised:
-            error = raised
-        self.channel.send(Done(message.number, error))

@@ -138,7 +138,7 @@ class ModelSlot:
     async def _planned(self, new: NewModel) -> tuple[StartPlan, Settings]:
         try:
             typed = _command_line(self._typed, new)
-            settings = load_settings(self._environ, typed)
+            settings = load_settings(_without_chosen_models(self._environ), typed)
             settings = await complete_settings(
                 settings, typed, self._environ, self._service.admission
             )
@@ -181,6 +181,11 @@ def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:
     if parts.scheme not in ("", "file") or Path(path).exists():
         return replace(typed, model=None, demo=False, models=path)
     return replace(typed, model=path, demo=False, models="NONE")
+
+
+def _without_chosen_models(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment without the models of the start: another one is asked for."""
+    return {name: text for name, text in environ.items() if name != "SERVING_LOAD_MODELS"}
 
 
 def _named(plan: StartPlan, name: str) -> StartPlan:

@@ -21,7 +21,7 @@ from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 logger = logging.getLogger(__name__)
 
 ENGINE_DIED: Final = "the engine process died"
-FRONT_ENDS_DIED: Final = "front-end processes died faster than they could be replaced"
+FRONT_ENDS_DIED: Final = "more front-end processes ended than can be replaced over one engine"
 FAIL_FAST_CODE: Final = 137
 RESTART_PAUSE_SECONDS: Final = 1.0
 

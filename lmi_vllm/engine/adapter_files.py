@@ -1,55 +1,17 @@
 """Adapter folders as the engine reads them: private copies, and the all-zero adapter."""
 
-import contextlib
-import fcntl
 import json
 import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
-
-_FOLDER_PREFIX: Final = "lmi-vllm-adapters-"
-_LOCK_NAME: Final = ".lock"
+from typing import Final
 
 # Linear layers of the architectures we know, most common first; one that exists is enough.
 _ZERO_MODULES: Final = (
     "q_proj", "qkv_proj", "query_key_value", "c_attn", "wqkv", "W_pack", "o_proj", "dense",
     "down_proj", "fc1",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class PrivateFolder:
-    """A folder for this engine's copies; nobody removes it while its lock is held."""
-
-    path: Path
-    lock: IO[bytes]
-
-    def remove(self) -> None:
-        """Remove the folder with all copies, then let go of the lock; may be called twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.lock.close()
-
-
-def new_private_folder() -> PrivateFolder:
-    """Return a new folder, after removing those that killed servers left behind."""
-    root = Path(tempfile.gettempdir())
-    for folder in root.glob(f"{_FOLDER_PREFIX}*"):
-        _remove_if_left(folder)
-    path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=root))
-    lock = (path / _LOCK_NAME).open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return PrivateFolder(path, lock)
-
-
-def _remove_if_left(folder: Path) -> None:
-    """Remove a folder whose lock nobody holds; one that is just being made has none yet."""
-    with contextlib.suppress(OSError), (folder / _LOCK_NAME).open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_adapter(source: Path, target: Path) -> None:

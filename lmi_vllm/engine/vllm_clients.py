@@ -7,7 +7,7 @@ others ask it (`SharedState`), so that one table decides for all.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from vllm.exceptions import VLLMValidationError
@@ -87,6 +87,17 @@ class SeatedAsyncLLM(IsolatingAsyncLLM):
         """Let no further request use the adapter; its weights are the first process's to drop."""
         self._adapters.pop(adapter.engine_id, None)
         self._names.pop(adapter.engine_id, None)
+
+    def report_requests(self, began: Callable[[str], None]) -> None:
+        """Tell of each request before the engine has it, by its id there."""
+        client: Any = self.engine_core
+        add = client.add_request_async
+
+        async def add_request(request: Any) -> None:
+            began(request.request_id)
+            await add(request)
+
+        client.add_request_async = add_request
 
     def engine_died(self) -> None:
         """End every request as if we had seen the engine die; only its parent does see that."""

@@ -9,6 +9,7 @@ from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Iterable,
     Iterator,
@@ -221,6 +222,11 @@ class VllmEngine:
         """Keep an adapter usable for a request of another client while the body runs."""
         return self._llm.hold_for_another(engine_id)
 
+    async def abort_for_another(self, engine_requests: Collection[str]) -> None:
+        """End requests of another client; ids that the engine does not know are ignored."""
+        if not self._llm.errored:
+            await self._llm.engine_core.abort_requests_async(list(engine_requests))
+
     def complete(self, seat: EngineSeat) -> EngineSeat:
         """Return the seat with what is only known of a running engine."""
         stats: str | None = self._llm.engine_core.stats_update_address
@@ -383,6 +389,15 @@ class SeatedEngine(VllmEngine):
     def share(self, adapters: Iterable[SharedAdapter]) -> None:
         """Know the adapters that are in the engine."""
         self._llm.share(adapters)
+
+    def report_requests(self, began: Callable[[str], None]) -> None:
+        """Tell of each request before the engine has it, by its id there."""
+        self._llm.report_requests(began)
+
+    @property
+    def engine_requests(self) -> tuple[str, ...]:
+        """The requests in the engine, by their ids there."""
+        return tuple(self._llm.output_processor.request_states)
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Let requests use an adapter of the engine; nothing is asked of the engine itself."""

@@ -35,13 +35,12 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from lmi_vllm.engine.adapter_files import (
-    PrivateFolder,
     copy_adapter,
     linear_layers,
-    new_private_folder,
     write_zero_adapter,
 )
 from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError, Slots
+from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm_direct import read_directly
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.engine.vllm_work import continued_trace, report_work
@@ -97,7 +96,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self._prepare(AdapterSlots(slots - 1 if needs_zero_adapter else slots), is_cpu=is_cpu)
         if config is None:
             return
-        self._folder = await asyncio.to_thread(new_private_folder)
+        self._folder = await asyncio.to_thread(new_private_folder, "lmi-vllm-adapters-")
         if needs_zero_adapter:
             self._base_lora = await self._load_zero_adapter(self._folder.path / "base")
 

@@ -76,6 +76,11 @@ class Admission:
         return self.places.total
 
     @property
+    def is_serving(self) -> bool:
+        """Whether there is a model and it answers."""
+        return self.has_model and self.state is State.HEALTHY
+
+    @property
     def elapsed_seconds(self) -> float:
         """Seconds since the server began to start, or to restart its engine."""
         return time.monotonic() - self._began

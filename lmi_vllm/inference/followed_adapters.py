@@ -1,9 +1,11 @@
 """The adapters of a front-end process that does not decide about them: it follows the first one."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.hooks.functions import NO_HOOKS
 from lmi_vllm.inference.adapter_entry import Adapter
 from lmi_vllm.inference.adapters import AdapterRegistry
@@ -26,10 +28,10 @@ class FollowedAdapters(AdapterRegistry):
         super().__init__(engine, _no_source, is_enabled=is_enabled, reserved_names=reserved_names)
         self._ask_to_load = ask_to_load
 
-    async def follow(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
-        """Route by this list from now on; return when no request uses another load any more.
+    async def follow(self, adapters: Collection[Adapter]) -> list[AdapterRef]:
+        """Route by this list from now on; return the loads that are no longer in it.
 
-        Until its first await it runs at once: two lists never mix.
+        Lists have to be followed one after the other.
         """
         before = self._loads()
         new = {adapter.name: adapter for adapter in adapters}
@@ -39,15 +41,24 @@ class FollowedAdapters(AdapterRegistry):
             if number not in before:
                 await self._engine.load_adapter(ref)
         self._adapters = new
-        for ref in gone:
-            await self._drop(ref, timeout_seconds)
+        return gone
+
+    async def let_go(self, gone: Collection[AdapterRef], timeout_seconds: float) -> None:
+        """Return when no request uses these loads any more, or the time is up."""
+        await asyncio.gather(*(self._drop(ref, timeout_seconds) for ref in gone))
 
     def _loads(self) -> dict[int, AdapterRef]:
         return {a.ref.engine_id: a.ref for a in self._adapters.values() if a.ref is not None}
 
     async def _load_on_first_use(self, name: str, alias: str | None) -> Adapter:
-        await self._ask_to_load(name)
-        return self.describe(name, alias)
+        try:
+            await self._ask_to_load(name)
+        except UnknownAdapterError as error:
+            raise UnknownAdapterError(alias or name) from error
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise UnknownAdapterError(alias or name)
+        return adapter
 
 
 def without_hooks(adapter: Adapter) -> Adapter:

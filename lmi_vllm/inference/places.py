@@ -1,10 +1,11 @@
 """How many places of the queue are taken: by this process, or by all front-end processes."""
 
 import mmap
+import time
 from pathlib import Path
 from typing import Final
 
-_FIELDS: Final = 3  # of each process: places, running requests and steps of the engine
+_FIELDS: Final = 4  # of each process: places, running requests, steps of the engine, last sign
 _BYTES: Final = 8
 
 
@@ -68,6 +69,12 @@ class Row:
         """Say how many requests this process has in the engine, and how many steps it has seen."""
         self._numbers[self._first + 1] = running
         self._numbers[self._first + 2] = steps
+        self._numbers[self._first + 3] = time.monotonic_ns()  # one clock for all processes
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the process last told."""
+        return (time.monotonic_ns() - self._numbers[self._first + 3]) / 1e9
 
     @property
     def running_requests(self) -> int:

@@ -18,11 +18,10 @@ from lmi_vllm.errors import (
     Fault,
     LmiError,
     MethodNotAllowedError,
-    NotReadyError,
+    PayloadError,
     RouteFamily,
     UnauthorizedError,
 )
-from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.adapter_routes import add_adapter_routes
@@ -42,7 +41,7 @@ from lmi_vllm.web.console import (
 )
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.forwarding import Forwarder, is_shared_work
-from lmi_vllm.web.inference_routes import add_inference_routes
+from lmi_vllm.web.inference_routes import UNREADABLE_BODY, add_inference_routes
 from lmi_vllm.web.keys import (
     BEGUN,
     DIALECT,
@@ -133,7 +132,7 @@ def _common(options: WebOptions) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         service = request.app[SERVICE]
         if options.forwarder is not None and not (
-            service.admission.state is State.HEALTHY and is_shared_work(request)
+            service.admission.is_serving and is_shared_work(request)
         ):
             return await _forwarded(request, options.forwarder, options)
         request[REQUEST_ID] = _request_id(request, options)
@@ -162,11 +161,12 @@ async def _forwarded(
     request: web.Request, forwarder: Forwarder, options: WebOptions
 ) -> web.StreamResponse:
     """Let the first process answer; it checks, counts and logs the request as well."""
+    request[REQUEST_ID] = _request_id(request, options)
     try:
+        _check_expectation(request)
         with _one_request(request, options):
             return await forwarder.answer(request)
-    except NotReadyError as error:
-        request[REQUEST_ID] = _request_id(request, options)
+    except LmiError as error:
         return error_response(error, route_family(request), options.statuses)
 
 
@@ -194,8 +194,9 @@ async def _answer(
         return await handler(request)
     except web.HTTPException as error:
         return _refusal(request, from_http_exception(error, options.max_request_size), options)
-    except LmiError as error:
-        return _refusal(request, error, options)
+    except (LmiError, web.RequestPayloadError) as error:
+        known = error if isinstance(error, LmiError) else PayloadError(UNREADABLE_BODY)
+        return _refusal(request, known, options)
     except Exception as error:
         request[RECORD].fault = Fault.ENGINE
         begun: web.StreamResponse | None = request.get(BEGUN)
@@ -219,6 +220,10 @@ def _check_headers(request: web.Request, options: WebOptions) -> None:
     check_not_foreign(request, allows_cors=bool(options.cors_headers))
     if is_console(request.path):
         check_console_request(request, options)
+    _check_expectation(request)
+
+
+def _check_expectation(request: web.Request) -> None:
     if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
         raise ExpectationError("Expect: only 100-continue is supported")
 

@@ -1,4 +1,4 @@
-"""What a further front-end process does not answer itself goes to the first one, byte by byte.
+"""What a further front-end process does not answer itself goes to the first one, as it came.
 
 It answers inference: each of those requests is work that processes can share. Health, metrics,
 adapters, models, the console, stored responses and answers that are read later belong to one place.
@@ -11,10 +11,11 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from lmi_vllm.errors import NotReadyError
+from lmi_vllm.errors import NotReadyError, PayloadError, ResourceNotFoundError
 from lmi_vllm.inference.deferred import STARTING_TOKEN, is_deferred
-from lmi_vllm.web.inference_routes import request_properties
+from lmi_vllm.web.inference_routes import UNREADABLE_BODY, request_properties
 from lmi_vllm.web.keys import FORWARDED
+from lmi_vllm.web.recording import PEER
 from lmi_vllm.web.route_families import OPENAI_ROUTES, TGI_PATHS
 
 # Of one connection, not of the message (RFC 9110, 7.6.1); aiohttp writes its own.
@@ -59,34 +60,67 @@ class Forwarder:
         await self._session.close()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Return the first process's answer, which is written while it arrives."""
-        request[FORWARDED] = True
+        """Return the first process's answer, which is written while it arrives.
+
+        Raises:
+            NotReadyError: the first process does not answer.
+            PayloadError: the body does not unpack.
+            ResourceNotFoundError: `*` is asked for.
+        """
+        path = request.rel_url.raw_path_qs
+        if not path.startswith("/"):
+            raise ResourceNotFoundError
+        body = _Body(request)
         try:
             answer = await self._session.request(
                 request.method,
-                URL(_ORIGIN + request.raw_path, encoded=True),
-                headers=_asked(request.headers),
-                data=_body(request) if request.can_read_body else None,
+                URL(_ORIGIN + path, encoded=True),
+                headers=[*_asked(request.headers), (PEER, request.remote or "")],
+                data=body.pieces() if request.can_read_body else None,
                 allow_redirects=False,
             )
         except aiohttp.ClientError as error:
+            if body.is_unreadable:
+                raise PayloadError(UNREADABLE_BODY) from error
             raise NotReadyError("the first process of this server does not answer") from error
         async with answer:
-            response = web.StreamResponse(
-                status=answer.status, reason=answer.reason, headers=_kept(answer.headers)
-            )
-            if answer.headers.get("Connection", "").lower() == "close":
-                response.force_close()
-            await response.prepare(request)
-            async for piece in answer.content.iter_any():
-                await response.write(piece)
-            await response.write_eof()
-            return response
+            return await _passed_on(request, answer)
 
 
-async def _body(request: web.Request) -> AsyncIterator[bytes]:
-    async for piece in request.content.iter_any():
-        yield piece
+async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    request[FORWARDED] = True
+    response = web.StreamResponse(
+        status=answer.status, reason=answer.reason, headers=_kept(answer.headers)
+    )
+    if answer.headers.get("Connection", "").lower() == "close":
+        response.force_close()
+    await response.prepare(request)
+    try:
+        async for piece in answer.content.iter_any():
+            await response.write(piece)
+    except aiohttp.ClientPayloadError:  # the first process is gone: cut, not taken for whole
+        if request.transport is not None:
+            request.transport.abort()
+        return response
+    await response.write_eof()
+    return response
+
+
+class _Body:
+    """The body of a request, piece by piece, and whether it could be read."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._content = request.content
+        self.is_unreadable = False
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield it."""
+        try:
+            async for piece in self._content.iter_any():
+                yield piece
+        except web.RequestPayloadError:
+            self.is_unreadable = True
+            raise
 
 
 def _asked(headers: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -99,4 +133,5 @@ def _asked(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _kept(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP]
+    dropped = _HOP_BY_HOP | {PEER}
+    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]

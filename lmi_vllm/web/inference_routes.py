@@ -25,6 +25,7 @@ from lmi_vllm.web.row_writer import RowWriter
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 PING_METHODS: Final = ("GET", "HEAD", "POST")
 READ_METHODS: Final = ("GET", "HEAD")
+UNREADABLE_BODY: Final = "the body does not unpack as its Content-Encoding says"
 
 
 def add_inference_routes(app: web.Application) -> None:
@@ -192,7 +193,7 @@ async def read_call(request: web.Request, properties: Mapping[str, str]) -> Infe
     try:
         body = await request.read()
     except web.RequestPayloadError as error:
-        raise PayloadError("the body does not unpack as its Content-Encoding says") from error
+        raise PayloadError(UNREADABLE_BODY) from error
     return InferenceCall(
         body=body,
         content_type=request.headers.get("Content-Type", ""),

@@ -11,6 +11,7 @@ from lmi_vllm.web.route_families import OPEN_PATHS, family_of
 
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
+PEER: Final = "x-lmi-vllm-peer"
 LONGEST_PATH: Final = 256  # characters of what somebody typed
 # Values that cannot be secrets; `src` and `url` may hold a login or a signature.
 SHOWN_QUERY: Final = frozenset(
@@ -33,7 +34,7 @@ def begin_record(
         request.method if request.method in _METHODS else UNKNOWN_ROUTE,
         UNKNOWN_ROUTE if resource is None else resource.canonical,
         shown_path(request),
-        request.remote or "-",
+        peer_of(request),
         str(family_of(request.path, is_tgi=is_tgi)),
         telemetry.observers,
     )
@@ -42,6 +43,14 @@ def begin_record(
         record.trace_headers = record.span.headers
     enter_record(record)
     return record
+
+
+def peer_of(request: web.Request) -> str:
+    """Return the client's address; another front-end process says whose request it hands on.
+
+    Only processes of this server, and whoever may open its Unix socket, are believed.
+    """
+    return request.remote or request.headers.get(PEER) or "-"
 
 
 def shown_path(request: web.Request) -> str:

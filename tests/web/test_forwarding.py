@@ -1,5 +1,6 @@
 """A further front-end process answers shared work and hands on the rest, byte by byte."""
 
+import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import WebOptions, create_app
 from lmi_vllm.web.forwarding import Forwarder
+from lmi_vllm.web.recording import PEER
 from tests.web.conftest import admission_of
 
 PIECES = 5
@@ -123,9 +125,11 @@ async def test_everything_goes_to_the_first_while_this_one_is_not_healthy(
     second: TestClient[Any, Any],
 ) -> None:
     """It knows why, and says it once for all."""
-    admission_of(second).state = State.DRAINING
-    answer = await second.post("/invocations", json={"inputs": "x"})
-    assert answer.headers["x-request-id"] == "of the first"
+    admission = admission_of(second)
+    for state, has_model in ((State.DRAINING, True), (State.HEALTHY, False)):
+        admission.state, admission.has_model = state, has_model
+        answer = await second.post("/invocations", json={"inputs": "x"})
+        assert answer.headers["x-request-id"] == "of the first"
 
 
 async def test_a_packed_body_arrives_as_it_was_meant(second: TestClient[Any, Any]) -> None:
@@ -151,6 +155,30 @@ async def test_a_refusal_passes_through(second: TestClient[Any, Any]) -> None:
     assert answer.headers["Connection"] == "close"
 
 
+async def test_what_is_wrong_with_a_request_is_said_here(second: TestClient[Any, Any]) -> None:
+    """An expectation nobody meets, a body that does not unpack, and a path that is none."""
+    answer = await second.post("/adapters", data=b"x", headers={"Expect": "miracles"})
+    assert answer.status == 417
+    damaged = await second.put("/x", data=b"text", headers={"Content-Encoding": "gzip"})
+    assert damaged.status == 424
+    assert "does not unpack" in await damaged.text()
+    reader, writer = await asyncio.open_connection(second.host, second.port)
+    writer.write(b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
+    writer.close()
+    for response in (answer, damaged):
+        assert response.headers["Connection"] == "close"
+        assert response.headers["x-request-id"]
+
+
+async def test_the_first_process_hears_whose_request_it_is(second: TestClient[Any, Any]) -> None:
+    """And believes nobody else: what a client says about it is dropped."""
+    told = await (await second.get("/x", headers={PEER: "somebody"})).json()
+    assert [line for line in told["headers"] if line.lower().startswith(PEER)] == [
+        f"{PEER}: 127.0.0.1"
+    ]
+
+
 async def test_a_first_process_that_is_gone_is_503(
     tmp_path: Path, aiohttp_client: AiohttpClient
 ) -> None:
@@ -160,5 +188,6 @@ async def test_a_first_process_that_is_gone_is_503(
     client = await aiohttp_client(create_app(service, WebOptions(forwarder=forwarder)))
     answer = await client.get("/ping")
     assert answer.status == 503
+    assert answer.headers["x-request-id"]
     assert "does not answer" in await answer.text()
     await forwarder.close()

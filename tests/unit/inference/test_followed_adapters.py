@@ -30,21 +30,23 @@ def following() -> FollowedAdapters:
 async def test_follows_each_list() -> None:
     """What is listed is routed, what is no longer listed is unknown."""
     adapters = following()
-    await adapters.follow([loaded("a", 1), loaded("b", 2)], 1)
+    assert await adapters.follow([loaded("a", 1), loaded("b", 2)]) == []
     async with adapters.lease("b") as lease:
         assert lease.ref == AdapterRef("b", "/b", 2)
-    await adapters.follow([loaded("a", 1)], 1)
+    gone = await adapters.follow([loaded("a", 1)])
+    assert gone == [AdapterRef("b", "/b", 2)]
     with pytest.raises(UnknownAdapterError):
         async with adapters.lease("b"):
             pass
 
 
 async def test_a_list_is_followed_when_no_request_uses_another_load() -> None:
-    """A name gets new weights: who runs keeps the old ones, and the answer waits for them."""
+    """A name gets new weights: who runs keeps the old ones, and letting go waits for them."""
     adapters = following()
-    await adapters.follow([loaded("a", 1)], 1)
+    await adapters.follow([loaded("a", 1)])
     async with adapters.lease("a") as old:
-        change = asyncio.create_task(adapters.follow([loaded("a", 7)], 30))
+        gone = await adapters.follow([loaded("a", 7)])
+        change = asyncio.create_task(adapters.let_go(gone, 30))
         await asyncio.sleep(0.05)
         assert not change.done()
         async with adapters.lease("a") as new:
@@ -55,9 +57,10 @@ async def test_a_list_is_followed_when_no_request_uses_another_load() -> None:
 async def test_waits_no_longer_than_it_is_told() -> None:
     """A request that does not end delays nobody for ever."""
     adapters = following()
-    await adapters.follow([loaded("a", 1)], 1)
+    await adapters.follow([loaded("a", 1)])
     async with adapters.lease("a"):
-        await asyncio.wait_for(adapters.follow([], 0.05), 5)
+        gone = await adapters.follow([])
+        await asyncio.wait_for(adapters.let_go(gone, 0.05), 5)
 
 
 async def test_asks_for_an_adapter_that_is_not_loaded() -> None:
@@ -66,10 +69,19 @@ async def test_asks_for_an_adapter_that_is_not_loaded() -> None:
 
     async def load(name: str) -> None:
         asked.append(name)
-        await adapters.follow([loaded(name, 3)], 0)
+        await adapters.follow([loaded(name, 3)])
 
     adapters = FollowedAdapters(ScriptedEngine(), load, is_enabled=True)
-    await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)], 0)
+    await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)])
     async with adapters.lease("a") as lease:
         assert lease.ref == AdapterRef("a", "/a", 3)
     assert asked == ["a"]
+
+
+async def test_an_adapter_that_went_meanwhile_is_unknown() -> None:
+    """By the name the client used, as in the first process."""
+    adapters = following()
+    await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)])
+    with pytest.raises(UnknownAdapterError, match="mine"):
+        async with adapters.lease("a", "mine"):
+            pass

@@ -28,6 +28,8 @@ def test_rows_add_up_and_an_ended_process_frees_its_places(tmp_path: Path) -> No
     second.tell_engine(4, 70)
     first.tell_engine(1, 8)
     assert (first.total, second.running_requests, first.steps) == (5, 5, 78)
+    assert second.silent_seconds < 5
+    assert board.row(2).silent_seconds > 0  # has never told
     second.clear()
     assert (first.total, first.running_requests, first.steps) == (2, 1, 78)
     board.close()
