@@ -12,16 +12,20 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from integration.bench.floor_process import Floor, floor
 from integration.bench.results import Claim, Plot, Result, Table, spread
 from integration.bench.servers import Running, our_command, running, their_command
+from lmi_vllm.demo import DEMO_MODEL_DIR
 
 PROMPT_WORDS: Final = 16
+THEIR_STREAMS: Final = 64
 SINGLE_REQUESTS: Final = 60  # one after another, for the time to the first token
 ADDED_MILLISECONDS: Final = 2.0  # target of issue 8, at p50
 
@@ -77,7 +81,35 @@ def main() -> Result:
                     one = load(server, dialect, streams, max(32, 2 * streams), given.tokens)
                     found[name, streams].append(one)
         added = _first_tokens(bare, lanes, given.rounds)
-    return _result(list(lanes), levels, found, added, given.tokens)
+        judged = {
+            name: [by_their_client(server, given.tokens) for _ in range(given.rounds)]
+            for name, (server, dialect) in lanes.items()
+            if dialect == "completions"
+        }
+    result = _result(list(lanes), levels, found, added, given.tokens)
+    title = f"The same by vLLM's own client, {THEIR_STREAMS} streams, output tokens per second"
+    rows = [[name, spread(speeds)] for name, speeds in judged.items()]
+    result.tables.append(Table(title, ["server and lane", "median (least to most)"], rows))
+    return result
+
+
+def by_their_client(server: Running, tokens: int) -> float:
+    """Return the output tokens a second that vLLM's benchmark client finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "integration.bench.vllm_client", "--base-url", server.url,
+            "--endpoint", "/v1/completions", "--backend", "openai", "--model", "lmi",
+            "--tokenizer", str(DEMO_MODEL_DIR), "--dataset-name", "random",
+            "--random-input-len", str(PROMPT_WORDS), "--random-output-len", str(tokens),
+            "--ignore-eos", "--num-prompts", str(4 * THEIR_STREAMS),
+            "--max-concurrency", str(THEIR_STREAMS), "--save-result",
+            "--result-dir", folder, "--result-filename", "found.json",
+        ]  # fmt: skip
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        found: dict[str, Any] = json.loads(Path(folder, "found.json").read_bytes())
+    if found["failed"] or found["completed"] != 4 * THEIR_STREAMS:
+        raise AssertionError(found)
+    return float(found["output_throughput"])
 
 
 def _first_tokens(
