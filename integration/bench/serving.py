@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,8 +89,8 @@ def main() -> Result:
     result = _result(list(lanes), levels, found, added, given.tokens)
     title = f"The same by vLLM's own client, {THEIR_STREAMS} streams, output tokens per second"
     rows = [[name, spread(speeds)] for name, speeds in judged.items()]
-    result.tables.append(Table(title, ["server and lane", "median (least to most)"], rows))
-    return result
+    table = Table(title, ["server and lane", "median (least to most)"], rows)
+    return replace(result, tables=[*result.tables, table])
 
 
 def by_their_client(server: Running, tokens: int) -> float:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.engine.adapter_files import new_private_folder
+from lmi_vllm.engine.private_folders import new_private_folder
 
 MAKE_AND_DIE = """
 import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from lmi_vllm.engine.adapter_files import new_private_folder
-folder = new_private_folder()
+from lmi_vllm.engine.private_folders import new_private_folder
+folder = new_private_folder("lmi-vllm-adapters-")
 (folder.path / "copy").write_text("weights")
 os._exit(0)
 """
@@ -30,7 +30,7 @@ def test_new_private_folder_removes_what_a_killed_server_left(temporary_root: Pa
     """Nobody holds the lock of a dead server's folder: the next start removes it."""
     subprocess.run([sys.executable, "-c", MAKE_AND_DIE, str(temporary_root)], check=True)
     (left,) = temporary_root.iterdir()
-    folder = new_private_folder()
+    folder = new_private_folder("lmi-vllm-adapters-")
     assert not left.exists()
     assert [entry.name for entry in temporary_root.iterdir()] == [folder.path.name]
     folder.remove()
@@ -38,8 +38,8 @@ def test_new_private_folder_removes_what_a_killed_server_left(temporary_root: Pa
 
 def test_new_private_folder_leaves_those_in_use(temporary_root: Path) -> None:
     """Two servers on one machine do not touch each other's copies."""
-    first = new_private_folder()
-    second = new_private_folder()
+    first = new_private_folder("lmi-vllm-adapters-")
+    second = new_private_folder("lmi-vllm-adapters-")
     assert first.path.is_dir()
     assert first.path != second.path
     for folder in (first, second):
