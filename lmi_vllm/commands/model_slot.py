@@ -174,7 +174,10 @@ def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:
     Raises:
         ResourceNotFoundError: it is a path, and there is nothing.
     """
-    parts = urlsplit(new.url)
+    try:
+        parts = urlsplit(new.url)
+    except ValueError as error:  # half of an IPv6 address
+        raise BadParameterError(f"url: {new.url} is not a valid URL: {error}") from error
     path = unquote(parts.path) if parts.scheme == "file" else new.url
     if path.startswith(("/", ".", "~")) and not Path(path).exists():
         raise ResourceNotFoundError(f"there is no model at {new.url}", "ModelNotFoundException")

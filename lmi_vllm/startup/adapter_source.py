@@ -52,7 +52,10 @@ class AdapterSources:
 
     def _locate(self, src: str) -> tuple[Path, bool]:
         """Return where the files are, and whether they were fetched."""
-        scheme = urlsplit(src).scheme if "://" in src else ""
+        try:
+            scheme = urlsplit(src).scheme if "://" in src else ""
+        except ValueError as error:  # half of an IPv6 address
+            raise AdapterRefusedError(f"{src} is not a valid URL: {error}") from error
         if scheme == "s3":
             return self._unpacked(self._fetched(src), src), True
         if scheme not in ("", "file"):

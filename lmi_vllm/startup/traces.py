@@ -34,12 +34,20 @@ def traces(draft: ArgumentDraft) -> None:
         if setting is None or not setting.value or ARGUMENT in draft.values:
             continue
         url = str(setting.value)
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        if not _is_web_url(url):
             draft.fail(f"{name}: expected a URL such as http://host:4318 (got {mask_urls(url)})")
             continue
         if name == ENDPOINT and chosen_protocol(url, protocol) == HTTP:
             url = url.rstrip("/") + "/v1/traces"
         draft.put(ARGUMENT, url, setting.origin)
+
+
+def _is_web_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # half of an IPv6 address
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
 
 
 def chosen_protocol(endpoint: str, asked: str) -> str:

@@ -60,6 +60,13 @@ def test_text_that_is_no_path_is_refused(src: str) -> None:
         resolve(src, LMI_ADAPTER_ROOTS="/elsewhere")
 
 
+@pytest.mark.parametrize("src", ["s3://[", "file://[/a", "http://["])
+def test_half_of_an_address_is_refused(src: str) -> None:
+    """What Python's own parser raises for it is a refusal."""
+    with pytest.raises(AdapterRefusedError, match="is not a valid URL"):
+        resolve(src)
+
+
 def test_ring_of_links_is_refused(tmp_path: Path) -> None:
     """Links that lead to each other are no adapter and no error of ours."""
     (tmp_path / "a").symlink_to(tmp_path / "b")

@@ -17,6 +17,7 @@ KNOWN_NASTY = (
     "", " ", "None", "true", "TRUE", "max", "auto", "-1", "0", "4.0", "1e400", "nan", "16K",
     "1.5K", "{}", "[]", "[[]]", '{"a":', "null", '{"a": {"b": [1]}}', "\x00", "٣", "9" * 400,
     "s3://b/p", "a,b", "image=4", "=", "[" * 500, "http://[", "-" * 50, "²", "load_models",
+    "//[",
 )  # fmt: skip
 NASTY = st.one_of(st.text(max_size=40), st.sampled_from(KNOWN_NASTY))
 NO_STORE = {"SERVING_MODEL_STORE": "/nonexistent"}
@@ -65,7 +66,7 @@ def test_no_text_of_a_variable_crashes(name: str, text: str) -> None:
 def test_no_variable_crashes_on_a_known_nasty_text(name: str) -> None:
     """Every variable with every text that has broken a parser before."""
     for text in KNOWN_NASTY:
-        load_settings(NO_STORE | {name: text})
+        read(NO_STORE | {name: text}, gpus=0)
 
 
 @settings(max_examples=60, deadline=None)
