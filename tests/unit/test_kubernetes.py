@@ -100,6 +100,19 @@ def test_selectors_meet_the_pods() -> None:
     assert scaled == load("deployment.yaml")["metadata"]["name"]
 
 
+def test_leader_service_finds_leaders_alone() -> None:
+    """By the labels of the leader's pods, which the workers' have not; else as the other Service."""
+    group = load(LEADER_WORKER_SET)["spec"]["leaderWorkerTemplate"]
+    labels = {role: group[f"{role}Template"]["metadata"]["labels"] for role in ("leader", "worker")}
+    service = load("leader-service.yaml")
+    selector = service["spec"].pop("selector")
+    assert selector.items() <= labels["leader"].items()
+    assert not selector.items() <= labels["worker"].items()
+    other = load("service.yaml")
+    del other["spec"]["selector"]
+    assert service == other
+
+
 @pytest.mark.parametrize("role", ["leader", "worker"])
 def test_nodes_of_a_leader_worker_set_share_the_model(role: str) -> None:
     """Valid pods, known settings, GPUs for every rank; a node behind the leader has no probes."""

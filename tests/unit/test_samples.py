@@ -15,6 +15,7 @@ EXPECTED = {
     "hub-model.properties": {"max_num_seqs": 128, "max_model_len": 16384},
     "single-gpu.env": {"max_model_len": 16384, "tensor_parallel_size": 8},
     "multi-gpu.env": {"tensor_parallel_size": 8},
+    "multi-node.env": {"pipeline_parallel_size": 2, "nnodes": 2, "master_addr": "10.0.0.10"},
     "local-weights.properties": {"enable_prefix_caching": True, "tensor_parallel_size": 8},
     "two-copies.properties": {"tensor_parallel_size": 2, "data_parallel_size": 2},
     "lora-adapters.properties": {"enable_lora": True, "max_loras": 8},
