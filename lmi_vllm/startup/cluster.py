@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-import psutil
-
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.startup.argument_draft import ArgumentDraft
@@ -122,6 +120,8 @@ def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> st
 
 def interface_of(address: str) -> str | None:
     """The name of the network interface that has `address`."""
+    import psutil  # noqa: PLC0415 (vLLM brings it, and `explain` has to work without)
+
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             return str(name)
