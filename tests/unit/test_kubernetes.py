@@ -101,7 +101,7 @@ def test_selectors_meet_the_pods() -> None:
 
 
 def test_leader_service_finds_leaders_alone() -> None:
-    """By the labels of the leader's pods, which the workers' have not; else as the other Service."""
+    """By labels of the leader's pods that workers have not; else as the other Service."""
     group = load(LEADER_WORKER_SET)["spec"]["leaderWorkerTemplate"]
     labels = {role: group[f"{role}Template"]["metadata"]["labels"] for role in ("leader", "worker")}
     service = load("leader-service.yaml")
