@@ -6,6 +6,7 @@ it ends when that line closes, and the kernel ends it with its parent.
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import signal
 import socket
@@ -168,7 +169,7 @@ class FrontEndProcess:
 
     async def _join_engine(self, begin: Begin) -> None:
         """Join the engine and prove it; requests come in when the adapters are known."""
-        engine_module: Any = sys.modules["lmi_vllm.engine.vllm_engine"]
+        engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_seat")
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await engine_module.join_vllm_engine(
             begin.arguments, begin.profile, self._thread, begin.seat, self

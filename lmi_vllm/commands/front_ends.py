@@ -51,7 +51,7 @@ class FrontEnds:
     first_socket = ""
 
     def __init__(self) -> None:
-        self.failed = asyncio.Event()  # they end faster than they can be replaced
+        self.failed = asyncio.Event()  # more ended than one engine has seats for
         self.address = ListenAddress("http")  # where all of them answer
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
@@ -149,6 +149,7 @@ class SeveralFrontEnds(FrontEnds):
             settings, self._environ, arguments, str(self._board_path), self._rows, 0
         )
         self._used = {process.row for process in self._processes}
+        self.failed.clear()  # the next engine has spare seats again
         self._start_missing()
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
@@ -275,7 +276,6 @@ class SeveralFrontEnds(FrontEnds):
         process.channel.send(self._state())
         await process.tell_adapters(tuple(self.adapters), self.engine.shared_adapters, 0.0)
         process.is_serving.set()
-        await process.wait_for(process.is_serving)
 
     async def _publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
         """Have every process route by this list; one that does not answer is ended."""

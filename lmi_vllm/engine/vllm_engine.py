@@ -11,7 +11,6 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -33,7 +32,7 @@ from vllm.sampling_params import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from lmi_vllm.engine.base import NO_OTHERS, DirectChunks, DirectEvents, OtherClients, SharedState
+from lmi_vllm.engine.base import NO_OTHERS, DirectChunks, DirectEvents, OtherClients
 from lmi_vllm.engine.vllm_chunks import ChunkMaker
 from lmi_vllm.engine.vllm_direct import DirectRequest, direct_request
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
@@ -41,7 +40,7 @@ from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_media import guard_media
 from lmi_vllm.engine.vllm_openai import VllmOpenAI
 from lmi_vllm.engine.vllm_routes import openai_schemas
-from lmi_vllm.engine.vllm_start import StartedEngine, check_arguments, join_vllm, start_vllm
+from lmi_vllm.engine.vllm_start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -65,10 +64,8 @@ from lmi_vllm.messages import (
 )
 
 __all__ = [
-    "SeatedEngine",
     "VllmEngine",
     "check_arguments",
-    "join_vllm_engine",
     "start_vllm_engine",
 ]
 
@@ -84,7 +81,7 @@ _MODEL_DEFAULTS: Final = frozenset(
 )
 
 
-_AnyEngine = TypeVar("_AnyEngine", bound="VllmEngine")
+AnyEngine = TypeVar("AnyEngine", bound="VllmEngine")
 
 
 async def start_vllm_engine(
@@ -107,35 +104,16 @@ async def start_vllm_engine(
     async def isolate() -> None:
         await started.llm.isolate(is_cpu=started.is_cpu)
 
-    return await _made(VllmEngine, started, profile, isolate)
+    return await make_engine(VllmEngine, started, profile, isolate)
 
 
-async def join_vllm_engine(
-    arguments: EngineArguments,
-    profile: ServingProfile,
-    thread: ThreadPoolExecutor,
-    seat: EngineSeat,
-    shared: SharedState,
-) -> "SeatedEngine":
-    """Take a seat at the engine of another process; `shared` is what it decides for all.
-
-    Raises:
-        EngineStartError: the engine could not be joined.
-    """
-    started = await join_vllm(arguments, thread, seat)
-
-    async def take_seat() -> None:
-        started.llm.take_seat(seat, shared, is_cpu=started.is_cpu)
-
-    return await _made(SeatedEngine, started, profile, take_seat)
-
-
-async def _made(
-    kind: type[_AnyEngine],
+async def make_engine(
+    kind: type[AnyEngine],
     started: StartedEngine,
     profile: ServingProfile,
     guard: Callable[[], Awaitable[None]],
-) -> _AnyEngine:
+) -> AnyEngine:
+    """Return the engine over what was started, once `guard` has prepared it; else nothing stays."""
     try:
         await guard()
         if profile.limits.grammar_timeout:
@@ -381,37 +359,6 @@ class VllmEngine:
             RequestOutputKind.DELTA if job.is_streaming else RequestOutputKind.FINAL_ONLY
         )
         return SamplingParams(**values)
-
-
-class SeatedEngine(VllmEngine):
-    """The engine of another process, as one of its clients."""
-
-    def share(self, adapters: Iterable[SharedAdapter]) -> None:
-        """Know the adapters that are in the engine."""
-        self._llm.share(adapters)
-
-    def report_requests(self, began: Callable[[str], None]) -> None:
-        """Tell of each request before the engine has it, by its id there."""
-        self._llm.report_requests(began)
-
-    @property
-    def engine_requests(self) -> tuple[str, ...]:
-        """The requests in the engine, by their ids there."""
-        return tuple(self._llm.output_processor.request_states)
-
-    async def load_adapter(self, adapter: AdapterRef) -> None:
-        """Let requests use an adapter of the engine; nothing is asked of the engine itself."""
-        await self._llm.load(adapter)
-        self._openai.add_adapter(adapter)
-
-    async def unload_adapter(self, adapter: AdapterRef) -> None:
-        """Forget the adapter."""
-        self._openai.remove_adapter(adapter)
-        await self._llm.unload(adapter)
-
-    def engine_died(self) -> None:
-        """End every request: the process that started the engine has seen it die."""
-        self._llm.engine_died()
 
 
 async def _task(llm: IsolatingAsyncLLM) -> str:
