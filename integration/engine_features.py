@@ -1,7 +1,7 @@
 """Speculative decoding, chunked prefill and prefix caching, at work and without effect on answers.
 
-One server on the embedded model with all three; its counters show that drafts and cached blocks did
-something, and the greedy tokens are those of the server without them.
+One server on the embedded model with all three; its counters and the steps that vLLM logs show that
+drafts, chunks and cached blocks did something; greedy tokens are those of a server without them.
 """
 
 import json
@@ -17,6 +17,7 @@ from integration.plain_model import plain_model
 
 pytestmark = pytest.mark.vllm
 
+CHUNK = 128  # prompt tokens in a step
 FEATURES = {
     "speculative_config": json.dumps(
         {
@@ -27,11 +28,12 @@ FEATURES = {
         }
     ),
     "enable_chunked_prefill": "true",
-    "max_rolling_batch_prefill_tokens": "128",
+    "max_rolling_batch_prefill_tokens": str(CHUNK),
     "max_rolling_batch_size": "8",
     "enable_prefix_caching": "true",
     "block_size": "32",
     "cpu_offload_gb": "1",
+    "enable_logging_iteration_details": "true",  # one line of the log for each step
     "tokenizer_mode": "slow",
 }
 STORY = "Once upon a time"
@@ -66,6 +68,23 @@ def counter(url: str, name: str) -> float:
     values: list[Any] = re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
     assert values, f"no {name}"
     return sum(map(float, values))
+
+
+def prompt_steps(log: str) -> list[int]:
+    """Return how many prompt tokens each step took that took any."""
+    found = re.findall(r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens", log)
+    return [taken for taken in map(int, found) if taken]
+
+
+def test_long_prompt_is_read_in_chunks(featured: RunningServer) -> None:
+    """Step after step as many tokens as the budget allows, then the rest."""
+    steps_before = len(prompt_steps(featured.process.stderr))
+    tokens_before = counter(featured.url, "vllm:prompt_tokens_total")
+    tokens(featured.url, "A list that nobody asked for before. " * 32, 1)
+    length = int(counter(featured.url, "vllm:prompt_tokens_total") - tokens_before)
+    steps = prompt_steps(featured.process.stderr)[steps_before:]
+    assert length > 2 * CHUNK
+    assert steps == [CHUNK] * (length // CHUNK) + [length % CHUNK]
 
 
 def test_answers_are_those_without_the_features(

@@ -79,6 +79,7 @@ class Architecture:
     group: str = "models"  # the page's table: models or quantization
     seed: int = 0
     has_own_prompt: bool = False  # vLLM writes the prompt of a chat without the template
+    attention: str = "eager"  # of the reference
     processor: str = ""  # of integration/matrix/sighted.py: the model sees
 
     @property
@@ -124,6 +125,9 @@ ARCHITECTURES: Final = (
          _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     _row("qwen2", "Qwen2, Qwen 1.5", "Qwen2", _DENSE),
     _row("qwen3", "Qwen3", "Qwen3", _DENSE | _HEAD_32),
+    _row("qwen3_moe", "Qwen3-MoE", "Qwen3Moe", _DENSE | _HEAD_32 | {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "norm_topk_prob": True}),
     _row("phi3", "Phi-3", "Phi3", _DENSE),
     _row("gemma", "Gemma", "Gemma", _DENSE | _HEAD_32),
     _row("gemma2", "Gemma 2", "Gemma2", _DENSE | _HEAD_32 | {"query_pre_attn_scalar": 32}),
@@ -133,6 +137,13 @@ ARCHITECTURES: Final = (
     _row("gpt_neox", "GPT-NeoX", "GPTNeoX", _PLAIN | {"intermediate_size": 256}),
     _row("falcon", "Falcon", "Falcon", _PLAIN | {
         "num_kv_heads": 2, "new_decoder_architecture": True}),
+    _row("falcon_7b", "Falcon (7B)", "Falcon", _PLAIN | {
+        "multi_query": True, "parallel_attn": True, "new_decoder_architecture": False},
+         remark="one key-value head, attention beside the dense layers"),
+    _row("falcon_rw", "Falcon (RW)", "Falcon", _PLAIN | {
+        "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
+        "new_decoder_architecture": False}, attention="sdpa",  # Falcon's eager one adds ALiBi twice
+         remark="ALiBi in the place of rotary positions"),
     _row("bloom", "BLOOM", "Bloom", _TOKENS | {
         "hidden_size": HIDDEN, "n_layer": 2, "n_head": HEADS, "initializer_range": SPREAD}),
     _row("opt", "OPT", "OPT", _PLAIN | {
@@ -185,6 +196,14 @@ ARCHITECTURES: Final = (
         "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": 32,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
         "rope_parameters": _DEEPSEEK_ROPE}, renamed=RENAMED["deepseek"]),
+    _row("deepseek_v2", "DeepSeek V2", "DeepseekV2", _DENSE | {
+        "num_key_value_heads": HEADS, "moe_intermediate_size": 64, "n_routed_experts": 8,
+        "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+        "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0,
+        "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": 32,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "rope_parameters": _DEEPSEEK_ROPE | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+         renamed=RENAMED["deepseek_v2"]),
     _row("llama4", "Llama 4 (text)", "Llama4", _DENSE | _HEAD_32 | {
         "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 256,
         "attention_chunk_size": 256}, config_class="Llama4TextConfig"),
@@ -231,7 +250,7 @@ def build(row: Architecture, folder: Path) -> Reference:
     torch.manual_seed(zlib.crc32(row.name.encode()) + row.seed)
     config_class = getattr(transformers, row.config_class or f"{row.kind}Config")
     config = config_class(**row.config)
-    config._attn_implementation = "eager"
+    config._attn_implementation = row.attention
     model = getattr(transformers, row.reference)(config).to(torch.float32).eval()
     _shake(model)
     if row.prepared is not None:

@@ -40,6 +40,23 @@ QUANTIZATION: Final = """
 What a CPU can run of it, the same way; the reference rounds weights and activations as the
 scheme does. What becomes of each value of `option.quantize`: [quantization.md](quantization.md).
 """
+SPECULATION: Final = """
+## Speculative decoding
+
+`integration/speculative_decoding.py` and `integration/engine_features.py` run each kind on this CPU with a drafter made for
+the embedded model: greedy answers are those without it, and vLLM's counters show accepted tokens.
+
+| drafter | how it is named | told by |
+| --- | --- | --- |
+| a whole model | `option.speculative_draft_model`, `option.speculative_length`, `option.draft_model_tp_size` | being none of the below |
+| EAGLE head | the same | `eagle-` in its name, or an architecture that begins with `Eagle` |
+| EAGLE-3 head | the same | `eagle3` in its name, or an architecture with `Eagle3` in it |
+| Medusa heads | the same | `medusa_num_heads` or `model_type` in its config.json |
+| n-gram, suffix, MTP and others | `option.speculative_config`, vLLM's JSON | `method` in it |
+
+A `method` in `option.speculative_config` wins. vLLM looks for `eagle-` and `eagle3` in the whole path of a local folder: a
+model that drafts must not lie below such a one.
+"""  # noqa: E501 - lines of the page
 NOT_RUN: Final = """\
 
 ## Not run
@@ -64,7 +81,7 @@ def page() -> str:
     lines += ["\n## Does not work\n", *_failing(_those(models, works=False))]
     lines += [QUANTIZATION, *_working(_those(quantized, works=True))]
     lines += ["", *_failing(_those(quantized, works=False))]
-    return "\n".join(lines) + "\n" + NOT_RUN
+    return "\n".join(lines) + "\n" + SPECULATION + NOT_RUN
 
 
 def _those(outcomes: Iterable[Mapping[str, Any]], *, works: bool) -> list[Mapping[str, Any]]:

@@ -185,6 +185,11 @@ def _deepseek(tensors: Tensors, config: Config) -> None:
     config.update(topk_method="noaux_tc", scoring_func="sigmoid")
 
 
+def _deepseek_v2(tensors: Tensors, config: Config) -> None:
+    """The same of the second generation."""
+    config.update(scoring_func="softmax", norm_topk_prob=False)
+
+
 def _replace(tensors: Tensors, names: Mapping[str, str]) -> None:
     """Rename tensors by parts of their names, in the order of `names`."""
     for old in list(tensors):
@@ -203,6 +208,7 @@ RENAMED: Final[Mapping[str, Callable[[Tensors, Config], None]]] = MappingProxyTy
         "chatglm": _chatglm,
         "decilm": _decilm,
         "deepseek": _deepseek,
+        "deepseek_v2": _deepseek_v2,
         "internlm": _internlm,
         "internlm2": _internlm2,
         "qwen": _qwen,

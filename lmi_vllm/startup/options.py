@@ -189,7 +189,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
            note="Share of GPU memory the engine takes; unset: vLLM's own default."),
     Option("cpu_offload_gb_per_gpu", parse.gigabytes, maps_to("cpu_offload_gb"),
            aliases=("cpu_offload_gb",), default=0.0, section=BATCHING, values="GB",
-           note="Weights kept in host memory, per GPU."),
+           note="Weights kept in host memory, per GPU; nothing moves on a CPU."),
     Option("enforce_eager", parse.boolean, maps_to("enforce_eager"), section=BATCHING,
            values="bool", note="true: no CUDA graphs; slower, starts faster."),
     Option("enable_chunked_prefill", parse.boolean, maps_to("enable_chunked_prefill"),

@@ -7,6 +7,7 @@ from typing import Final
 
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.startup.argument_draft import ArgumentDraft
+from lmi_vllm.startup.model_config import read_directory
 from lmi_vllm.startup.model_store import is_directory
 
 _SPECULATIVE_LENGTH: Final = 5  # LMI's default, configuration.md 11.2
@@ -19,6 +20,8 @@ _OLD_DRAFT_NAMES: Final = (
 _NO_MODELS: Final = (
     "ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class",
 )  # fmt: skip
+# How vLLM 0.32 tells an EAGLE head: by its path, which a head that was fetched need not have kept.
+_NAMED_METHODS: Final = (("eagle-", "eagle"), ("eagle3", "eagle3"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,33 @@ def with_draft_files(arguments: EngineArguments, local: Path) -> EngineArguments
     """`arguments` with the draft model's files at `local`, which are of the revision asked for."""
     config = arguments.values["speculative_config"]
     assert isinstance(config, Mapping)
-    fetched = {name: value for name, value in config.items() if name != "revision"}
-    values = {**arguments.values, "speculative_config": {**fetched, "model": str(local)}}
-    return replace(arguments, values=values)
+    kept = {name: value for name, value in config.items() if name != "revision"}
+    fetched = _with_method({**kept, "model": str(local)}, str(config["model"]))
+    return replace(arguments, values={**arguments.values, "speculative_config": fetched})
+
+
+def _with_method(config: Mapping[str, object], written: str) -> Mapping[str, object]:
+    """`config` with the method that a local drafter is for; the user's own word wins.
+
+    vLLM takes what it cannot tell for a model that drafts. Published Medusa heads state no
+    `model_type`, and EAGLE heads are told by the name they were `written` with, or their class.
+    """
+    model = config.get("model")
+    if "method" in config or not isinstance(model, str) or not is_directory(model):
+        return config
+    stated = read_directory(Path(model)).config or {}
+    if "medusa_num_heads" in stated:
+        return {**config, "method": "medusa"}
+    named = stated.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
+    if "Eagle3" in architecture:
+        return {**config, "method": "eagle3"}
+    if architecture.startswith("Eagle"):
+        return {**config, "method": "eagle"}
+    for part, method in _NAMED_METHODS:
+        if part in written.lower():
+            return {**config, "method": method}
+    return config
 
 
 def configure(draft: ArgumentDraft) -> None:
@@ -62,7 +89,10 @@ def configure(draft: ArgumentDraft) -> None:
                 f"{setting.label} and {config.label} both describe speculative decoding: "
                 f"set one of them"
             )
-        draft.put("speculative_config", config.value, config.origin)
+        value = config.value
+        if isinstance(value, Mapping):
+            value = _with_method(value, str(value.get("model")))
+        draft.put("speculative_config", value, config.origin)
     elif model is not None:
         length, degree = draft.given("speculative_length"), draft.given("draft_model_tp_size")
         value = {
@@ -70,7 +100,7 @@ def configure(draft: ArgumentDraft) -> None:
             "num_speculative_tokens": length.value if length else _SPECULATIVE_LENGTH,
             "draft_tensor_parallel_size": degree.value if degree else 1,
         }
-        draft.put("speculative_config", value, model.origin)
+        draft.put("speculative_config", _with_method(value, str(model.value)), model.origin)
     else:
         for setting in given:
             draft.warn(f"{setting.label} has no effect without option.speculative_draft_model")
@@ -101,7 +131,7 @@ def _old_speculation(draft: ArgumentDraft) -> None:
         setting = given.get(f"ngram_prompt_lookup_{bound}")
         if setting is not None:
             value[f"prompt_lookup_{bound}"] = setting.value
-    draft.put("speculative_config", value, model.origin)
+    draft.put("speculative_config", _with_method(value, str(model.value)), model.origin)
 
 
 def check_draft_degree(draft: ArgumentDraft) -> None:

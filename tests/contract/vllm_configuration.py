@@ -1,0 +1,41 @@
+"""From lines of serving.properties to vLLM's own configuration, without starting an engine."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.vllm_arguments import engine_args_from, parse_vllm_arguments
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.startup.devices import Devices
+from lmi_vllm.startup.engine_args import build_engine_arguments
+from lmi_vllm.startup.model_source import locate_model
+from lmi_vllm.startup.settings import load_settings
+
+_PLAIN = "option.dtype=fp32\noption.enforce_eager=true\n"
+
+
+def engine_arguments(
+    lines: str, folder: Path, config: Mapping[str, object] | None = None
+) -> EngineArguments:
+    """The engine arguments of the embedded model in `folder` with these lines.
+
+    `config` changes the model's config.json. Later lines win.
+    """
+    leave_out = shutil.ignore_patterns("serving.properties", "adapters")
+    shutil.copytree(DEMO_MODEL_DIR, folder, ignore=leave_out, dirs_exist_ok=True)
+    (folder / "serving.properties").write_text(_PLAIN + lines, encoding="utf-8")
+    path = folder / "config.json"
+    stated = json.loads(path.read_text("utf-8")) | dict(config or {})
+    path.write_text(json.dumps(stated), encoding="utf-8")
+    environ = {"HF_MODEL_ID": str(folder)}
+    settings = load_settings(environ)
+    assert not settings.errors
+    return build_engine_arguments(settings, locate_model(settings, environ), Devices())
+
+
+def vllm_configuration(arguments: EngineArguments) -> Any:
+    """The configuration vLLM makes of them."""
+    return engine_args_from(parse_vllm_arguments(arguments.values)).create_engine_config()
