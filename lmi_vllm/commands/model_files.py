@@ -17,6 +17,7 @@ from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.startup.architectures import with_mapped_architecture
 from lmi_vllm.startup.cluster import cluster_exports
 from lmi_vllm.startup.downloads import DownloadProgress, fetch_model, fetch_text
+from lmi_vllm.startup.encoder_decoder import check_fetched
 from lmi_vllm.startup.lmcache import lmcache_exports
 from lmi_vllm.startup.model_checks import checkpoint_warnings
 from lmi_vllm.startup.model_source import with_files
@@ -120,7 +121,9 @@ class ModelFiles:
             values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
         fetched = replace(self._arguments, values=values)
         arguments, mapped = with_mapped_architecture(fetched, local)
-        for warning in (*mapped, *checkpoint_warnings(model, values), *self._unread(model)):
+        warnings = (*mapped, *checkpoint_warnings(model, values), *self._unread(model))
+        engine = check_fetched(str(local), arguments, self._settings)
+        for warning in (*warnings, *engine):
             logger.warning("%s", warning)
         return model, arguments
 

@@ -44,6 +44,7 @@ from lmi_vllm.messages import (
 )
 from lmi_vllm.startup import traces
 from lmi_vllm.startup.downloads import DownloadProgress
+from lmi_vllm.startup.encoder_decoder import encoder_decoder
 from lmi_vllm.startup.engine_args import build_engine_arguments, detect_devices
 from lmi_vllm.startup.explain import explain
 from lmi_vllm.startup.hub_source import asks_for_fast_transfer
@@ -135,7 +136,7 @@ class ModelStart:
         if self.engine_kind == "scripted" and not plan.model.is_local:
             return ReadyFiles(plan.model, plan.arguments)
         imports_last = await self._files.install_first()
-        if self.engine_kind != "scripted":
+        if self.engine_kind != "scripted" and not self._has_own_engine():
             self._cache = await asyncio.to_thread(
                 compile_cache, self.settings, self.environ, plan.model, plan.arguments
             )
@@ -232,7 +233,8 @@ class ModelStart:
         os.environ.update(self.settings.environment_exports)
         if self._cache is not None:
             os.environ.update(self._cache.exports)
-        check = partial(import_engine, self.plan.arguments)
+        is_own = self._has_own_engine()
+        check = import_own_engine if is_own else partial(import_engine, self.plan.arguments)
         try:
             await asyncio.get_running_loop().run_in_executor(self._engine_thread(), check)
         except ImportError as error:
@@ -247,6 +249,10 @@ class ModelStart:
         if self.engine_kind == "scripted":
             seconds = float(self.environ.get("LMI_SCRIPTED_SECONDS_PER_TOKEN", "0"))
             return ScriptedEngine(seconds_per_token=seconds)
+        if encoder_decoder(str(arguments.values["model"]), arguments.values) is not None:
+            own_module = await asyncio.to_thread(import_own_engine)
+            own: Engine = await own_module.start_transformers_engine(arguments, self.plan.profile)
+            return own
         engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
         thread, self._thread = self._engine_thread(), None  # the engine's own from here on
         try:
@@ -257,6 +263,11 @@ class ModelStart:
             failure = self._files.failed_requirements
             raise EngineStartError(with_failed_requirements(error.text, failure)) from error
         return engine
+
+    def _has_own_engine(self) -> bool:
+        """Whether it is known before the fetch that vLLM will not run the model."""
+        plan = self.plan
+        return encoder_decoder(plan.model.model, plan.arguments.values) is not None
 
     def _engine_thread(self) -> ThreadPoolExecutor:
         if self._thread is None:
@@ -288,6 +299,13 @@ def import_engine(arguments: EngineArguments) -> None:
         hide_unfit_companions()
         engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm_engine")
     engine_module.check_arguments(arguments)
+
+
+def import_own_engine() -> Any:
+    """Import the engine of encoder-decoder models, and return its module."""
+    with imports_without_collections():
+        hide_unfit_companions()
+        return importlib.import_module("lmi_vllm.engine.transformers_engine")
 
 
 async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:

@@ -11,7 +11,14 @@ from typing import Final
 
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.startup import architectures, engine_rules, parallel, speculation, traces
+from lmi_vllm.startup import (
+    architectures,
+    encoder_decoder,
+    engine_rules,
+    parallel,
+    speculation,
+    traces,
+)
 from lmi_vllm.startup.argument_draft import ArgumentDraft
 from lmi_vllm.startup.devices import Devices, detect_devices
 from lmi_vllm.startup.options import EffectWord, Option
@@ -41,6 +48,7 @@ _LATE_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
     speculation.check_draft_degree,
     traces.traces,
     architectures.map_architecture,
+    encoder_decoder.choose_engine,
 )
 
 

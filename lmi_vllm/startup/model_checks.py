@@ -8,6 +8,7 @@ from typing import Final
 
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.startup.architectures import OUR_CLASSES, served_architectures
+from lmi_vllm.startup.encoder_decoder import runs_here
 from lmi_vllm.startup.model_config import ModelFiles, read_directory
 from lmi_vllm.startup.model_shape import EXPERTS_ONLY, ModelShape, read_shape
 from lmi_vllm.startup.model_store import is_directory
@@ -42,6 +43,8 @@ class Findings:
 
 def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
     """Every check; `arguments` are the engine's."""
+    if (own := runs_here(shape.architectures, arguments)) is not None:
+        return Findings((f"{own} is served by the Transformers engine, not by vLLM",), ())
     errors = [
         *_architecture(shape, arguments), *_length(shape, arguments), *_parallel(shape, arguments),
         *_quantization(shape, arguments),

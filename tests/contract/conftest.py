@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -100,12 +100,45 @@ def vllm_engine(run: LoopThread) -> Iterator[Engine]:
     run(engine.close())
 
 
-@pytest.fixture(params=["scripted", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture(scope="session")
+def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny T5 with random weights, written once."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.text_models import tiny_t5  # noqa: PLC0415 (imports torch)
+
+    return tiny_t5(tmp_path_factory.mktemp("models") / "t5")
+
+
+def start_t5_engine(run: LoopThread, folder: Path, **changes: object) -> Engine:
+    """Return a running Transformers engine over the model in `folder`."""
+    from lmi_vllm.engine.transformers_engine import (  # noqa: PLC0415 (imports torch)
+        start_transformers_engine,
+    )
+
+    arguments = EngineArguments({"model": str(folder), "dtype": "float32", **changes})
+    return cast(Engine, run(start_transformers_engine(arguments, ServingProfile()), 120))
+
+
+@pytest.fixture(scope="session")
+def t5_engine(run: LoopThread, t5_folder: Path) -> Iterator[Engine]:
+    """The Transformers engine over a tiny T5, started once."""
+    engine = start_t5_engine(run, t5_folder)
+    yield engine
+    run(engine.close())
+
+
+@pytest.fixture(
+    params=[
+        "scripted",
+        pytest.param("vllm_engine", marks=pytest.mark.vllm),
+        pytest.param("t5_engine", marks=pytest.mark.vllm),
+    ]
+)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn: the double cannot drift from the real one."""
+    """Each engine in turn: the double cannot drift from the real ones."""
     if request.param == "scripted":
         return ScriptedEngine(refused_adapters={"broken": "no such folder"})
-    engine: Engine = request.getfixturevalue("vllm_engine")
+    engine: Engine = request.getfixturevalue(request.param)
     return engine
 
 

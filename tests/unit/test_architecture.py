@@ -32,17 +32,20 @@ ROOMS = {
 }
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
-    "vllm": r"engine/vllm_\w+\.py",
+    "vllm": r"engine/(vllm_\w+|transformers_openai)\.py",
     "aiohttp": r"(web|commands)/\w+\.py|cli\.py|engine/media_fetch\.py|bench/http_client\.py",
     "pydantic_settings": r"startup/settings\.py",
-    "pydantic": r"startup/settings\.py|inference/parameters\.py|engine/vllm_(openai|routes)\.py",
+    "pydantic": r"startup/settings\.py|inference/parameters\.py|engine/vllm_(openai|routes)\.py"
+    r"|engine/transformers_openai\.py",
     "boto3": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
     "botocore": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
     "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",
     "xgrammar": r"engine/vllm_\w+\.py",
     "prometheus_client": r"telemetry/(metrics|registry)\.py|web/management_routes\.py",
     "opentelemetry": r"telemetry/otel\.py",
-    "torch": r"engine/vllm_\w+\.py|demo/\w+\.py",
+    "torch": r"engine/(vllm|transformers)_\w+\.py|demo/\w+\.py",
+    "transformers": r"engine/transformers_(model|sampling)\.py|engine/vllm_\w+\.py|demo/\w+\.py",
+    "tokenizers": r"engine/transformers_text\.py|demo/\w+\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = r"(cli|image)\.py|engine/vllm_(start|processes)\.py|commands/model_start\.py"

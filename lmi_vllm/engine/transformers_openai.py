@@ -1,0 +1,470 @@
+"""OpenAI calls on the Transformers engine: read by vLLM's request models, answered in its bytes.
+
+vLLM's handlers want vLLM's engine, so what lies between is ours: completions, chat where the
+tokenizer has a template, and the list of models. What a client asks for and this engine does not
+have is refused by name (400); the names that mean nothing without tools or reasoning pass.
+"""
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import orjson
+from jinja2 import TemplateError
+from pydantic import ValidationError
+from vllm.exceptions import VLLMClientError
+
+from lmi_vllm.engine.transformers_sampling import NO_GRAMMARS, Sampling
+from lmi_vllm.engine.transformers_text import TokenTexts
+from lmi_vllm.engine.vllm_routes import ROUTES, STORED_ROUTES, request_adapter
+from lmi_vllm.errors import (
+    PayloadError,
+    RequestError,
+    ResourceNotFoundError,
+    RouteFamily,
+    openai_error,
+    status_of,
+)
+from lmi_vllm.messages import GenerationChunk, OpenAICall, OpenAIReply, ServingProfile
+
+COMPLETIONS: Final = "completions"
+CHAT: Final = "chat/completions"
+DONE: Final = b"data: [DONE]\n\n"
+NO_TEMPLATE: Final = (
+    "this model's tokenizer has no chat template: set option.chat_template, or send `prompt`"
+)
+# Fields of vLLM's request models that are obeyed here, and those that change nothing.
+_OBEYED: Final = frozenset(
+    {
+        "model", "n", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "top_k",
+        "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
+        "logprobs", "max_tokens", "min_tokens", "stop_token_ids", "include_stop_str_in_output",
+        "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "bad_words",
+        "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "add_special_tokens",
+        "return_token_ids", "prompt_logprobs", "response_format", "structured_outputs",
+        "prompt", "messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt",
+        "continue_final_message", "chat_template_kwargs",
+        "user", "request_id", "session_id", "parallel_tool_calls", "include_reasoning",
+        "length_penalty",
+    }
+)  # fmt: skip
+# Of SamplingParams: how vLLM delivers, and what it derives from other fields.
+_DELIVERY: Final = frozenset(
+    {
+        "output_kind",
+        "detokenize",
+        "skip_clone",
+        "output_text_buffer_length",
+        "skip_reading_prefix_cache",
+    }
+)
+_FINISHED: Final = ("finish_reason", "stop_reason")
+
+
+class Runner(Protocol):
+    """What answers need of the engine."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt, and longest answer."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        ...
+
+    def sampling(self, given: Mapping[str, Any], *, has_style: bool) -> Sampling:
+        """Return the checked sampling."""
+        ...
+
+    async def encode(
+        self, text: str, *, truncate: int | None = None, side: str = "left", special: bool = True
+    ) -> Sequence[int]:
+        """Return the tokens of a prompt."""
+        ...
+
+    def checked_prompt(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of a prompt that has them already."""
+        ...
+
+    async def with_tokenizer(self, work: Any) -> Any:
+        """Do work with the tokenizer, alone."""
+        ...
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, is_streaming: bool
+    ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+        """Yield the chunks of all prompts."""
+        ...
+
+
+@dataclass(slots=True)
+class _Usage:
+    prompt: int = 0
+    completion: int = 0
+
+    def row(self) -> dict[str, int]:
+        """Return it as vLLM's UsageInfo has it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "total_tokens": self.prompt + self.completion,
+            "completion_tokens": self.completion,
+        }
+
+    def row_if(self, is_wanted: bool) -> dict[str, dict[str, int]]:
+        """Return it as part of an event that shows usage as it goes."""
+        return {"usage": self.row()} if is_wanted else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that has passed every check."""
+
+    kind: str
+    request: Any
+    head: Mapping[str, Any]  # id, object, created, model
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+
+    @property
+    def shows_ids(self) -> bool:
+        """Whether token ids are wanted beside the text."""
+        return bool(self.request.return_token_ids)
+
+
+class OpenAIAnswers:
+    """Answers OpenAI calls over the engine."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        profile: ServingProfile,
+        defaults: Mapping[str, Any],
+        texts: TokenTexts,
+    ) -> None:
+        self._runner = runner
+        self._profile = profile
+        self._defaults = dict(defaults)
+        self._texts = texts
+        self._readers = {kind: request_adapter(kind) for kind in (COMPLETIONS, CHAT)}
+        self._started = int(time.time())
+
+    async def answer(self, call: OpenAICall) -> OpenAIReply:
+        """Answer `call`; faults of the request are replies.
+
+        Raises:
+            LmiError: the engine is gone, or failed.
+        """
+        try:
+            if call.kind == "models":
+                return _json(200, self._models())
+            asked = await self._read(call)
+            if asked.request.stream:
+                chunks = self._runner.run(asked.prompts, asked.sampling, is_streaming=True)
+                return OpenAIReply(
+                    200, content_type="text/event-stream", stream=self._events(asked, chunks)
+                )
+            return await self._whole(asked)
+        except (RequestError, ResourceNotFoundError) as error:
+            status = status_of(error, RouteFamily.OPENAI)
+            return _json(status, openai_error(error, error.text, status))
+
+    async def _read(self, call: OpenAICall) -> _Asked:
+        if call.kind not in self._readers:
+            route = ROUTES["responses" if call.kind in STORED_ROUTES else call.kind]
+            raise ResourceNotFoundError(f"The model does not support {route.interface}")
+        try:
+            request = self._readers[call.kind].validate_python(dict(call.body))
+            _refuse_unread(request)
+            names = self._profile.served_names
+            if request.model and request.model not in names:
+                raise ResourceNotFoundError(f"The model `{request.model}` does not exist.")
+            sampling = self._sampling(call.kind, request)
+        except ValidationError as error:
+            raise PayloadError(_problems(error)) from error
+        except VLLMClientError as error:
+            raise PayloadError(str(error)) from error
+        except (AttributeError, LookupError, RecursionError, ValueError, TypeError) as error:
+            raise PayloadError(f"the request cannot be read: {error}") from error
+        prompts = await (
+            self._prompts(request) if call.kind == COMPLETIONS else self._conversation(request)
+        )
+        is_chat = call.kind == CHAT
+        head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{call.request_id}",
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": int(time.time()),
+            "model": names[0],
+        }
+        return _Asked(call.kind, request, head, prompts, sampling)
+
+    def _sampling(self, kind: str, request: Any) -> Sampling:
+        """Return the sampling as vLLM's own request model would give it to vLLM."""
+        wanted = vars(request)["max_tokens"]  # asking the attribute of a chat is deprecated
+        if kind == CHAT and request.max_completion_tokens is not None:
+            wanted = request.max_completion_tokens
+        most = self._runner.max_model_len
+        params = request.to_sampling_params(most if wanted is None else wanted, self._defaults)
+        usual = type(params)()
+        given = {
+            name: getattr(params, name)
+            for name in params.__struct_fields__
+            if not name.startswith("_")
+            and name not in _DELIVERY
+            and getattr(params, name) != getattr(usual, name)
+        }
+        # `has_style` is false: the request model has put the model's defaults already.
+        neutral = {"max_tokens": params.max_tokens, "temperature": params.temperature}
+        return self._runner.sampling({**neutral, **given}, has_style=False)
+
+    async def _prompts(self, request: Any) -> list[Sequence[int]]:
+        given = request.prompt
+        if given is None or given == []:
+            raise PayloadError("prompt: expected text, a list of texts, or token ids")
+        is_one = isinstance(given, str) or isinstance(given[0], int)
+        return [await self._prompt(request, one) for one in ([given] if is_one else given)]
+
+    async def _prompt(self, request: Any, prompt: str | list[int]) -> Sequence[int]:
+        truncate, side = self._truncation(request)
+        if isinstance(prompt, str):
+            special = bool(request.add_special_tokens)
+            return await self._runner.encode(prompt, truncate=truncate, side=side, special=special)
+        if truncate is not None:
+            prompt = prompt[-truncate:] if side == "left" else prompt[:truncate]
+        return self._runner.checked_prompt(prompt)
+
+    async def _conversation(self, request: Any) -> list[Sequence[int]]:
+        template = self._template()
+        if template is None and not self._runner.tokenizer.chat_template:
+            raise PayloadError(NO_TEMPLATE)
+        messages = [_text_message(message) for message in request.messages]
+
+        def render() -> str:
+            text: str = self._runner.tokenizer.apply_chat_template(
+                messages,
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                **(request.chat_template_kwargs or {}),
+            )
+            return text
+
+        try:
+            text = await self._runner.with_tokenizer(render)
+        except (TemplateError, ValueError, TypeError) as error:
+            raise PayloadError(f"messages: the chat template refuses them: {error}") from error
+        return [await self._prompt(request, text)]
+
+    def _truncation(self, request: Any) -> tuple[int | None, str]:
+        """Return how many tokens of a prompt stay (None: all) and at which side it is cut."""
+        wanted = request.truncate_prompt_tokens
+        if wanted == -1:
+            wanted = self._runner.max_model_len
+        return wanted, request.truncation_side or "right"
+
+    def _template(self) -> str | None:
+        given = self._profile.chat_template
+        if given is None or "{" in given:
+            return given
+        return Path(given).read_text("utf-8")
+
+    async def _whole(self, asked: _Asked) -> OpenAIReply:
+        found: dict[int, GenerationChunk] = {}
+        async with aclosing(self._chunks(asked, is_streaming=False)) as chunks:
+            async for number, chunk in chunks:
+                found[number * asked.sampling.n + chunk.index] = chunk
+        usage = _Usage(sum(map(len, asked.prompts)))
+        choices = []
+        for index, chunk in sorted(found.items()):
+            usage.completion += len(chunk.tokens)
+            choices.append(self._choice(asked, index, chunk))
+        body = {**asked.head, "choices": choices, "usage": usage.row()}
+        if asked.kind == CHAT and asked.shows_ids:
+            body["prompt_token_ids"] = list(asked.prompts[0])
+        response = ROUTES[asked.kind].response
+        answer = next(
+            one for one in getattr(response, "__args__", (response,)) if "choices" in
+            getattr(one, "model_fields", ())
+        ).model_validate(body)  # fmt: skip
+        return replace(_json(200, answer.model_dump()), response=answer)
+
+    def _chunks(
+        self, asked: _Asked, *, is_streaming: bool
+    ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+        return self._runner.run(asked.prompts, asked.sampling, is_streaming)
+
+    def _choice(self, asked: _Asked, index: int, chunk: GenerationChunk) -> dict[str, Any]:
+        common = {
+            "index": index,
+            "logprobs": self._logprobs(asked, chunk, 0),
+            "finish_reason": chunk.finish_reason,
+            "stop_reason": chunk.stop_reason,
+            "token_ids": _ids(chunk) if asked.shows_ids else None,
+        }
+        if asked.kind == CHAT:
+            return {**common, "message": {"role": "assistant", "content": chunk.text}}
+        prompt = list(asked.prompts[index // asked.sampling.n]) if asked.shows_ids else None
+        return {**common, "text": chunk.text, "prompt_token_ids": prompt}
+
+    async def _events(
+        self, asked: _Asked, chunks: AsyncGenerator[tuple[int, GenerationChunk], None]
+    ) -> AsyncIterator[bytes]:
+        """Yield vLLM's events; closing this one closes the chunks, which aborts."""
+        options = asked.request.stream_options
+        runs = bool(options and options.include_usage and options.continuous_usage_stats)
+        total, each = _Usage(sum(map(len, asked.prompts))), dict[int, _Usage]()
+        offsets = dict[int, int]()
+        is_chat = asked.kind == CHAT
+        head = {**asked.head, "object": "chat.completion.chunk"} if is_chat else asked.head
+        for index in range(asked.sampling.n if is_chat else 0):
+            yield _event({**head, **_opening(asked, index), **(total.row_if(runs))})
+        async with aclosing(chunks):
+            async for number, chunk in chunks:
+                index = number * asked.sampling.n + chunk.index
+                usage = each.setdefault(index, _Usage(len(asked.prompts[number])))
+                row = self._delta(asked, index, chunk, offsets, is_first=not usage.completion)
+                usage.completion += len(chunk.tokens)
+                total.completion += len(chunk.tokens)
+                yield _event({**head, "choices": [row], **usage.row_if(runs)})
+        if options and options.include_usage:
+            yield _event({**head, "choices": [], "usage": total.row()})
+        yield DONE
+
+    def _delta(
+        self,
+        asked: _Asked,
+        index: int,
+        chunk: GenerationChunk,
+        offsets: dict[int, int],
+        *,
+        is_first: bool,
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(asked, chunk, offsets.get(index, 0))
+        ids = _ids(chunk) if asked.shows_ids else None
+        if asked.kind == CHAT:
+            row = {"index": index, "delta": {"content": chunk.text}, "logprobs": logprobs}
+            end = {name: getattr(chunk, name) for name in _FINISHED}
+            return {**row, **(end if chunk.finish_reason else {"finish_reason": None}),
+                    "token_ids": ids}  # fmt: skip
+        if logprobs is not None and logprobs["tokens"]:
+            offsets[index] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
+        prompt = list(asked.prompts[index // asked.sampling.n])
+        return {
+            "index": index,
+            "text": chunk.text,
+            "logprobs": logprobs,
+            "finish_reason": chunk.finish_reason,
+            "stop_reason": chunk.stop_reason,
+            "prompt_token_ids": prompt if asked.shows_ids and is_first else None,
+            "token_ids": ids,
+        }
+
+    def _logprobs(self, asked: _Asked, chunk: GenerationChunk, offset: int) -> Any:
+        if asked.sampling.logprobs is None:
+            return None
+        if asked.kind == CHAT:
+            return {"content": [self._chat_logprob(token) for token in chunk.tokens]}
+        names = [self._texts.text(token.id) for token in chunk.tokens]
+        offsets = [offset + sum(map(len, names[:position])) for position in range(len(names))]
+        tops = [
+            {name: token.logprob, **{one.text: one.logprob for one in token.top}}
+            for name, token in zip(names, chunk.tokens, strict=True)
+        ]
+        values = [token.logprob for token in chunk.tokens]
+        return {
+            "text_offset": offsets, "token_logprobs": values, "tokens": names,
+            "top_logprobs": tops,
+        }  # fmt: skip
+
+    def _chat_logprob(self, token: Any) -> dict[str, Any]:
+        top = [_logprob(one.text, one.logprob) for one in token.top]
+        return {**_logprob(self._texts.text(token.id), token.logprob), "top_logprobs": top}
+
+    def _models(self) -> dict[str, Any]:
+        cards: list[dict[str, Any]] = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._started,
+                "owned_by": "vllm",
+                "root": self._profile.model_name,
+                "parent": None,
+                "max_model_len": self._runner.max_model_len,
+                "permission": [],
+            }
+            for name in self._profile.served_names
+        ]
+        return {"object": "list", "data": cards}
+
+
+def _refuse_unread(request: Any) -> None:
+    """Refuse what somebody asked for and nobody would read.
+
+    Raises:
+        PayloadError: names it.
+    """
+    if gone := [name for name in request.model_extra or () if name.startswith("guided_")]:
+        raise PayloadError(NO_GRAMMARS.format(name=gone[0]))
+    fields = type(request).model_fields
+    for name in fields:
+        if name in _OBEYED or name not in request.model_fields_set:
+            continue
+        value = vars(request)[name]
+        if value in (None, fields[name].default, [], {}) or (name, value) == (
+            "tool_choice",
+            "none",
+        ):
+            continue
+        raise PayloadError(
+            f"{name} is not available: encoder-decoder models run on the Transformers engine"
+        )
+
+
+def _text_message(message: Any) -> dict[str, Any]:
+    """Return a message with its content as one text.
+
+    Raises:
+        PayloadError: it holds something else than text.
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return {**message, "content": content or ""}
+    parts = list(content)
+    if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in parts):
+        raise PayloadError("messages: this model takes text only")
+    return {**message, "content": "\n".join(str(part["text"]) for part in parts)}
+
+
+def _opening(asked: _Asked, index: int) -> dict[str, Any]:
+    delta = {"role": "assistant", "content": ""}
+    ids = list(asked.prompts[0]) if asked.shows_ids else None
+    row = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    return {"choices": [row], "prompt_token_ids": ids, "prompt_text": None}
+
+
+def _logprob(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def _ids(chunk: GenerationChunk) -> list[int]:
+    return [token.id for token in chunk.tokens]
+
+
+def _event(row: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(row) + b"\n\n"
+
+
+def _json(status: int, body: Mapping[str, Any]) -> OpenAIReply:
+    return OpenAIReply(status, orjson.dumps(body))
+
+
+def _problems(error: ValidationError) -> str:
+    """Return one sentence for each thing that is wrong with a body."""
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors()
+    )

@@ -1,0 +1,211 @@
+"""What a job's sampling fields ask for, and the next token of one sequence by them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import torch
+from transformers import LogitsProcessorList
+
+from lmi_vllm.errors import PayloadError
+
+MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
+_ENGINE: Final = "encoder-decoder models run on the Transformers engine"
+NO_GRAMMARS: Final = f"{{name}} is not available: {_ENGINE}, which has no grammars"
+_REFUSED: Final[Mapping[str, str]] = {
+    "structured_outputs": NO_GRAMMARS.format(
+        name="structured output (response_format, structured_outputs, grammar, guided_*)"
+    ),
+    "prompt_logprobs": (
+        "log probabilities of the prompt (prompt_logprobs, decoder_input_details) are not "
+        f"available: {_ENGINE}, and an encoder reads the prompt without predicting it"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens: the fields of vLLM's SamplingParams that this engine has."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    bad_words: tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is taken each time."""
+        return self.temperature < 1e-5  # noqa: PLR2004 (vLLM's own bound)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBounds:
+    """What the loaded model allows."""
+
+    max_model_len: int
+    vocabulary: int
+    max_logprobs: int  # -1: no limit
+
+
+_NAMES: Final = frozenset(field.name for field in fields(Sampling))
+
+
+def read_sampling(given: Mapping[str, Any], bounds: SamplingBounds) -> Sampling:
+    """Return what the fields ask for.
+
+    Raises:
+        PayloadError: a value is out of range, or this engine has no such field.
+    """
+    wanted = {name: value for name, value in given.items() if value is not None}
+    for name in wanted.keys() - _NAMES:
+        unknown = f"{name} is not available: {_ENGINE}"
+        raise PayloadError(_REFUSED.get(name, unknown))
+    sampling = Sampling(**{name: _frozen(value) for name, value in wanted.items()})
+    if problem := next(_problems(sampling, bounds), None):
+        raise PayloadError(problem)
+    return sampling
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple | set) else value
+
+
+def _problems(sampling: Sampling, bounds: SamplingBounds) -> Any:
+    most = bounds.max_logprobs
+    ids = [*sampling.allowed_token_ids, *(sampling.logit_bias or {})]
+    if sampling.temperature < 0:
+        yield f"temperature must be non-negative, got {sampling.temperature}"
+    if sampling.n > 1 and sampling.is_greedy:
+        yield "n must be 1 when using greedy sampling"
+    if not sampling.spaces_between_special_tokens and not sampling.skip_special_tokens:
+        yield f"spaces_between_special_tokens=false is not available: {_ENGINE}"
+    if sampling.logprobs is not None and not (0 <= sampling.logprobs <= most or most == -1):
+        yield f"logprobs: {sampling.logprobs} is more than max_logprobs ({most})"
+    if sampling.max_tokens is not None and not 1 <= sampling.max_tokens <= bounds.max_model_len:
+        yield (
+            f"max_tokens: {sampling.max_tokens} is not between 1 and max_model_len "
+            f"({bounds.max_model_len})"
+        )
+    if any(not 0 <= token < bounds.vocabulary for token in ids):
+        yield (
+            "allowed_token_ids, logit_bias: a token id is out of the model's vocabulary "
+            f"(0 to {bounds.vocabulary - 1})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A chosen token; the log probabilities are the model's own, before anything was applied."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenChooser:
+    """Chooses the tokens of one sequence, in the order of vLLM's sampler.
+
+    `rules` are the model's own (transformers_model.model_rules) and see what Transformers'
+    `generate` would show them: `start`, then the tokens so far. Penalties look at the answer only:
+    the prompt is on the encoder's side.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        rules: LogitsProcessorList,
+        start: int,
+        end_tokens: Sequence[int],
+        bad_words: Sequence[Sequence[int]] = (),
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.tokens: list[int] = []
+        self._sampling = sampling
+        self._rules = rules
+        self._start = start
+        self._ends = sorted({*end_tokens, *sampling.stop_token_ids})
+        self._bad_words = bad_words
+        self._generator = generator
+
+    def choose(self, logits: torch.Tensor) -> Choice:
+        """Take the next token by the model's `logits` (one row, float32, on the CPU)."""
+        scores = self._changed(logits.clone())
+        greedy = self._sampling.is_greedy
+        token = int(scores.argmax()) if greedy else self._draw(scores)
+        self.tokens.append(token)
+        count = self._sampling.logprobs
+        if count is None:
+            return Choice(token)
+        logprobs = torch.log_softmax(logits, -1)
+        values, ids = logprobs.topk(min(count, len(logprobs)))
+        top = zip(ids.tolist(), map(_finite, values.tolist()), strict=True)
+        return Choice(token, _finite(float(logprobs[token])), tuple(top))
+
+    def _changed(self, scores: torch.Tensor) -> torch.Tensor:
+        sampling = self._sampling
+        if self._rules:
+            seen = torch.tensor([[self._start, *self.tokens]])
+            scores = self._rules(seen, scores[None])[0]
+        if sampling.allowed_token_ids:
+            allowed = torch.full_like(scores, -torch.inf)
+            chosen = list(sampling.allowed_token_ids)
+            allowed[chosen] = scores[chosen]
+            scores = allowed
+        for word in self._bad_words:
+            *before, last = word
+            if not before or self.tokens[-len(before) :] == before:
+                scores[last] = -torch.inf
+        for token, bias in (sampling.logit_bias or {}).items():
+            scores[token] += bias
+        banned = [token for token in self._ends if token < len(scores)]
+        if len(self.tokens) < sampling.min_tokens:
+            scores[banned] = -torch.inf
+        return self._penalised(scores)
+
+    def _penalised(self, scores: torch.Tensor) -> torch.Tensor:
+        sampling = self._sampling
+        if not self.tokens:
+            return scores
+        ids, counts = torch.tensor(self.tokens).unique(return_counts=True)
+        if sampling.repetition_penalty != 1.0:
+            factor = sampling.repetition_penalty
+            scores[ids] = torch.where(scores[ids] > 0, scores[ids] / factor, scores[ids] * factor)
+        scores[ids] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+        return scores
+
+    def _draw(self, scores: torch.Tensor) -> int:
+        sampling = self._sampling
+        scores = scores / sampling.temperature
+        if sampling.min_p > 0:
+            probabilities = scores.softmax(-1)
+            scores[probabilities < sampling.min_p * probabilities.max()] = -torch.inf
+        if 0 < sampling.top_k < len(scores):
+            least = scores.topk(sampling.top_k).values[-1]
+            scores[scores < least] = -torch.inf
+        if sampling.top_p < 1:
+            ordered, order = scores.softmax(-1).sort(descending=True)
+            before = ordered.cumsum(-1) - ordered
+            scores[order[before >= sampling.top_p]] = -torch.inf
+        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+
+
+def _finite(logprob: float) -> float:
+    """Return a log probability that JSON can hold."""
+    return max(logprob, MINUS_INFINITY)
