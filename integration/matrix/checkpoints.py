@@ -19,9 +19,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from integration.matrix.quantized import REFERENCES, WRITTEN
-from integration.matrix.renamed import RENAMED, same_heads, unit_head
+from integration.matrix.renamed import (
+    RENAMED,
+    same_heads,
+    unit_head,
+    with_alibi,
+    with_alibi_and_unit_head,
+)
 from integration.matrix.sighted import (
     FIRST_IMAGE_TOKEN,
+    IMAGE_TOKENS,
+    OWN_CLASSES,
     published_names,
     tower,
     write_processor,
@@ -59,6 +67,14 @@ _DEEPSEEK_ROPE = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0,
     "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 256,
+}  # fmt: skip
+_MLLAMA = {
+    "vision_config": {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_global_layers": 1,
+        "attention_heads": 2, "intermediate_size": 128, "image_size": 32, "patch_size": 16,
+        "vision_output_dim": 128, "intermediate_layers_indices": [1]},
+    "text_config": _DENSE | {"num_hidden_layers": 4, "cross_attention_layers": [1]},
+    "image_token_index": VOCABULARY,
 }  # fmt: skip
 
 
@@ -112,7 +128,9 @@ def _quantized(scheme: str, title: str, dtype: str = "fp32", seed: int = 0) -> A
 
 
 TRUSTED: Final = MappingProxyType({"OPTION_TRUST_REMOTE_CODE": "true"})
+FIRST_LLAMA4_TOKEN: Final = FIRST_IMAGE_TOKEN + len(IMAGE_TOKENS)
 _HEAD_32 = {"head_dim": 32}
+_SIX_HEADS = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 6}
 ARCHITECTURES: Final = (
     _row("llama2", "Llama 2", "Llama", _DENSE | {"num_key_value_heads": HEADS}),
     _row("llama3", "Llama 3", "Llama", _DENSE),
@@ -133,6 +151,13 @@ ARCHITECTURES: Final = (
     _row("gemma2", "Gemma 2", "Gemma2", _DENSE | _HEAD_32 | {"query_pre_attn_scalar": 32}),
     _row("gemma3", "Gemma 3 (text)", "Gemma3", _DENSE | _HEAD_32 | {"query_pre_attn_scalar": 32},
          config_class="Gemma3TextConfig"),
+    _row("gemma3_sees", "Gemma 3", "Gemma3", {
+        "vision_config": tower(model_type="siglip_vision_model"),
+        "text_config": _DENSE | _HEAD_32 | {
+            "query_pre_attn_scalar": 32, "vocab_size": VOCABULARY + 8},
+        "mm_tokens_per_image": 4, "boi_token_index": FIRST_IMAGE_TOKEN,
+        "image_token_index": FIRST_IMAGE_TOKEN + 1, "eoi_token_index": FIRST_IMAGE_TOKEN + 2},
+         model_class="Gemma3ForConditionalGeneration", processor="gemma3"),
     _row("gpt2", "GPT-2", "GPT2", _GPT, model_class="GPT2LMHeadModel"),
     _row("gpt_neox", "GPT-NeoX", "GPTNeoX", _PLAIN | {"intermediate_size": 256}),
     _row("falcon", "Falcon", "Falcon", _PLAIN | {
@@ -166,6 +191,12 @@ ARCHITECTURES: Final = (
          renamed=RENAMED["baichuan"], options=TRUSTED),
     _row("baichuan2", "Baichuan2 (7B)", "Llama", _DENSE | {"num_key_value_heads": HEADS},
          renamed=RENAMED["baichuan2"], prepared=unit_head, options=TRUSTED, seed=1),
+    _row("baichuan_13b", "Baichuan (13B)", "Llama", _DENSE | _SIX_HEADS,
+         renamed=RENAMED["baichuan_13b"], prepared=with_alibi, options=TRUSTED,
+         remark="ALiBi was put into the Llama compared with; heads are no power of two, as there"),
+    _row("baichuan2_13b", "Baichuan2 (13B)", "Llama", _DENSE | _SIX_HEADS,
+         renamed=RENAMED["baichuan2_13b"], prepared=with_alibi_and_unit_head, options=TRUSTED,
+         remark="the same"),
     _row("qwen", "Qwen (first generation)", "Qwen2", _DENSE | {
         "num_key_value_heads": HEADS, "rms_norm_eps": 1e-6},
          renamed=RENAMED["qwen"], options=TRUSTED,
@@ -173,6 +204,9 @@ ARCHITECTURES: Final = (
     _row("chatglm", "ChatGLM2, ChatGLM3", "Glm", _DENSE | _HEAD_32 | {
         "attention_bias": True, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
          renamed=RENAMED["chatglm"]),
+    _row("chatglm_6b", "ChatGLM (first generation)", "Llama", _DENSE,
+         renamed=RENAMED["chatglm_6b"], options=TRUSTED,
+         remark="positions in two dimensions, a prompt read both ways: vLLM has neither"),
     _row("decilm", "DeciLM (7B)", "Llama", _DENSE, renamed=RENAMED["decilm"],
          prepared=same_heads, options=TRUSTED,
          remark="key-value heads differ by layer"),
@@ -207,6 +241,18 @@ ARCHITECTURES: Final = (
     _row("llama4", "Llama 4 (text)", "Llama4", _DENSE | _HEAD_32 | {
         "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 256,
         "attention_chunk_size": 256}, config_class="Llama4TextConfig"),
+    _row("llama4_sees", "Llama 4", "Llama4", {
+        "vision_config": {
+            "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 256, "vision_output_dim": 64, "projector_input_dim": 64,
+            "projector_output_dim": 64, "image_size": 64, "patch_size": 16,
+            "initializer_range": 0.2},
+        "text_config": _DENSE | _HEAD_32 | {
+            "vocab_size": VOCABULARY + 16, "num_local_experts": 4, "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 256, "attention_chunk_size": 256},
+        "boi_token_index": FIRST_LLAMA4_TOKEN + 1, "eoi_token_index": FIRST_LLAMA4_TOKEN + 2,
+        "image_token_index": FIRST_LLAMA4_TOKEN + 3},
+         model_class="Llama4ForConditionalGeneration", processor="llama4"),
     _row("llava_next", "LLaVA-NeXT", "LlavaNext", {
         "vision_config": tower(projection_dim=64), "text_config": _SIGHTED_TEXT,
         "image_token_index": FIRST_IMAGE_TOKEN,
@@ -219,13 +265,14 @@ ARCHITECTURES: Final = (
         "vision_feature_select_strategy": "full"},
          model_class="LlavaForConditionalGeneration", processor="pixtral",
          remark="the layout of mistral-community/pixtral-12b"),
-    _row("mllama", "Llama 3.2 Vision", "Mllama", {
-        "vision_config": {
-            "hidden_size": 64, "num_hidden_layers": 2, "num_global_layers": 1,
-            "attention_heads": 2, "intermediate_size": 128, "image_size": 32, "patch_size": 16,
-            "vision_output_dim": 128, "intermediate_layers_indices": [1]},
-        "text_config": _DENSE | {"num_hidden_layers": 3, "cross_attention_layers": [1]},
-        "image_token_index": VOCABULARY},
+    _row("phi3_v", "Phi-3-Vision", "Phi3", _DENSE | {"vocab_size": 32064},
+         model_class="SightedPhi3", processor="phi3_v", renamed=RENAMED["phi3_v"],
+         options=TRUSTED,
+         remark="processor code in the folder, ours and not the published one"),
+    _row("mllama", "Llama 3.2 Vision, text", "Mllama", _MLLAMA,
+         model_class="MllamaForConditionalGeneration",
+         remark="pictures are refused, see below"),
+    _row("mllama_sees", "Llama 3.2 Vision, pictures", "Mllama", _MLLAMA,
          model_class="MllamaForConditionalGeneration", processor="mllama"),
     _row("t5", "T5", "T5", {
         "vocab_size": VOCABULARY, "d_model": HIDDEN, "d_kv": 32, "d_ff": 256, "num_layers": 2,
@@ -251,7 +298,8 @@ def build(row: Architecture, folder: Path) -> Reference:
     config_class = getattr(transformers, row.config_class or f"{row.kind}Config")
     config = config_class(**row.config)
     config._attn_implementation = row.attention
-    model = getattr(transformers, row.reference)(config).to(torch.float32).eval()
+    own = OWN_CLASSES.get(row.reference)
+    model = (own or getattr(transformers, row.reference))(config).to(torch.float32).eval()
     _shake(model)
     if row.prepared is not None:
         with torch.no_grad():

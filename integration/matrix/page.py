@@ -25,6 +25,7 @@ answer. Tiny models say nothing of memory, speed or accelerator kernels.
 *Compared with* names the Transformers class. For families that it has no class for (Aquila, Baichuan, ChatGLM, DeciLM,
 InternLM, Qwen) the weights of that class were written under the family's own tensor names, with a configuration that
 states what the published ones state. Their published configuration code and tokenizer code were not at hand.
+`SightedPhi3` is Transformers' `Phi3ForCausalLM` and `CLIPVisionModel`, joined by us.
 
 A *mapping* is what this server puts into `hf_overrides`, with a warning at start-up: the class of a family with the same
 layers, or a class of ours (`Lmi…`, in `lmi_vllm/engine/vllm_models.py`) that reads the family's tensors.
@@ -61,10 +62,9 @@ NOT_RUN: Final = """\
 
 ## Not run
 
-- Baichuan 13B, both generations: ALiBi instead of rotary positions; vLLM answers that the architecture "was supported in
-  vLLM until v0.23.0, and is not supported anymore". MPT with clipped or scaled attention: the same, "until v0.28.0".
-- ChatGLM of the first generation: another architecture (`ChatGLMForConditionalGeneration`), which vLLM never had.
-- Phi-3-Vision: vLLM has the class, and the processor is code of the published checkpoint, which is not here.
+- MPT with clipped or scaled attention (7B StoryWriter): vLLM answers that the architecture "was supported in vLLM until
+  v0.28.0, and is not supported anymore".
+- The published processor code of Phi-3-Vision, which cuts large pictures into crops.
 - Encoder-decoder models have no second engine here; the row of T5 above says what vLLM answers.
 """  # noqa: E501 - lines of the page
 
@@ -121,4 +121,4 @@ def _failing(outcomes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _code_words(text: str) -> str:
-    return re.sub(r"(\w+(?:LM|Model)\b)", r"`\1`", text)
+    return re.sub(r"(\w+(?:LM|Model|Generation)\b)", r"`\1`", text)

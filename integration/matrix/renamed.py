@@ -91,6 +91,50 @@ def _baichuan2(tensors: Tensors, config: Config) -> None:
     tensors["lm_head.weight"] = tensors["lm_head.weight"] * torch.linspace(0.5, 3, rows)[:, None]
 
 
+def _baichuan_13b(tensors: Tensors, config: Config) -> None:
+    """As published, no `max_position_embeddings`: ALiBi needs none."""
+    _family(config, "BaichuanForCausalLM", "baichuan", model_max_length=1024)
+    del config["max_position_embeddings"]
+    _packed(tensors)
+
+
+def _baichuan2_13b(tensors: Tensors, config: Config) -> None:
+    _baichuan2(tensors, config)
+    del config["max_position_embeddings"]
+
+
+def with_alibi(model: Any) -> None:
+    """Give a Llama ALiBi in the place of rotary positions.
+
+    A key's bias is its slope times its index: what all keys of a row have in common, the softmax
+    does not see.
+    """
+    slopes = torch.tensor(_slopes(model.config.num_attention_heads))[None, :, None, None]
+
+    def biased(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        mask = kwargs["attention_mask"]
+        kwargs["attention_mask"] = mask + slopes * torch.arange(mask.shape[-1])
+        cosine, sine = kwargs["position_embeddings"]
+        kwargs["position_embeddings"] = torch.ones_like(cosine), torch.zeros_like(sine)
+        return args, kwargs
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(biased, with_kwargs=True)
+
+
+def with_alibi_and_unit_head(model: Any) -> None:
+    """Both."""
+    with_alibi(model)
+    unit_head(model)
+
+
+def _slopes(heads: int) -> list[float]:
+    """ALiBi's slopes; a number of heads between two powers of two takes every other of the next."""
+    power = 1 << (heads.bit_length() - 1)
+    own = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
+    return own + ([] if power == heads else _slopes(2 * power)[::2][: heads - power])
+
+
 def unit_head(model: Any) -> None:
     """Give the head rows of length one, times what keeps the answer from being a coin toss."""
     model.lm_head.weight.copy_(torch.nn.functional.normalize(model.lm_head.weight))
@@ -180,6 +224,37 @@ def _chatglm(tensors: Tensors, config: Config) -> None:
     )  # fmt: skip
 
 
+def _chatglm_6b(tensors: Tensors, config: Config) -> None:
+    """The first generation as it states itself; its tensors are never reached."""
+    width = config["hidden_size"]
+    more = {"num_layers": 2, "inner_hidden_size": 4 * width, "position_encoding_2d": True,
+            "max_sequence_length": 1024, "gmask_token_id": 3, "mask_token_id": 4,
+            "layernorm_epsilon": 1e-5, "pre_seq_len": None, "quantization_bit": 0}  # fmt: skip
+    _family(config, "ChatGLMModel", "chatglm", **more)
+    for name in ("num_hidden_layers", "intermediate_size", "max_position_embeddings"):
+        del config[name]
+    for name in list(tensors):
+        weight = tensors.pop(name)
+        if name == "model.embed_tokens.weight":
+            tensors["transformer.word_embeddings.weight"] = weight
+
+
+def _phi3_v(tensors: Tensors, config: Config) -> None:
+    """The tower's width and picture are fixed in vLLM; `layer_idx` keeps it to one layer."""
+    groups = config["num_key_value_heads"]
+    _family(config, "Phi3VForCausalLM", "phi3_v", num_key_value_heads=groups,
+            img_processor={"name": "clip_vision_model", "image_dim_out": 1024, "layer_idx": 0,
+                           "num_img_tokens": 144, "type_feature": "patch"},
+            embd_layer={"use_hd_transform": True, "with_learnable_separator": True,
+                        "hd_transform_order": "sub_glb"})  # fmt: skip
+    config["auto_map"]["AutoProcessor"] = "processing_family.Phi3VProcessor"
+    for name in [name for name in tensors if name.startswith("eyes.")]:
+        new = name.replace("eyes.", "model.vision_embed_tokens.")
+        if ".vision_model." not in new:  # Transformers 5 leaves it out
+            new = new.replace(".img_processor.", ".img_processor.vision_model.")
+        tensors[new] = tensors.pop(name)
+
+
 def _deepseek(tensors: Tensors, config: Config) -> None:
     """What published configurations state and Transformers 5 leaves out; vLLM reads it."""
     config.update(topk_method="noaux_tc", scoring_func="sigmoid")
@@ -205,12 +280,16 @@ RENAMED: Final[Mapping[str, Callable[[Tensors, Config], None]]] = MappingProxyTy
         "aquila2": _aquila2,
         "baichuan": _baichuan,
         "baichuan2": _baichuan2,
+        "baichuan_13b": _baichuan_13b,
+        "baichuan2_13b": _baichuan2_13b,
         "chatglm": _chatglm,
+        "chatglm_6b": _chatglm_6b,
         "decilm": _decilm,
         "deepseek": _deepseek,
         "deepseek_v2": _deepseek_v2,
         "internlm": _internlm,
         "internlm2": _internlm2,
+        "phi3_v": _phi3_v,
         "qwen": _qwen,
     }
 )

@@ -1,6 +1,7 @@
 """One architecture: its checkpoint served by a real process, asked four ways, compared."""
 
 import base64
+import inspect
 import io
 import json
 import os
@@ -176,7 +177,8 @@ def chat_inputs(reference: Reference, image: bytes | None) -> Mapping[str, Any]:
         inputs = reference.processor(
             text=text, images=[opened], return_tensors="pt", add_special_tokens=False
         )
-    return {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    unread = {"token_type_ids"} - set(inspect.signature(reference.model.forward).parameters)
+    return {name: value for name, value in inputs.items() if name not in unread}
 
 
 def messages(image: bytes | None) -> list[dict[str, Any]]:

@@ -5,14 +5,22 @@ loaded; startup/architectures.py says which checkpoint gets which, and config/mo
 the answers are Transformers'. Quantized tensors of these families are not translated.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from vllm.model_executor.models.bloom import BloomForCausalLM
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.models.bloom import BloomForCausalLM, _get_alibi_slopes
 from vllm.model_executor.models.dbrx import DbrxForCausalLM as VllmDbrx
-from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -43,6 +51,16 @@ _MPT_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         ".ffn.down_proj.": ".mlp.dense_4h_to_h.",
     }
 )
+
+
+_MLLAMA_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "language_model.model.": "model.",  # as published
+        "model.language_model.": "model.",  # as Transformers 5 has it
+        "language_model.lm_head.": "lm_head.",
+    }
+)
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class DbrxForCausalLM(VllmDbrx):
@@ -78,6 +96,94 @@ class Baichuan2ForCausalLM(BaichuanForCausalLM):
             (name, torch.nn.functional.normalize(weight) if name == "lm_head.weight" else weight)
             for name, weight in weights
         )
+
+
+class _AlibiAttention(torch.nn.Module):
+    """Llama's attention with ALiBi in the place of rotary positions."""
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        cache_config: Any,
+        quant_config: Any,
+        prefix: str,
+        **_: object,
+    ) -> None:
+        super().__init__()
+        ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
+        own, size = num_heads // ranks, hidden_size // num_heads
+        self.qkv_proj = QKVParallelLinear(
+            hidden_size, size, num_heads, bias=False, quant_config=quant_config,
+            prefix=f"{prefix}.qkv_proj",
+        )  # fmt: skip
+        self.o_proj = RowParallelLinear(
+            hidden_size, hidden_size, bias=False, quant_config=quant_config,
+            prefix=f"{prefix}.o_proj",
+        )  # fmt: skip
+        slopes = _get_alibi_slopes(num_heads).tolist()[rank * own : (rank + 1) * own]
+        self.attn = Attention(
+            own, size, size**-0.5, alibi_slopes=slopes, cache_config=cache_config,
+            quant_config=quant_config, prefix=f"{prefix}.attn",
+        )  # fmt: skip
+
+    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Attend; where a token stands is in the slopes."""
+        fused, _ = self.qkv_proj(hidden_states)
+        attended, _ = self.o_proj(self.attn(*fused.chunk(3, dim=-1)))
+        return attended
+
+
+class _AlibiLayer(LlamaDecoderLayer):
+    def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None) -> None:
+        super().__init__(vllm_config, prefix, config, attn_layer_type=_AlibiAttention)
+
+
+class _WithAlibi:
+    """Stands before a Llama class and changes its layers."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=_AlibiLayer)  # type: ignore[call-arg]
+
+
+class BaichuanAlibiForCausalLM(_WithAlibi, BaichuanForCausalLM):
+    """Baichuan-13B."""
+
+
+class Baichuan2AlibiForCausalLM(_WithAlibi, Baichuan2ForCausalLM):
+    """Baichuan2-13B."""
+
+
+class MllamaTextForCausalLM(LlamaForCausalLM):
+    """Llama 3.2 Vision without eyes.
+
+    Its layers that read pictures are skipped where there is none; what remains is Llama 3.1.
+    """
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        text = deepcopy(vllm_config.model_config.hf_config.get_text_config())
+        text.num_hidden_layers -= len(text.cross_attention_layers)
+        text.architectures = ["LlamaForCausalLM"]
+        super().__init__(vllm_config=vllm_config.with_hf_config(text), prefix=prefix)
+
+    def load_weights(self, weights: Weights) -> Any:
+        """Load the language model's tensors, its layers numbered without those left out."""
+        return super().load_weights(self._of_text(weights))
+
+    def _of_text(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+        seeing = sorted(self.config.cross_attention_layers)
+        for name, weight in _renamed(weights, _MLLAMA_NAMES):
+            if not name.startswith(("model.embed", "model.layers.", "model.norm.", "lm_head.")):
+                continue
+            if name == "model.embed_tokens.weight":  # behind the vocabulary: the picture's tokens
+                weight = weight[: self.config.vocab_size]  # noqa: PLW2901
+            found = _LAYER.match(name)
+            if found is None:
+                yield name, weight
+            elif (layer := int(found[1])) not in seeing:
+                behind = sum(number < layer for number in seeing)
+                yield name.replace(found[0], f"model.layers.{layer - behind}.", 1), weight
 
 
 class DeciLMForCausalLM(LlamaForCausalLM):

@@ -36,9 +36,12 @@ OUR_MODELS: Final = {
     f"Lmi{name}": f"lmi_vllm.engine.vllm_models:{name}"
     for name in (
         "BaichuanForCausalLM",
+        "BaichuanAlibiForCausalLM",
         "Baichuan2ForCausalLM",
+        "Baichuan2AlibiForCausalLM",
         "DbrxForCausalLM",
         "DeciLMForCausalLM",
+        "MllamaTextForCausalLM",
         "MptForCausalLM",
         "QwenForCausalLM",
     )

@@ -41,6 +41,31 @@ def _baichuan(config: _Config) -> _Config | None:
     return {} if is_rotary else None
 
 
+def _baichuan_alibi(config: _Config) -> _Config | None:
+    """The 13B models, which state no positions but a length."""
+    longest = config.get("model_max_length")
+    if "max_position_embeddings" in config or not isinstance(longest, int):
+        return None
+    return {"max_position_embeddings": longest}
+
+
+def _first_baichuan_alibi(config: _Config) -> _Config | None:
+    """Those of the first generation."""
+    return None if _is_second_baichuan(config) else _baichuan_alibi(config)
+
+
+def _is_second_baichuan(config: _Config) -> bool:
+    """Both generations of 13B have one name; the second states `z_loss_weight`."""
+    return "z_loss_weight" in config or config.get("vocab_size") == 125696  # noqa: PLR2004
+
+
+def _mllama(config: _Config) -> _Config | None:
+    """A text part with layers that read pictures: they are left out."""
+    text = config.get("text_config")
+    seeing = text.get("cross_attention_layers") if isinstance(text, Mapping) else None
+    return {} if isinstance(seeing, list) and seeing else None
+
+
 def _decilm(config: _Config) -> _Config | None:
     """DeciLM-7B; later ones have `block_configs`, which vLLM reads itself."""
     counts = config.get("num_key_value_heads_per_layer")
@@ -86,29 +111,46 @@ def _mpt(config: _Config) -> _Config | None:
     }
 
 
-_LLAMA: Final = _Family("LlamaForCausalLM", "same layers and tensor names")
-_MPT: Final = _Family("LmiMptForCausalLM", "BLOOM's layers", _mpt)
-_FAMILIES: Final[Mapping[str, _Family]] = MappingProxyType(
+_LLAMA: Final = (_Family("LlamaForCausalLM", "same layers and tensor names"),)
+_MPT: Final = (_Family("LmiMptForCausalLM", "BLOOM's layers", _mpt),)
+_ALIBI: Final = "Llama's layers with ALiBi"
+# The first family whose fields are not None counts.
+_FAMILIES: Final[Mapping[str, tuple[_Family, ...]]] = MappingProxyType(
     {
         "AquilaForCausalLM": _LLAMA,  # gone since vLLM 0.24
         "AquilaModel": _LLAMA,
         "InternLMForCausalLM": _LLAMA,  # gone since vLLM 0.23; its `bias` is read
-        "BaiChuanForCausalLM": _Family("LmiBaichuanForCausalLM", "Llama's layers", _baichuan),
-        "BaichuanForCausalLM": _Family("LmiBaichuan2ForCausalLM", "Llama's layers", _baichuan),
-        "QWenLMHeadModel": _Family("LmiQwenForCausalLM", "Qwen2's layers", _qwen),
+        "BaiChuanForCausalLM": (_Family("LmiBaichuanForCausalLM", "Llama's layers", _baichuan),),
+        "BaichuanForCausalLM": (
+            _Family("LmiBaichuan2ForCausalLM", "Llama's layers", _baichuan),
+            _Family("LmiBaichuanAlibiForCausalLM", _ALIBI, _first_baichuan_alibi),
+            _Family("LmiBaichuan2AlibiForCausalLM", _ALIBI, _baichuan_alibi),
+        ),
+        "MllamaForConditionalGeneration": (  # gone since vLLM 0.10.2
+            _Family("LmiMllamaTextForCausalLM", "text only, pictures are refused", _mllama),
+        ),
+        "QWenLMHeadModel": (_Family("LmiQwenForCausalLM", "Qwen2's layers", _qwen),),
         "MptForCausalLM": _MPT,  # gone since vLLM 0.28
         "MPTForCausalLM": _MPT,
-        "DeciLMForCausalLM": _Family(
-            "LmiDeciLMForCausalLM", "Llama's layers, key-value heads repeated", _decilm,
-            even_if_listed=True,
+        "DeciLMForCausalLM": (
+            _Family(
+                "LmiDeciLMForCausalLM", "Llama's layers, key-value heads repeated", _decilm,
+                even_if_listed=True,
+            ),
         ),
-        "DbrxForCausalLM": _Family(
-            "LmiDbrxForCausalLM", "its experts under the names vLLM has now", even_if_listed=True
+        "DbrxForCausalLM": (
+            _Family(
+                "LmiDbrxForCausalLM", "its experts under the names vLLM has now",
+                even_if_listed=True,
+            ),
         ),
     }
 )  # fmt: skip
 OUR_CLASSES: Final = frozenset(
-    family.served_as for family in _FAMILIES.values() if family.served_as.startswith("Lmi")
+    family.served_as
+    for families in _FAMILIES.values()
+    for family in families
+    if family.served_as.startswith("Lmi")
 )
 
 
@@ -155,11 +197,14 @@ def _mapped(directory: Path, arguments: Mapping[str, object]) -> tuple[_Config, 
     if not isinstance(named, list) or not named:
         return None
     own, release = str(named[0]), load_release()
-    family = _FAMILIES.get(own)
-    if family is None or (own in release.architectures and not family.even_if_listed):
-        return None
-    fields = family.fields(config)
-    if fields is None:
+    fitting = (
+        (family, fields)
+        for family in _FAMILIES.get(own, ())
+        if (family.even_if_listed or own not in release.architectures)
+        and (fields := family.fields(config)) is not None
+    )
+    family, fields = next(fitting, (None, {}))
+    if family is None:
         return None
     gone = "cannot load it" if family.even_if_listed else f"has no {own}"
     sentence = (

@@ -28,6 +28,7 @@ _TASKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 _INT8: Final = "int8_per_channel_weight_only"
 _PREQUANTIZED: Final = "use option.quantize=fp8 or a checkpoint quantized ahead of time (awq, gptq)"
+_W8A8: Final = "use a compressed-tensors W8A8 checkpoint, or option.quantize=fp8"
 
 
 def load_format(draft: ArgumentDraft) -> None:
@@ -111,12 +112,15 @@ def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> s
             f"experts of a mixture only (option.quantize=fp8 quantizes every layer)"
         )
         return _INT8
+    known = f"allowed are {', '.join(release.quantization_methods)}"
     reasons = {
         "bitsandbytes4": f"4-bit quantization at load time is gone from vLLM; {_PREQUANTIZED}",
         "squeezellm": f"vLLM no longer reads squeezellm; re-quantize the model: {_PREQUANTIZED}",
-        "smoothquant": "use a compressed-tensors W8A8 checkpoint, or option.quantize=fp8",
+        "smoothquant": _W8A8,
+        "static_int8": _W8A8,
+        "gguf": f"vLLM no longer reads gguf; {known}",
+        "marlin": f"leave it out, vLLM picks Marlin kernels by itself; {known}",
     }
-    known = f"allowed are {', '.join(release.quantization_methods)}"
     draft.fail(f"{setting.label}: {text} is not possible: {reasons.get(method, known)}")
     return None
 

@@ -65,6 +65,7 @@ def test_user_wins(tmp_path: Path, arguments: dict[str, Any]) -> None:
     assert (overrides, said) == (arguments.get("hf_overrides"), ())
 
 
+THIRTEEN_B = {"hidden_size": 5120, "model_max_length": 4096, "vocab_size": 64000}
 SEVEN_B = {"max_position_embeddings": 4096, "hidden_size": 4096}
 MPT = {"n_heads": 32, "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": None}}
 
@@ -75,8 +76,28 @@ MPT = {"n_heads": 32, "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_
         ("BaiChuanForCausalLM", SEVEN_B, {"architectures": ["LmiBaichuanForCausalLM"]}),
         ("BaichuanForCausalLM", SEVEN_B, {"architectures": ["LmiBaichuan2ForCausalLM"]}),
         (
+            "BaichuanForCausalLM",
+            THIRTEEN_B,
+            {"architectures": ["LmiBaichuanAlibiForCausalLM"], "max_position_embeddings": 4096},
+        ),
+        (
+            "BaichuanForCausalLM",
+            THIRTEEN_B | {"vocab_size": 125696},
+            {"architectures": ["LmiBaichuan2AlibiForCausalLM"], "max_position_embeddings": 4096},
+        ),
+        (
+            "BaichuanForCausalLM",
+            THIRTEEN_B | {"z_loss_weight": 0},
+            {"architectures": ["LmiBaichuan2AlibiForCausalLM"], "max_position_embeddings": 4096},
+        ),
+        (
+            "MllamaForConditionalGeneration",
+            {"text_config": {"cross_attention_layers": [3, 8]}},
+            {"architectures": ["LmiMllamaTextForCausalLM"]},
+        ),
+        (
             "DeciLMForCausalLM",
-            {"num_key_value_heads_per_layer": [4, 1, 2]},
+            {"num_key_value_heads_per_layer": [1, 4, 2]},
             {"architectures": ["LmiDeciLMForCausalLM"], "num_key_value_heads": 4},
         ),
         (
@@ -89,6 +110,28 @@ MPT = {"n_heads": 32, "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_
                 "hidden_act": "silu",
                 "rms_norm_eps": 1e-6,
                 "max_position_embeddings": 2048,
+            },
+        ),
+        (
+            "QWenLMHeadModel",
+            {"intermediate_size": 22016, "num_attention_heads": 32, "layer_norm_epsilon": 1e-5},
+            {
+                "architectures": ["LmiQwenForCausalLM"],
+                "intermediate_size": 11008,
+                "num_key_value_heads": 32,
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 8192,
+            },
+        ),
+        (
+            "MptForCausalLM",
+            MPT | {"layer_norm_epsilon": 1e-6},
+            {
+                "architectures": ["LmiMptForCausalLM"],
+                "n_head": 32,
+                "layer_norm_epsilon": 1e-6,
+                "apply_residual_connection_post_layernorm": False,
             },
         ),
         (
@@ -113,12 +156,28 @@ def test_families_with_other_names_get_a_class_of_ours(
 @pytest.mark.parametrize(
     ("own", "fields"),
     [
-        pytest.param("BaichuanForCausalLM", {"hidden_size": 5120}, id="13B has ALiBi"),
-        pytest.param("BaichuanForCausalLM", SEVEN_B | {"hidden_size": 5120}, id="13B by size"),
+        pytest.param("BaichuanForCausalLM", {"hidden_size": 5120}, id="13B of no length"),
+        pytest.param("BaichuanForCausalLM", SEVEN_B | THIRTEEN_B, id="rotary 13B"),
+        pytest.param("BaiChuanForCausalLM", THIRTEEN_B, id="7B's name on 13B"),
+        pytest.param("MllamaForConditionalGeneration", {"text_config": {}}, id="Mllama of nothing"),
         pytest.param("DeciLMForCausalLM", {"block_configs": []}, id="native DeciLM"),
         pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": [4, 3]}, id="3 of 4"),
         pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": [4, 0]}, id="none"),
+        pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": 4}, id="no list"),
+        pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": [4, "1"]}, id="text"),
         pytest.param("QWenLMHeadModel", {}, id="Qwen that says nothing"),
+        pytest.param("QWenLMHeadModel", {"num_attention_heads": 32}, id="Qwen of no width"),
+        pytest.param("QWenLMHeadModel", {"intermediate_size": 22016}, id="Qwen of no heads"),
+        *(
+            pytest.param("MPTForCausalLM", MPT | {"attn_config": {name: value}}, id=f"MPT {name}")
+            for name, value in (
+                ("alibi_bias_max", 16),
+                ("softmax_scale", 0.5),
+                ("qk_ln", True),
+                ("prefix_lm", True),
+            )
+        ),
+        pytest.param("MPTForCausalLM", MPT | {"n_heads": 0}, id="no heads"),
         pytest.param("MPTForCausalLM", MPT | {"attn_config": {"alibi": False}}, id="no ALiBi"),
         pytest.param("MPTForCausalLM", MPT | {"attn_config": {"clip_qkv": 6}}, id="clipped"),
         pytest.param("MPTForCausalLM", MPT | {"n_heads": 40}, id="uneven slopes"),

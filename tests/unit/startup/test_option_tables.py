@@ -171,6 +171,7 @@ TABLE_11_3 = (
     Row("quantize", "dynamic_int8", {"quantization": "int8_per_channel_weight_only"},
         warns=True, warns_with="experts of a mixture only"),
     Row("quantize", "smoothquant", fails="W8A8"),
+    Row("quantize", "static_int8", fails="W8A8"),
     *(Row("quantize", name, fails="compressed-tensors") for name in (
         "gguf", "marlin", "deepspeedfp", "whatever")),
 )  # fmt: skip
