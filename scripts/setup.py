@@ -128,7 +128,11 @@ def build(environment: Environment) -> None:
     if not is_made_by_this_python(environment):
         say(f"creating {folder.name}")
         venv.create(folder, with_pip=True, clear=folder.exists())
-    install(environment)
+    try:
+        install(environment)
+    except SetupError:  # there is no such vLLM: nothing but pip is in it
+        shutil.rmtree(folder)
+        raise
     environment.stamp.write_text(wanted, encoding="utf-8")
     say(f"{folder.name} is ready ({environment.extra})")
 

@@ -41,6 +41,7 @@ class Import:
     module: str
     name: str
     place: str = field(compare=False)
+    others: tuple[tuple[str, str], ...] = ()  # what is tried besides, where an import may fail
 
 
 class Release:
@@ -155,17 +156,34 @@ class OurCode:
         return found
 
 
-def _of(path: Path, tree: ast.Module) -> Iterator[Import]:
+def _of(path: Path, tree: ast.AST) -> Iterator[Import]:
+    tried: dict[ast.AST, tuple[tuple[str, str], ...]] = {}
     for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and any(_is_import_error(part) for part in node.handlers):
+            parts = [part for part in ast.walk(node) if isinstance(part, ast.ImportFrom)]
+            names = tuple((str(part.module), alias.name) for part in parts for alias in part.names)
+            tried |= dict.fromkeys(parts, names)
         place = f"{path.name}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
-            yield from (Import(str(node.module), alias.name, place) for alias in node.names)
+            for alias in node.names:
+                one = (str(node.module), alias.name)
+                others = tuple(pair for pair in tried.get(node, ()) if pair != one)
+                yield Import(*one, place, others)
         elif isinstance(node, ast.Import):
             yield from (
                 Import(alias.name, "", place)
                 for alias in node.names
                 if alias.name.split(".")[0] == "vllm"
             )
+
+
+def _is_import_error(handler: ast.ExceptHandler) -> bool:
+    """Whether the handler is for a name that a release does not have."""
+    named = [] if handler.type is None else ast.walk(handler.type)
+    return any(
+        isinstance(part, ast.Name) and part.id in ("ImportError", "ModuleNotFoundError")
+        for part in named
+    )
 
 
 def defined(body: Iterable[ast.stmt]) -> Iterator[str]:
@@ -218,12 +236,20 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
 
 
 def gone(old: Release, new: Release, ours: OurCode) -> list[str]:
-    """Imports of ours that worked in `old` and would not in `new`."""
+    """Imports of ours that worked in `old` and would not in `new`, nor what is tried besides."""
     return [
         f"- {found.module} {found.name}  ({found.place})"
         for found in ours.imports
-        if old.has(found) and not new.has(found)
+        if old.has(found) and not new.has(found) and not _has_another(new, found)
     ]
+
+
+def _has_another(release: Release, missing: Import) -> bool:
+    return any(
+        release.has(Import(module, name, missing.place))
+        for module, name in missing.others
+        if name == missing.name
+    )
 
 
 def sections(old: Release, new: Release, ours: OurCode) -> Iterator[tuple[str, list[str]]]:

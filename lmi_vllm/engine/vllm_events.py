@@ -16,6 +16,8 @@ from lmi_vllm.engine.base import DirectEvents
 
 _DATA: Final = b"data: "
 _FIELDS: Final = {"id", "object", "created", "model", "choices"}
+_CONSTANT: Final = "system_fingerprint"  # from vLLM 0.33, the same in every event of an engine
+_LAST_ONLY: Final = "kv_transfer_params"  # from vLLM 0.33, null in all but the last event
 _TRIES: Final = 4  # events looked at: a role may come first
 
 
@@ -69,6 +71,9 @@ def _text_field(event: bytes) -> tuple[bytes, bytes] | None:
     if not event.startswith(_DATA + b"{"):
         return None
     document = orjson.loads(event[len(_DATA) :])
+    document.pop(_CONSTANT, None)
+    if document.get(_LAST_ONLY) is None:
+        document.pop(_LAST_ONLY, None)
     if set(document) != _FIELDS or len(document["choices"]) != 1:
         return None
     choice = dict(document["choices"][0])

@@ -31,6 +31,7 @@ class GuardedConnection(HTTPConnection):
         timeout: float | None = None,  # noqa: ASYNC109 - vLLM's signature; the longest silence
         allow_redirects: bool = True,
         max_bytes: int | None = None,
+        request_budget: Any = None,  # from vLLM 0.33: what all media of a request may weigh
     ) -> bytes:
         """Return the bytes at `url`.
 
@@ -38,7 +39,7 @@ class GuardedConnection(HTTPConnection):
             VLLMValidationError: they may not, or cannot, be fetched: the request's fault.
         """
         try:
-            return await fetch_media(
+            content = await fetch_media(
                 url,
                 self._policy,
                 self._domains,
@@ -48,6 +49,9 @@ class GuardedConnection(HTTPConnection):
             )
         except MediaRefusedError as error:
             raise VLLMValidationError(str(error), parameter="url") from error
+        if request_budget is not None:
+            request_budget.charge(len(content))
+        return content
 
     def get_bytes(self, url: str, **options: Any) -> bytes:
         """Return the same to a caller without an event loop, or inside a running one."""

@@ -32,6 +32,7 @@ from lmi_vllm.engine.vllm_processes import (
     register_models,
     watch_root_causes,
 )
+from lmi_vllm.engine.vllm_ray import ray_problems
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments, EngineSeat
 
@@ -61,7 +62,8 @@ def check_arguments(arguments: EngineArguments) -> None:
     """Return when the installed vLLM accepts every argument; called while bytes still arrive.
 
     Raises:
-        ConfigurationError: it does not; in its words, naming the argument and its origin.
+        ConfigurationError: it does not; in its words, naming the argument and its origin. Or it
+            is to use Ray, which it cannot here.
     """
     try:
         # Any existing folder stands for the model, which may not be here yet.
@@ -69,6 +71,8 @@ def check_arguments(arguments: EngineArguments) -> None:
         engine_args_from(parse_vllm_arguments(values, arguments.origins))
     except (ValueError, TypeError) as error:
         raise ConfigurationError([_with_argument(f"vLLM: {error}", arguments)]) from error
+    if problems := ray_problems(arguments.values, arguments.origins):
+        raise ConfigurationError(problems)
 
 
 async def start_vllm(

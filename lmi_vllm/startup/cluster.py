@@ -194,10 +194,8 @@ def interface_of(address: str) -> str | None:
 
 
 def _setting(settings: Settings, name: str) -> Setting | None:
-    """The setting of that name that somebody gave a value."""
-    setting = settings.server.get(name) or settings.options.get(name)
-    given = setting is not None and setting.is_set and setting.value not in (None, "")
-    return setting if given else None
+    """The setting of that name; None where nobody set it: none of these has a default."""
+    return settings.server.get(name) or settings.options.get(name)
 
 
 def _first(settings: Settings, names: tuple[str, ...]) -> Setting | None:

@@ -19,6 +19,8 @@ def place(draft: ArgumentDraft) -> None:
     check_cluster_span(draft, span, nodes)
     if draft.devices.gpu_count == 0:
         _place_on_cpu(draft, degree, span // nodes)
+    elif draft.values.get("distributed_executor_backend") == "ray":
+        _leave_to_ray(draft, starts)
     elif nodes == 1:
         _place_on_gpus(draft, span, starts)
     elif span > draft.devices.gpu_count * nodes:
@@ -54,6 +56,16 @@ def _place_on_cpu(draft: ArgumentDraft, degree: Setting, span: int) -> None:
             f"{label} asks for {wanted} devices and there is no GPU; not enough devices (CPU ranks "
             f"need a NUMA node each or VLLM_CPU_OMP_THREADS_BIND)"
         )
+
+
+def _leave_to_ray(draft: ArgumentDraft, starts: list[int]) -> None:
+    """Ray may have GPUs that are not here: nothing is counted, and copies are made when asked."""
+    copies = draft.given("data_parallel_size")
+    if copies is not None:
+        draft.put("data_parallel_size", copies.value, copies.origin)
+    if starts:
+        chosen = draft.settings.server["load_on_devices"]
+        draft.warn(f"{chosen.stated} has no effect: Ray chooses the devices")
 
 
 def _place_on_gpus(draft: ArgumentDraft, span: int, starts: list[int]) -> None:

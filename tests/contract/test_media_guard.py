@@ -1,5 +1,6 @@
 """vLLM's own media connector fetches through our guard, and keeps its rules for files and data."""
 
+import asyncio
 import base64
 import io
 from collections.abc import AsyncIterator
@@ -70,6 +71,30 @@ async def test_connector_fetches_where_allowed(url: str) -> None:
     held = MEDIA_CONNECTOR_REGISTRY.load("http", allowed_media_domains=["example.com"])
     with pytest.raises(ValueError, match="allowed domains"):
         await held.fetch_image_async(url)
+
+
+class Budget:
+    """VLLM 0.33's count of what one request's media weigh; the second image is too much."""
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def charge(self, size: int) -> None:
+        """Count; refuse as vLLM does."""
+        self.used += size
+        if self.used > len(png()):
+            raise ValueError("Request media downloads exceed")
+
+
+async def test_what_a_request_may_download_is_counted(url: str) -> None:
+    """0.33 hands its count to every fetch of a request, older ones hand none."""
+    guard_media(MediaPolicy(allows_private=True))
+    connection = MEDIA_CONNECTOR_REGISTRY.load("http").connection
+    budget = Budget()
+    assert await connection.async_get_bytes(url, request_budget=budget) == png()
+    assert budget.used == len(png())
+    with pytest.raises(ValueError, match="downloads exceed"):
+        await asyncio.to_thread(connection.get_bytes, url, request_budget=budget)
 
 
 async def test_connector_reads_files_below_the_allowed_folder_only(folder: Path) -> None:

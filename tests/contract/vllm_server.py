@@ -19,6 +19,7 @@ from lmi_vllm.messages import OpenAICall
 _TIMES = re.compile(rb'("(?:created|created_at|completed_at)": ?)[0-9.]+')
 # The Responses API draws an id for each answer and message.
 _DRAWN_IDS = re.compile(rb'"(msg|resp|rs)_[0-9a-z-]+"')
+_BARE_IDS = re.compile(rb'"((?:item_)?id)":"[0-9a-f]{16}"')  # vLLM 0.31's, of streamed items
 STREAM_ATTEMPTS = 5
 REQUEST_ID = "compared"
 
@@ -81,7 +82,8 @@ async def _ours(engine: VllmEngine, kind: str, body: dict[str, Any]) -> tuple[in
 
 
 def _comparable(content: bytes) -> bytes:
-    return _DRAWN_IDS.sub(rb'"\1"', _TIMES.sub(rb"\1T", content))
+    content = _BARE_IDS.sub(rb'"\1":"drawn"', _TIMES.sub(rb"\1T", content))
+    return _DRAWN_IDS.sub(rb'"\1"', content)
 
 
 def _kind(content_type: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.startup.cluster import cluster_exports, follows, interface_of, own_address
+from lmi_vllm.startup.cluster import cluster_exports, follows, interface_of, node_rank, own_address
 from lmi_vllm.startup.devices import Devices
 from lmi_vllm.startup.engine_args import translate
 from lmi_vllm.startup.settings import load_settings
@@ -65,6 +65,16 @@ def test_variables_become_vllm_s_arguments(environ: dict[str, str], rank: int, l
         "distributed_executor_backend": "mp",
     }
     assert follows(load_settings(environ)) is (rank > 0)
+
+
+def test_arguments_say_where_they_are_from() -> None:
+    """Errors of vLLM's about them name the variable."""
+    environ = LWS | {"LWS_WORKER_INDEX": "1"}
+    result = translate(load_settings(environ), None, Devices(2))
+    names = ("nnodes", "node_rank", "master_addr", "master_port")
+    assert [result.arguments.origins[name] for name in names] == [
+        "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "default",
+    ]  # fmt: skip
 
 
 def test_one_node_is_no_cluster() -> None:
@@ -219,6 +229,22 @@ def test_own_address_and_interface_are_exported_unless_set() -> None:
     own = cluster_exports(given, {"GLOO_SOCKET_IFNAME": "eth9", "VLLM_HOST_IP": "127.0.0.1"})
     assert own == {"NCCL_SOCKET_IFNAME": str(name)}
     assert cluster_exports(EngineArguments({"nnodes": 1}, {}), {}) == {}
+    # An address of no interface here, as behind an address translation: gloo chooses itself.
+    assert cluster_exports(given, {"VLLM_HOST_IP": "203.0.113.7"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "rank"),
+    [
+        ({}, 0),
+        ({"nnodes": 1, "node_rank": 3}, 0),
+        ({"nnodes": 2}, 0),
+        ({"nnodes": 4, "node_rank": 3}, 3),
+    ],
+)
+def test_rank_of_the_arguments(values: dict[str, object], rank: int) -> None:
+    """A single node leads, whatever number it has."""
+    assert node_rank(values) == rank
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ CASES = (
     Case("option.tensor_parallel_degree=2\noption.data_parallel_size=4", 4, 2, copies=4,
          fails="need 8 GPUs"),
     Case("option.tensor_parallel_degree=2", 0, 2, fails="there is no GPU"),
+    # Ray's nodes may have what this one lacks: nothing is refused, no copies are made unasked.
+    Case("option.worker_use_ray=true\noption.tensor_parallel_degree=16", 8, 16),
+    Case("option.distributed_executor_backend=ray\noption.tensor_parallel_degree=8\n"
+         "option.pipeline_parallel_degree=2", 8, 8, 2),
+    Case("option.distributed_executor_backend=ray\noption.tensor_parallel_degree=1", 4, 1),
+    Case("option.distributed_executor_backend=ray\noption.tensor_parallel_degree=1\n"
+         "option.data_parallel_size=8", 4, 1, copies=8),
+    Case("option.distributed_executor_backend=ray\noption.tensor_parallel_degree=1\n"
+         "load_on_devices=2", 4, 1, warns="Ray chooses the devices"),
     Case("load_on_devices=2", 4, 2, warns="", device_ids=(2, 3)),
     Case("load_on_devices=1\noption.tensor_parallel_degree=2", 4, 2, device_ids=(1, 2)),
     Case("load_on_devices=0;2\noption.tensor_parallel_degree=2", 4, 2, copies=2,
