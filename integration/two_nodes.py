@@ -38,6 +38,7 @@ PROMPTS = ("The capital of France is", "Once upon a time")
 FOLLOWING = f"Following {LEADER} as node 1 of 2"
 HEALTHY = '{"model":{"status":"Healthy"}}\n'
 RESTART_SECONDS = 90.0
+SILENCE_SECONDS = 120.0
 TENSOR = {"OPTION_TENSOR_PARALLEL_DEGREE": "2"}
 PIPELINE = {"OPTION_PIPELINE_PARALLEL_DEGREE": "2"}
 LONG: dict[str, Any] = {
@@ -111,6 +112,15 @@ class Cluster:
         leader.wait_ready()
         follower.wait_for_line(FOLLOWING, 30)
         return leader, follower, url
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Pull the cable between the two for the body."""
+        ip(f"-n {self.names[1]} link set lmi-b down")
+        try:
+            yield
+        finally:
+            ip(f"-n {self.names[1]} link set lmi-b up")
 
     def _start(self, node: int, host: str, environ: dict[str, str]) -> ServerProcess:
         launcher = ("ip", "netns", "exec", self.names[node], sys.executable)
@@ -232,6 +242,18 @@ def test_idle_leader_notices_that_its_follower_went(cluster: Cluster) -> None:
     assert call(url, "/invocations", {"inputs": "a"}).status == 503
     terminate(leader)
     assert leader.wait_exit() == 0, leader.describe()
+
+
+def test_cable_that_is_pulled_ends_both(cluster: Cluster) -> None:
+    """No word comes from the other side any more: the kernels' probes tell, after 25 s."""
+    leader, follower, url = cluster.both(**TENSOR)
+    processes = everything(leader, follower)
+    stream = OpenStream(url, "/invocations", LONG | {"stream": True})
+    with cluster.cut():
+        assert json.loads(stream.rest().splitlines()[-1])["code"] == 500
+        assert leader.wait_exit(SILENCE_SECONDS) == 1, leader.describe()
+        assert follower.wait_exit(SILENCE_SECONDS) in (0, 1), follower.describe()
+    assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)
 
 
 @pytest.mark.parametrize("who", ["follower", "leader's engine"])
