@@ -41,6 +41,7 @@ from lmi_vllm.engine.adapter_files import (
 )
 from lmi_vllm.engine.adapter_slots import AdapterSlots, NoSlotError, Slots
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
+from lmi_vllm.engine.vllm_decoding import decode_by_table
 from lmi_vllm.engine.vllm_direct import read_directly
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.engine.vllm_work import continued_trace, report_work
@@ -109,6 +110,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self._count_steps()
         report_work(self.output_processor)
         read_directly(self.output_processor)
+        decode_by_table(self.output_processor)
         self._slots, self._adapters, self._names = slots, {}, {}
         self._base_lora, self._folder, self._grammars = None, None, None
         has_lora = self.vllm_config.lora_config is not None
