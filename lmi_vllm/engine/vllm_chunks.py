@@ -14,8 +14,8 @@ class ChunkMaker:
     def __init__(self, job: GenerationJob, tokenizer: Any, special_ids: frozenset[int]) -> None:
         self._job = job
         self._tokenizer = tokenizer
-        self._special_ids = special_ids
-        self._count = int(str(job.sampling.get("logprobs") or 0))
+        self.special_ids = special_ids
+        self.count = int(str(job.sampling.get("logprobs") or 0))  # of each token's likeliest ones
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def make(self, output: Any, completion: Any) -> GenerationChunk:
@@ -40,7 +40,7 @@ class ChunkMaker:
         texts = self._token_texts(ids, text)
         if logprobs is None:
             return tuple(
-                GeneratedToken(token, piece, is_special=token in self._special_ids)
+                GeneratedToken(token, piece, is_special=token in self.special_ids)
                 for token, piece in zip(ids, texts, strict=True)
             )
         return tuple(
@@ -48,15 +48,11 @@ class ChunkMaker:
                 token,
                 piece,
                 finite(entry[token].logprob),
-                token in self._special_ids,
-                self._top(entry) if self._count else (),
+                token in self.special_ids,
+                self._top(entry) if self.count else (),
             )
             for token, piece, entry in zip(ids, texts, logprobs, strict=True)
         )
-
-    def is_ordinary(self, token: int) -> bool:
-        """Whether all there is to say of a token is its number, text and log probability."""
-        return not self._count and token not in self._special_ids
 
     def _stop_reason(self, completion: Any) -> str | int | None:
         """Return what ended the sequence; a beam search names the model's own end token too."""
@@ -87,7 +83,7 @@ class ChunkMaker:
         ranked = sorted(entry.items(), key=lambda item: item[1].rank or 0)
         return tuple(
             TokenLogprob(token, self._token_text(token, value), finite(value.logprob))
-            for token, value in ranked[: self._count]
+            for token, value in ranked[: self.count]
         )
 
     def _token_text(self, token: int, value: Any) -> str:

@@ -132,17 +132,19 @@ class _DirectOutputs:
 class _DirectChunks(_DirectOutputs):
     """Hands tokens on as chunks of ours."""
 
-    __slots__ = ("_chunks", "_direct", "_logprobs")
+    __slots__ = ("_chunks", "_direct", "_has_more", "_logprobs", "_special")
 
     def __init__(self, state: Any, chunks: ChunkMaker, direct: DirectChunks) -> None:
         super().__init__(state, direct)
         self._direct = direct
         self._logprobs = state.logprobs_processor
         self._chunks = chunks
+        self._has_more = chunks.count != 0
+        self._special = chunks.special_ids
 
     def _read(self, ids: list[int], text: str) -> None:
         found = self._logprobs.logprobs
-        if len(ids) == 1 and self._chunks.is_ordinary(token := ids[0]):
+        if len(ids) == 1 and not self._has_more and (token := ids[0]) not in self._special:
             logprob = None if found is None else finite(found[-1][token].logprob)
             self._direct.read_token(token, text, logprob)
             return

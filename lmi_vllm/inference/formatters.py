@@ -127,13 +127,9 @@ def choose_schema(profile: ServingProfile, tgi_route: TgiRoute | None) -> Schema
 
 # A token whose values are nowhere else in a row, and what stands for them in a template.
 _SAMPLE: Final = GeneratedToken(987654321, "the text", -98765.4321)
-_PLACES: Final[Mapping[bytes, bytes]] = MappingProxyType(
-    {
-        b"%(id)d": orjson.dumps(_SAMPLE.id),
-        b"%(text)b": orjson.dumps(_SAMPLE.text),
-        b"%(logprob)b": orjson.dumps(_SAMPLE.logprob),
-    }
-)
+# In the order in which a row has them.
+_ID, _TEXT, _LOGPROB = map(orjson.dumps, (_SAMPLE.id, _SAMPLE.text, _SAMPLE.logprob))
+_Template = tuple[bytes, int]  # a row, and how often it says the log probability
 
 
 @dataclass(slots=True)
@@ -146,7 +142,7 @@ class StreamFormatter:
     framing: Framing
     _texts: list[str] = field(default_factory=list)
     _tokens: int = 0
-    _templates: dict[bool, bytes] = field(default_factory=dict)  # by: with a log probability
+    _templates: dict[bool, _Template] = field(default_factory=dict)  # by: with a log probability
 
     def rows(self, chunk: GenerationChunk) -> bytes:
         """Return the rows of `chunk`; the last one closes the stream when the chunk ends it."""
@@ -163,26 +159,26 @@ class StreamFormatter:
 
         The same bytes as those of `rows`, put into a row that was rendered once.
         """
-        if self.schema.is_tgi3 or self.request.top_n_tokens:
-            return self.rows(GenerationChunk(0, (GeneratedToken(token, text, logprob),), text))
+        has_logprob = logprob is not None
+        template = self._templates.get(has_logprob)
+        if template is None:
+            if self.schema.is_tgi3 or self.request.top_n_tokens:
+                return self.rows(GenerationChunk(0, (GeneratedToken(token, text, logprob),), text))
+            template = self._render_template(has_logprob=has_logprob)
         self._texts.append(text)
         self._tokens += 1
-        has_logprob = logprob is not None
-        template = self._templates.get(has_logprob) or self._render_template(has_logprob)
-        return template % {
-            b"id": token,
-            b"text": orjson.dumps(text),
-            b"logprob": orjson.dumps(logprob) if has_logprob else b"null",
-        }
+        row, logprobs = template
+        if logprobs:
+            return row % (token, orjson.dumps(text), *(orjson.dumps(logprob),) * logprobs)
+        return row % (token, orjson.dumps(text))
 
-    def _render_template(self, has_logprob: bool) -> bytes:
+    def _render_template(self, *, has_logprob: bool) -> _Template:
         """Return the row of a token with places for what differs between tokens."""
         sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
         row = {"index": 0, "token": _as_row(self.request, self.schema)(sample)}
-        template = self.framing.frame(row).replace(b"%", b"%%")
-        for place, value in _PLACES.items():
-            template = template.replace(value, place)
-        self._templates[has_logprob] = template
+        frame = self.framing.frame(row).replace(b"%", b"%%")
+        places = frame.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
+        self._templates[has_logprob] = template = places, frame.count(_LOGPROB)
         return template
 
     def error(self, text: str, code: int) -> bytes:

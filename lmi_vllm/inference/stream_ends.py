@@ -33,11 +33,12 @@ class _Direct:
     @property
     def is_open(self) -> bool:
         """Whether a chunk may be written: it has to come after all that was yielded."""
-        return self._sink is not None and self.limit.is_waiting and self._sink.is_ready
+        sink = self._sink
+        return sink is not None and self.limit.is_waiting and sink.is_ready
 
     def _write(self, rows: bytes) -> None:
         if self._sink is not None:
-            self._sink.write(rows)
+            self._sink.put(rows)
             self.limit.extend()
 
 

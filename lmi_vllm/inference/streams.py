@@ -20,8 +20,8 @@ class RowSink(Protocol):
         """Whether a row may be written without waiting."""
         ...
 
-    def write(self, row: bytes) -> None:
-        """Take a row."""
+    def put(self, row: bytes) -> None:
+        """Take a row; only while it is ready."""
         ...
 
 
@@ -102,6 +102,7 @@ class SilenceLimit:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf  # when the wait under way has taken too long
+        self.is_waiting = False  # somebody, for the next item
         self._task: asyncio.Task[Any] | None = None
         self._is_over = False
 
@@ -114,6 +115,7 @@ class SilenceLimit:
         self._task = task = asyncio.current_task()
         cancels = task.cancelling() if task else 0
         self._due = self._loop.time() + self.seconds
+        self.is_waiting = True
         if self._timer is None or self._timer.when() > self._due:
             self._arm()
         try:
@@ -127,11 +129,7 @@ class SilenceLimit:
             raise deadline_error(self.seconds, self.setting) from None
         finally:
             self._due = math.inf
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether somebody waits for the next item."""
-        return self._due is not math.inf
+            self.is_waiting = False
 
     def extend(self) -> None:
         """Begin the wait under way anew: something came another way."""

@@ -69,6 +69,10 @@ class RowWriter:
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
             raise ClientConnectionResetError("Cannot write to closing transport")
+        self.put(row)
+
+    def put(self, row: bytes) -> None:
+        """Take a row as `write` does; only where `is_ready` has just been seen."""
         if not row or not self._has_body:
             return
         if not self._rows:
