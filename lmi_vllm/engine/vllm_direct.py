@@ -10,8 +10,7 @@ The log probability of the sampled token alone is converted without vLLM's detou
 token once more and costs more than all the rest of a token (DECISIONS.md 48).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,18 +37,23 @@ class DirectRequest:
 _CURRENT: Final[ContextVar[DirectRequest | None]] = ContextVar("lmi_vllm_direct", default=None)
 
 
-@contextmanager
-def direct_request(request: DirectRequest | None) -> Iterator[None]:
+class ReadDirectly:
     """Let the sequences that are added by the body, in this context, be read directly."""
-    token = _CURRENT.set(request)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+
+    __slots__ = ("_request", "_token")
+
+    def __init__(self, request: DirectRequest | None) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._token = _CURRENT.set(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)
 
 
 def read_directly(processor: Any) -> None:
-    """Let vLLM's output processor call the readers of `direct_request`."""
+    """Let vLLM's output processor call the readers of `ReadDirectly`."""
     add = processor.add_request
 
     def add_request(

@@ -34,7 +34,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import NO_OTHERS, DirectChunks, DirectEvents, OtherClients
 from lmi_vllm.engine.vllm_chunks import ChunkMaker
-from lmi_vllm.engine.vllm_direct import DirectRequest, direct_request
+from lmi_vllm.engine.vllm_direct import DirectRequest, ReadDirectly
 from lmi_vllm.engine.vllm_grammars import GrammarGuard
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_media import guard_media
@@ -219,7 +219,7 @@ class VllmEngine:
             outputs = self._outputs(job, await self._render(job))
         try:
             with _our_errors():
-                with direct_request(_direct_request(job, chunks, direct)):
+                with ReadDirectly(_direct_request(job, chunks, direct)):
                     output = await anext(outputs, None)
                 while output is not None:
                     for completion in output.outputs:

@@ -26,7 +26,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import DirectEvents
-from lmi_vllm.engine.vllm_direct import DirectRequest, direct_request
+from lmi_vllm.engine.vllm_direct import DirectRequest, ReadDirectly
 from lmi_vllm.engine.vllm_events import TextEvents, may_be_direct
 from lmi_vllm.engine.vllm_isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm_routes import ROUTES, STORED_ROUTES, HandlerRoute, request_adapter
@@ -222,7 +222,7 @@ async def _encoded(
         LmiError: the request failed, in vLLM's words.
     """
     try:
-        with direct_request(DirectRequest(events=texts)):
+        with ReadDirectly(DirectRequest(events=texts)):
             event = await anext(events, None)
         while event is not None:
             data = (event if isinstance(event, str) else _response_event(event)).encode()

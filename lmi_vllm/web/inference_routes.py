@@ -20,7 +20,7 @@ from lmi_vllm.inference.tgi import is_tokenize_body
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.keys import DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
 from lmi_vllm.web.route_families import OPENAI_ROUTES
-from lmi_vllm.web.row_writer import RowWriter
+from lmi_vllm.web.row_writer import RowResponse, RowWriter
 
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 PING_METHODS: Final = ("GET", "HEAD", "POST")
@@ -145,7 +145,7 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
     if reply.stream is None:
         return web.Response(status=reply.status, body=reply.body, headers=headers)
     try:
-        response = web.StreamResponse(status=reply.status, headers=headers)
+        response = RowResponse(status=reply.status, headers=headers)
         await response.prepare(request)
         writer = RowWriter(request, request.app[WRITE_TURN])
         if isinstance(reply.stream, HeldStream):
@@ -156,7 +156,7 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
                 if writer.is_paused:
                     await writer.drain()
         finally:
-            writer.flush()  # also what was said before a failure that cuts the connection
+            writer.end()  # also before a failure that cuts the connection
         await response.write_eof()
     finally:
         await close_iterator(reply.stream)

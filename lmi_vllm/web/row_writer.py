@@ -33,6 +33,12 @@ class WriteTurn:
             writer.flush()
 
 
+class RowResponse(web.StreamResponse):
+    """A response whose headers wait for its first row: one packet less to send and to wake for."""
+
+    _send_headers_immediately = False
+
+
 class RowWriter:
     """Writes the rows of one prepared response, each as one chunk of HTTP.
 
@@ -91,8 +97,16 @@ class RowWriter:
         transport = self._protocol.transport
         if not rows or transport is None or transport.is_closing():
             return
+        self._payload.send_headers()  # at first; they leave in one packet with the rows
         self._payload.output_size += size
         transport.write(rows[0] if len(rows) == 1 else b"".join(rows))
+
+    def end(self) -> None:
+        """Write what there is, if it is only the headers: nothing else may be said any more."""
+        self.flush()
+        transport = self._protocol.transport
+        if transport is not None and not transport.is_closing():
+            self._payload.send_headers()
 
     async def drain(self) -> None:
         """Return when the client may be sent more."""

@@ -128,6 +128,68 @@ async def test_rows_of_one_turn_are_one_write() -> None:
     assert answer.endswith(b"3\r\nccc\r\n0\r\n\r\n")
 
 
+async def test_headers_leave_with_the_first_rows() -> None:
+    """Nothing is written until the end of the turn in which the first row came."""
+    wire, is_asked, may_go = Wire(), asyncio.Event(), asyncio.Event()
+
+    async def items() -> AsyncIterator[bytes]:
+        is_asked.set()
+        await may_go.wait()
+        yield b"one"
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        wire.watch(request)
+        return await send(request, Reply(200, "text/event-stream", stream=items()))
+
+    server = await started(handler)
+    try:
+        answer = asyncio.create_task(exchange(server, "GET / HTTP/1.1"))
+        await is_asked.wait()
+        (transport,) = wire.transports
+        assert transport.writes == []
+        may_go.set()
+        assert (await answer).endswith(b"\r\n\r\n3\r\none\r\n0\r\n\r\n")
+    finally:
+        await server.close()
+    head, *rows = transport.writes
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert rows[0] == b"3\r\none\r\n"
+
+
+@pytest.mark.parametrize("rows", [(), (b"one",)])
+async def test_a_failure_after_the_headers_were_decided_cuts_the_answer(
+    rows: tuple[bytes, ...],
+) -> None:
+    """With or without a row before it: the client sees headers and no end, and no second answer."""
+
+    async def items() -> AsyncIterator[bytes]:
+        for row in rows:
+            yield row
+        raise RuntimeError("early")
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await send(request, Reply(200, "text/event-stream", stream=items()))
+
+    server = await started(handler)
+    try:
+        head, _, body = (await exchange(server, "GET / HTTP/1.1")).partition(b"\r\n\r\n")
+    finally:
+        await server.close()
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert body == b"".join(b"%x\r\n%b\r\n" % (len(row), row) for row in rows)
+
+
+async def test_a_stream_without_rows_is_an_empty_answer() -> None:
+    """Its headers and the end of its body."""
+    server = await started(streaming())
+    try:
+        answer = await exchange(server, "GET / HTTP/1.1")
+    finally:
+        await server.close()
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"\r\n\r\n0\r\n\r\n")
+
+
 async def test_rows_that_never_pause_are_written_all_the_same() -> None:
     """A stream with everything at hand does not pile it up: it writes by portions."""
     wire = Wire()
