@@ -45,7 +45,7 @@ LIBRARIES = {
     "opentelemetry": r"telemetry/otel\.py",
     "torch": r"engine/(vllm|transformers)_\w+\.py|demo/\w+\.py",
     "transformers": r"engine/transformers_(model|sampling)\.py|engine/vllm_\w+\.py|demo/\w+\.py",
-    "tokenizers": r"engine/transformers_text\.py|demo/\w+\.py",
+    "tokenizers": r"engine/(transformers_text|vllm_decoding)\.py|demo/\w+\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = r"(cli|image)\.py|engine/vllm_(start|processes)\.py|commands/model_start\.py"
