@@ -35,6 +35,7 @@ from integration.matrix.sighted import (
     write_processor,
 )
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from tests.support.text_models import spread
 
 VOCABULARY: Final = 1280  # the embedded model's tokenizer serves them all
 HIDDEN: Final = 128
@@ -56,6 +57,11 @@ _GPT = _TOKENS | {
 _LLAMA_3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 256,
+}  # fmt: skip
+
+_T5 = {
+    "vocab_size": VOCABULARY, "d_model": HIDDEN, "d_kv": 32, "d_ff": 256, "num_layers": 2,
+    "num_heads": HEADS, "pad_token_id": 2, "eos_token_id": 1, "decoder_start_token_id": 2,
 }  # fmt: skip
 
 _SIGHTED_TEXT = _DENSE | {"model_type": "llama", "head_dim": 32, "vocab_size": VOCABULARY + 8}
@@ -274,10 +280,16 @@ ARCHITECTURES: Final = (
          remark="pictures are refused, see below"),
     _row("mllama_sees", "Llama 3.2 Vision, pictures", "Mllama", _MLLAMA,
          model_class="MllamaForConditionalGeneration", processor="mllama"),
-    _row("t5", "T5", "T5", {
-        "vocab_size": VOCABULARY, "d_model": HIDDEN, "d_kv": 32, "d_ff": 256, "num_layers": 2,
-        "num_heads": HEADS, "pad_token_id": 2, "eos_token_id": 1, "decoder_start_token_id": 2},
+    _row("t5", "T5", "T5", _T5, prepared=spread, model_class="T5ForConditionalGeneration"),
+    _row("flan_t5", "Flan-T5, T5 v1.1", "T5", _T5 | {
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, prepared=spread, seed=1,
          model_class="T5ForConditionalGeneration"),
+    _row("bart", "BART", "Bart", _TOKENS | {
+        "d_model": HIDDEN, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 256,
+        "decoder_ffn_dim": 256, "encoder_attention_heads": HEADS,
+        "decoder_attention_heads": HEADS, "max_position_embeddings": POSITIONS,
+        "init_std": SPREAD, "decoder_start_token_id": 2, "forced_eos_token_id": None},
+         prepared=spread, seed=1, model_class="BartForConditionalGeneration"),
     _quantized("int8", "compressed-tensors, int8 W8A8"),
     _quantized("fp8", "compressed-tensors, fp8 W8A8"),
     _quantized("awq", "AWQ, 4 bits", dtype="fp16"),

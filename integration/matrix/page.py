@@ -29,11 +29,15 @@ states what the published ones state. Their published configuration code and tok
 
 A *mapping* is what this server puts into `hf_overrides`, with a warning at start-up: the class of a family with the same
 layers, or a class of ours (`Lmi…`, in `lmi_vllm/engine/vllm_models.py`) that reads the family's tensors.
+
+*Our Transformers engine* runs encoder-decoder models, which vLLM does not: see
+[the guide](../docs/encoder-decoder.md).
 """  # noqa: E501 - lines of the page
 HOW: Final[Mapping[str, str]] = {
     "native": "vLLM's own class",
     "backend": "Transformers backend",
     "mapping": "mapping",
+    "engine": "our Transformers engine",
 }
 QUANTIZATION: Final = """
 ## Quantization on this CPU
@@ -65,7 +69,9 @@ NOT_RUN: Final = """\
 - MPT with clipped or scaled attention (7B StoryWriter): vLLM answers that the architecture "was supported in vLLM until
   v0.28.0, and is not supported anymore".
 - The published processor code of Phi-3-Vision, which cuts large pictures into crops.
-- Encoder-decoder models have no second engine here; the row of T5 above says what vLLM answers.
+- mT5, UMT5, mBART, Pegasus, Blenderbot: on the Transformers engine like T5 and BART; their layers are compared in
+  `tests/contract/test_transformers_engine.py`, logit by logit, not over HTTP. Marian (its tokenizer is not a fast one),
+  NLLB and M2M100 (positions that a batch of ours cannot give each row), LongT5, LED and ProphetNet do not run.
 """  # noqa: E501 - lines of the page
 
 
@@ -90,6 +96,8 @@ def _those(outcomes: Iterable[Mapping[str, Any]], *, works: bool) -> list[Mappin
 
 def how(outcome: Mapping[str, Any]) -> str:
     """The word for the way it works."""
+    if outcome.get("engine"):  # results of earlier runs do not say
+        return f"{HOW['engine']} (`{outcome['served_as']}`)"
     if outcome["mapping"]:
         return f"{HOW['mapping']}: {_code_words(str(outcome['mapping']))}"
     if str(outcome["served_as"]).startswith("Transformers"):

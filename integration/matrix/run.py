@@ -49,7 +49,8 @@ class Outcome:
     title: str
     group: str
     works: bool
-    served_as: str  # the class vLLM chose
+    served_as: str  # the class vLLM chose, or that our own engine loaded
+    engine: str  # "" is vLLM
     mapping: str  # what we changed, in the words of our log
     reference: str
     tokens: int  # compared, over all four answers
@@ -92,10 +93,12 @@ def run(row: Architecture, folder: Path) -> Outcome:
         error = str(mismatch)
     finally:
         server.kill()
+    own = _found(server.stderr, r"Transformers engine: (\w+) on ")
     return Outcome(
         **texts,
         works=not error,
-        served_as=class_of(_found(server.stderr, r"Resolved architecture: (\w+)")),
+        served_as=own or class_of(_found(server.stderr, r"Resolved architecture: (\w+)")),
+        engine="transformers" if own else "",
         mapping=_found(server.stderr, r"architecture (\w+ is served as \w+)"),
         tokens=compared.tokens,
         distinct=len(compared.ids),

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lmi_vllm.engine.base import DirectChunks, DirectEvents
-from lmi_vllm.engine.transformers_model import LoadedModel, load_model
+from lmi_vllm.engine.transformers_model import LoadedModel, load_model, release
 from lmi_vllm.engine.transformers_openai import OpenAIAnswers
 from lmi_vllm.engine.transformers_sampling import Sampling, SamplingBounds, read_sampling
 from lmi_vllm.engine.transformers_steps import Item, StepRequest, StepThread
@@ -266,12 +266,15 @@ class TransformersEngine:
         """End the thread; waits for its step at most `SHUTDOWN_SECONDS`."""
         if not await asyncio.to_thread(self._steps.stop, SHUTDOWN_SECONDS):
             logger.warning("a step of the Transformers engine did not end in time")
+            return
+        release(self._loaded.model)
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return each word's tokens, at the beginning of a text and inside one (as vLLM does)."""
         texts = [prefix + word.lstrip() for word in words for prefix in ("", " ")]
         encoded = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [ids for ids in encoded if ids]
+        known = self._bounds.vocabulary
+        return [ids for ids in encoded if ids and max(ids) < known]
 
 
 def _numbered(queue: "asyncio.Queue[tuple[int, Item]]", number: int) -> Callable[[Item], None]:

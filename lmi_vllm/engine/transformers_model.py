@@ -29,6 +29,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.logging import disable_progress_bar
 
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments
@@ -66,6 +67,7 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
         EngineStartError: the files lack something, or an argument does not fit the model.
     """
     values = arguments.values
+    disable_progress_bar()  # its bars would go between the lines of the log
     path, trust = str(values["model"]), values.get("trust_remote_code") is True
     common = {"local_files_only": True, "trust_remote_code": trust}
     dtype = _DTYPES.get(str(values.get("dtype") or "auto"))
@@ -98,6 +100,13 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
         tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
         _length(model, tokenizer, values.get("max_model_len")),
     )
+
+
+def release(model: Any) -> None:
+    """Give the model's memory back, whoever still holds the object."""
+    model.to("meta")
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _generation_config(model: Any, values: Mapping[str, object]) -> GenerationConfig:

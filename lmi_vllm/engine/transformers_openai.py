@@ -275,7 +275,8 @@ class OpenAIAnswers:
 
     async def _whole(self, asked: _Asked) -> OpenAIReply:
         found: dict[int, GenerationChunk] = {}
-        async with aclosing(self._chunks(asked, is_streaming=False)) as chunks:
+        run = self._runner.run(asked.prompts, asked.sampling, is_streaming=False)
+        async with aclosing(run) as chunks:
             async for number, chunk in chunks:
                 found[number * asked.sampling.n + chunk.index] = chunk
         usage = _Usage(sum(map(len, asked.prompts)))
@@ -292,11 +293,6 @@ class OpenAIAnswers:
             getattr(one, "model_fields", ())
         ).model_validate(body)  # fmt: skip
         return replace(_json(200, answer.model_dump()), response=answer)
-
-    def _chunks(
-        self, asked: _Asked, *, is_streaming: bool
-    ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
-        return self._runner.run(asked.prompts, asked.sampling, is_streaming)
 
     def _choice(self, asked: _Asked, index: int, chunk: GenerationChunk) -> dict[str, Any]:
         common = {

@@ -1,14 +1,16 @@
 """What a job's sampling fields ask for, and the next token of one sequence by them."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import torch
 from transformers import LogitsProcessorList
 
-from lmi_vllm.errors import PayloadError
+from lmi_vllm.errors import EngineFailureError, LmiError, PayloadError
 
+MOST_BIAS: Final = 100.0  # as OpenAI's API and vLLM's handlers bound it
 MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
 _ENGINE: Final = "encoder-decoder models run on the Transformers engine"
 NO_GRAMMARS: Final = f"{{name}} is not available: {_ENGINE}, which has no grammars"
@@ -77,6 +79,8 @@ def read_sampling(given: Mapping[str, Any], bounds: SamplingBounds) -> Sampling:
     for name in wanted.keys() - _NAMES:
         unknown = f"{name} is not available: {_ENGINE}"
         raise PayloadError(_REFUSED.get(name, unknown))
+    if wanted.get("allowed_token_ids") == []:
+        raise PayloadError("allowed_token_ids: an empty list allows no token")
     sampling = Sampling(**{name: _frozen(value) for name, value in wanted.items()})
     if problem := next(_problems(sampling, bounds), None):
         raise PayloadError(problem)
@@ -87,7 +91,7 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple | set) else value
 
 
-def _problems(sampling: Sampling, bounds: SamplingBounds) -> Any:
+def _problems(sampling: Sampling, bounds: SamplingBounds) -> Iterator[str]:
     most = bounds.max_logprobs
     ids = [*sampling.allowed_token_ids, *(sampling.logit_bias or {})]
     if sampling.temperature < 0:
@@ -96,8 +100,8 @@ def _problems(sampling: Sampling, bounds: SamplingBounds) -> Any:
         yield "n must be 1 when using greedy sampling"
     if not sampling.spaces_between_special_tokens and not sampling.skip_special_tokens:
         yield f"spaces_between_special_tokens=false is not available: {_ENGINE}"
-    if sampling.logprobs is not None and not (0 <= sampling.logprobs <= most or most == -1):
-        yield f"logprobs: {sampling.logprobs} is more than max_logprobs ({most})"
+    if (count := sampling.logprobs) is not None and not (0 <= count <= most or most == -1):
+        yield f"logprobs: {count} is more than max_logprobs ({most})"
     if sampling.max_tokens is not None and not 1 <= sampling.max_tokens <= bounds.max_model_len:
         yield (
             f"max_tokens: {sampling.max_tokens} is not between 1 and max_model_len "
@@ -145,18 +149,34 @@ class TokenChooser:
         self._generator = generator
 
     def choose(self, logits: torch.Tensor) -> Choice:
-        """Take the next token by the model's `logits` (one row, float32, on the CPU)."""
+        """Take the next token by the model's `logits` (one row, float32, on the CPU).
+
+        Raises:
+            PayloadError: the request excludes every token.
+            EngineFailureError: the model's logits are no numbers.
+        """
         scores = self._changed(logits.clone())
-        greedy = self._sampling.is_greedy
-        token = int(scores.argmax()) if greedy else self._draw(scores)
+        if not math.isfinite(float(scores.max())):  # NaN too
+            raise self._no_choice(logits)
+        token = int(scores.argmax()) if self._sampling.is_greedy else self._draw(scores)
         self.tokens.append(token)
         count = self._sampling.logprobs
         if count is None:
             return Choice(token)
         logprobs = torch.log_softmax(logits, -1)
-        values, ids = logprobs.topk(min(count, len(logprobs)))
+        values, ids = logprobs.topk(len(logprobs) if count < 0 else min(count, len(logprobs)))
         top = zip(ids.tolist(), map(_finite, values.tolist()), strict=True)
         return Choice(token, _finite(float(logprobs[token])), tuple(top))
+
+    @staticmethod
+    def _no_choice(logits: torch.Tensor) -> LmiError:
+        if bool(logits.isnan().any()) or math.isinf(float(logits.max())):
+            return EngineFailureError(
+                "the model's logits are not numbers (T5 overflows in float16: option.dtype=bf16)"
+            )
+        return PayloadError(
+            "no token is left to choose from: allowed_token_ids, bad_words, min_tokens"
+        )
 
     def _changed(self, scores: torch.Tensor) -> torch.Tensor:
         sampling = self._sampling
@@ -173,8 +193,8 @@ class TokenChooser:
             if not before or self.tokens[-len(before) :] == before:
                 scores[last] = -torch.inf
         for token, bias in (sampling.logit_bias or {}).items():
-            scores[token] += bias
-        banned = [token for token in self._ends if token < len(scores)]
+            scores[token] += min(max(bias, -MOST_BIAS), MOST_BIAS)
+        banned = [token for token in self._ends if 0 <= token < len(scores)]
         if len(self.tokens) < sampling.min_tokens:
             scores[banned] = -torch.inf
         return self._penalised(scores)

@@ -23,6 +23,7 @@ from lmi_vllm.engine.transformers_sampling import Choice, Sampling, TokenChooser
 from lmi_vllm.engine.transformers_text import TextStream, TokenTexts
 from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, TokenLogprob
+from lmi_vllm.telemetry.metrics import ENGINE_SEQUENCES
 from lmi_vllm.telemetry.records import WorkFigures
 
 logger = logging.getLogger(__name__)
@@ -168,9 +169,15 @@ class StepThread:
     def _has_work(self) -> bool:
         """Wait for something to do; False when there will be nothing any more."""
         with self._turn:
+            self._count()
             self._turn.wait_for(lambda: self._is_over or self._rows or self._waiting)
             self._drop_aborted()
+            self._count()
             return not self._is_over
+
+    def _count(self) -> None:
+        ENGINE_SEQUENCES.labels("running").set(len(self._rows))
+        ENGINE_SEQUENCES.labels("waiting").set(len(self._waiting))
 
     def _drop_aborted(self) -> None:
         gone = {request for request in self._requests if request.is_aborted}
@@ -182,7 +189,7 @@ class StepThread:
 
     def _turn_once(self) -> None:
         """One step of the batch, then those who wait join."""
-        ready: list[tuple[Deliver, GenerationChunk]] = []
+        ready: list[tuple[Deliver, Item]] = []
         if self._rows:
             logits = self._batch.step([row.newest for row in self._rows])
             pairs = zip(self._rows, logits, strict=True)
@@ -223,12 +230,15 @@ class StepThread:
         )
         return _Row(request, index, chooser, text), self._batch.join(request.memory)
 
-    def _advance(
-        self, row: _Row, scores: torch.Tensor, ready: list[tuple[Deliver, GenerationChunk]]
-    ) -> bool:
+    def _advance(self, row: _Row, scores: torch.Tensor, ready: list[tuple[Deliver, Item]]) -> bool:
         """Choose the row's next token; returns whether it goes on."""
         request = row.request
-        choice = row.chooser.choose(scores)
+        try:
+            choice = row.chooser.choose(scores)
+        except LmiError as error:  # of this request alone; its other sequences go before the next
+            request.is_aborted = True
+            ready.append((request.deliver, error))
+            return False
         reason: str | int | None
         finish, reason, has_text = self._end_by_token(row, choice.token)
         if has_text:
@@ -289,6 +299,7 @@ class StepThread:
             self._requests.clear()
             self._waiting.clear()
         self._rows.clear()
+        self._count()
         self._batch.keep([])
 
         def tell() -> None:
@@ -301,6 +312,6 @@ class StepThread:
             self._loop.call_soon_threadsafe(tell)
 
 
-def _deliver_all(ready: Sequence[tuple[Deliver, GenerationChunk]]) -> None:
-    for deliver, chunk in ready:
-        deliver(chunk)
+def _deliver_all(ready: Sequence[tuple[Deliver, Item]]) -> None:
+    for deliver, item in ready:
+        deliver(item)

@@ -23,6 +23,7 @@ class TextStream:
         skips_special: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
+        self._skips_special = skips_special
         self._stream = DecodeStream(skip_special_tokens=skips_special)
         self._stop = stop
         self._includes_stop = includes_stop
@@ -32,7 +33,7 @@ class TextStream:
 
     def add(self, token: int, *, looks_for_stop: bool = True) -> str | None:
         """Take a token; returns the stop string that its text completed, and cuts the text."""
-        new = self._stream.step(self._tokenizer, token) or ""
+        new = self._step(token) or ""
         self._text += new
         if not new or not looks_for_stop:
             return None
@@ -44,6 +45,16 @@ class TextStream:
         piece = self._text[self._shown : end]
         self._shown = end
         return piece
+
+    def _step(self, token: int) -> str | None:
+        try:
+            return self._stream.step(self._tokenizer, token)
+        except Exception as error:
+            # Where a token changes the text before it, as vLLM does: go on from this token.
+            if not str(error).startswith("Invalid prefix"):
+                raise
+            self._stream = DecodeStream(skip_special_tokens=self._skips_special)
+            return self._stream.step(self._tokenizer, token)
 
     def _cut(self, old: int) -> str | None:
         """Cut at the stop string that ends first in the text after `old` characters."""

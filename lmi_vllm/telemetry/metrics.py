@@ -90,6 +90,11 @@ IN_FLIGHT: Final = _gauge(
     "lmi_requests_in_flight",
     "Depth of the queue: places that admitted requests hold, running and waiting.",
 )
+ENGINE_SEQUENCES: Final = _gauge(
+    "lmi_engine_sequences",
+    "Sequences in the Transformers engine, `running` and `waiting`; vLLM's has series of its own.",
+    ("state",),
+)
 QUEUE_LIMIT: Final = _gauge(
     "lmi_queue_limit", "Places of the queue (job_queue_size); what comes beyond is refused."
 )

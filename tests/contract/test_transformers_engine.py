@@ -10,7 +10,12 @@ import orjson
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import EngineDeadError, EngineStartError, PayloadError
+from lmi_vllm.errors import (
+    EngineDeadError,
+    EngineFailureError,
+    EngineStartError,
+    PayloadError,
+)
 from lmi_vllm.messages import BeamSearch, GenerationChunk, GenerationJob, OpenAICall
 from tests.contract.conftest import LoopThread, collect, start_t5_engine
 
@@ -277,6 +282,9 @@ def test_stop_token_is_named(run: LoopThread, t5_engine: Engine) -> None:
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias"),
         ({"watermarking": True}, "watermarking"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1], "min_tokens": 3}, "no token is left"),
+        ({"allowed_token_ids": [1], "min_tokens": 3, "temperature": 1.0}, "no token is left"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -411,6 +419,42 @@ def test_openai_refusals_are_replies_that_name_the_field(
     error = orjson.loads(reply.body)["error"]
     assert error["code"] == status
     assert words in error["message"]
+
+
+def test_logits_that_are_no_numbers_end_their_request_alone(
+    run: LoopThread, t5_folder: Path
+) -> None:
+    """As where a number format overflows: an error of that request; the engine lives."""
+    engine: Any = start_t5_engine(run, t5_folder)
+
+    async def scenario() -> None:
+        asked = job(PROMPTS[0], is_streaming=True, max_tokens=400, ignore_eos=True)
+        others = [engine.generate(asked) for _ in range(2)]
+        for one in others:
+            await anext(one)
+        for sampling in ({}, {"temperature": 1.0, "n": 2}):
+            head = engine._loaded.model.lm_head
+            hook = head.register_forward_hook(  # a row alone is one that joins
+                lambda _, __, logits: logits * float("nan") if len(logits) == 1 else logits
+            )
+            with pytest.raises(EngineFailureError, match="not numbers"):
+                await collect(engine, job(PROMPTS[1], **sampling))
+            hook.remove()
+        for one in others:
+            assert len([chunk async for chunk in one]) == 399
+        await engine.check_health()
+        assert engine.running_requests == 0
+
+    run(scenario())
+    run(engine.close())
+
+
+def test_negative_stop_token_and_huge_bias_do_no_harm(run: LoopThread, t5_engine: Engine) -> None:
+    """Numbers that mean nothing change nothing, or as much as the largest that does."""
+    plain = ids(run(collect(t5_engine, job(PROMPTS[0]))))
+    assert ids(run(collect(t5_engine, job(PROMPTS[0], stop_token_ids=[-1], min_tokens=2)))) == plain
+    forced = run(collect(t5_engine, job(PROMPTS[0], logit_bias={30: 1e300}, max_tokens=4)))
+    assert ids(forced) == [30] * 4
 
 
 def test_failing_step_ends_the_engine_and_tells_all(run: LoopThread, t5_folder: Path) -> None:

@@ -38,13 +38,18 @@ def tiny_t5(folder: Path, *, has_template: bool = True, **config: Any) -> Path:
         **sizes, **ids, **config,
     }  # fmt: skip
     model = T5ForConditionalGeneration(T5Config(**settings))
+    spread(model)
+    model.to(torch.float32).eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def spread(model: Any) -> None:
+    """Give the weights a width at which greedy answers are no row of one word."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(0.0, 4.0 if "relative" in name else 0.3)
-    model.to(torch.float32).eval().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
