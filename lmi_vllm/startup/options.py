@@ -144,7 +144,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("max_model_len", parse.human_int_or_auto, maps_to("max_model_len"), default=-1,
            section=MODEL, values="tokens, `16k`, `16K`, auto",
            note="Longest prompt plus answer in tokens; -1: the model's own length if its KV cache "
-           "fits, else the longest that does."),
+           "fits, else the longest that does. Encoder-decoder models: of each, prompt and answer."),
     Option("tokenizer_mode", parse.plain_text, computes("tokenizer_mode"), section=MODEL,
            values="auto, hf, mistral, …", note="Which tokenizer implementation is used."),
     Option("task", parse.any_text, computes("runner", "convert"), default="auto", section=MODEL,
