@@ -81,6 +81,15 @@ def first_sentence(text: str | None) -> str:
     return re.split(r"(?<=[.!?]) (?=[A-Z`\"])", paragraph, maxsplit=1)[0]
 
 
+def is_opposite(text: str, flag: str) -> bool:
+    """Whether one is --enable-x and the other --disable-x."""
+    pair = ("--enable-", "--disable-")
+    return any(
+        flag.startswith(one) and text == other + flag.removeprefix(one)
+        for one, other in (pair, pair[::-1])
+    )
+
+
 def describe(action: argparse.Action) -> dict[str, object]:
     """One argument as recorded data."""
     parse, optional = unwrap(action.type)
@@ -94,8 +103,11 @@ def describe(action: argparse.Action) -> dict[str, object]:
         row["choices"] = choices
     flag = action.dest.replace("_", "-")
     also = [text for text in action.option_strings if text not in (f"--{flag}", f"--no-{flag}")]
-    if also:
-        row["also"] = also
+    off = [text for text in also if is_opposite(text, f"--{flag}")]
+    if off:  # from 0.33: --disable-x beside --enable-x, and the other way round
+        row["off"] = off
+    if flags := [text for text in also if text not in off]:
+        row["also"] = flags
     row["default"] = plain(action.default)
     row["help"] = first_sentence(action.help)
     return row

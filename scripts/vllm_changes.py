@@ -6,7 +6,8 @@
 Each is a release (its wheel is fetched with pip into .vllm-releases/, only the Python files are
 kept) or a folder that holds the package. Compared are: what our code imports, the classes and
 functions behind it with the methods our code names, engine arguments, sampling and request fields,
-model architectures and quantization methods. Exit code 1 where something of ours is gone.
+model architectures, quantization and speculative methods. Exit code 1 where something of ours is
+gone.
 """
 
 import argparse
@@ -30,6 +31,7 @@ FIELDS = {
     "vllm.entrypoints.openai.responses.protocol": ("ResponsesRequest",),
 }
 REGISTRY = "vllm.model_executor.models.registry"
+SPECULATIVE = "vllm.config.speculative"
 QUANTIZATION = "vllm.model_executor.layers.quantization"
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -272,13 +274,18 @@ def sections(old: Release, new: Release, ours: OurCode) -> Iterator[tuple[str, l
             old.literal(QUANTIZATION, "QuantizationMethods"),
             new.literal(QUANTIZATION, "QuantizationMethods"),
         ),
+        (
+            "Speculative methods",
+            old.literal(SPECULATIVE, "SpeculativeMethod"),
+            new.literal(SPECULATIVE, "SpeculativeMethod"),
+        ),
     ):
         lost = [f"- {name}" for name in sorted(first - second)]
         yield title, lost + [f"+ {name}" for name in sorted(second - first)]
 
 
-def release(text: str) -> Release:
-    """The release a word of the command line means.
+def release(text: str, cache: Path) -> Release:
+    """The release a word of the command line means; fetched ones are kept in `cache`.
 
     Raises:
         SystemExit: pip cannot get it.
@@ -287,7 +294,7 @@ def release(text: str) -> Release:
     if path.is_dir():
         package = path if (path / "__init__.py").is_file() else path / "vllm"
         return Release(text, package)
-    folder = CACHE / text
+    folder = cache / text
     if not (folder / "vllm" / "__init__.py").is_file():
         _fetch(text, folder)
     return Release(text, folder / "vllm")
@@ -326,8 +333,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("old", help="a release, or a folder with the package")
     parser.add_argument("new", help="the same")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where releases are kept")
     asked = parser.parse_args()
-    old, new = release(asked.old), release(asked.new)
+    old, new = release(asked.old, asked.cache), release(asked.new, asked.cache)
     ours = OurCode(ROOT / "lmi_vllm" / "engine")
     print(f"vLLM {old.label} -> {new.label}")
     for title, lines in sections(old, new, ours):

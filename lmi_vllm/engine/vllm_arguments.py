@@ -1,7 +1,7 @@
 """Turn our engine arguments into vLLM's own, exactly as its command line would read them."""
 
 import json
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -77,12 +77,24 @@ def _words(action: Any, value: object) -> list[str]:
 
 
 def _switch(action: Any, flag: str, value: object) -> list[str]:
-    has_negation = any(option.startswith("--no-") for option in action.option_strings)
     if str(value).lower() in ("true", "1"):
         return [flag]
     if str(value).lower() not in ("false", "0"):
         raise ValueError("expected true or false")
-    return ["--no-" + flag.removeprefix("--")] if has_negation else []
+    negation = next((text for text in _opposites(flag) if text in action.option_strings), None)
+    if negation is None and isinstance(action, BooleanOptionalAction):
+        raise ValueError("this vLLM has no flag that switches it off")
+    return [] if negation is None else [negation]
+
+
+def _opposites(flag: str) -> list[str]:
+    """The flags that may switch `flag` off; from 0.33 vLLM pairs --enable-x with --disable-x."""
+    bare = flag.removeprefix("--")
+    found = ["--no-" + bare]
+    for one, other in (("enable-", "disable-"), ("disable-", "enable-")):
+        if bare.startswith(one):
+            found.append("--" + other + bare.removeprefix(one))
+    return found
 
 
 def _text(value: object) -> str:

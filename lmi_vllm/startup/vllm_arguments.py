@@ -29,6 +29,7 @@ class VllmArgument:
     default: object
     help: str
     also: tuple[str, ...] = ()  # further flags, such as -tp
+    off: tuple[str, ...] = ()  # flags that mean false, such as --disable-lora, beside --no-...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ def _arguments(rows: Mapping[str, Mapping[str, object]]) -> Mapping[str, VllmArg
                 default=row["default"],
                 help=str(row["help"]),
                 also=tuple(row.get("also", ())),  # type: ignore[arg-type]
+                off=tuple(row.get("off", ())),  # type: ignore[arg-type]
             )
             for name, row in rows.items()
         }

