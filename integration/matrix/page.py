@@ -68,6 +68,8 @@ NOT_RUN: Final = """\
 
 - MPT with clipped or scaled attention (7B StoryWriter): vLLM answers that the architecture "was supported in vLLM until
   v0.28.0, and is not supported anymore".
+- Pixtral in Mistral's own layout (`params.json`, `consolidated.safetensors`, `tekken.json`): vLLM reads it, no tiny one is here.
+- Llama 4 with pictures: no tiny checkpoint of it answers here yet.
 - The published processor code of Phi-3-Vision, which cuts large pictures into crops.
 - mT5, UMT5, mBART, Pegasus, Blenderbot: on the Transformers engine like T5 and BART; their layers are compared in
   `tests/contract/test_transformers_engine.py`, logit by logit, not over HTTP. Marian (its tokenizer is not a fast one),

@@ -62,20 +62,21 @@ def _internlm(tensors: Tensors, config: Config) -> None:
 
 
 def _decilm(tensors: Tensors, config: Config) -> None:
-    """The first layer has one key-value head: both of the reference's are the same one."""
-    counts, size = [1, config["num_key_value_heads"]], config["head_dim"]
-    _family(config, "DeciLMForCausalLM", "deci", num_key_value_heads_per_layer=counts,
-            rope_theta=10000)  # fmt: skip
+    """The first layer has half as many key-value heads: the reference has each of them twice."""
+    heads, size = config["num_key_value_heads"], config["head_dim"]
+    _family(config, "DeciLMForCausalLM", "deci", rope_theta=10000,
+            num_key_value_heads_per_layer=[heads // 2, heads])  # fmt: skip
     for part in "kv":
         name = f"model.layers.0.self_attn.{part}_proj.weight"
-        tensors[name] = tensors[name][:size]
+        tensors[name] = tensors[name].unflatten(0, (heads, size))[::2].flatten(0, 1)
 
 
 def same_heads(model: Any) -> None:
-    """Give the first layer of a Llama one key-value head, twice."""
+    """Give the first layer of a Llama each second key-value head of its own, twice."""
     attention, size = model.model.layers[0].self_attn, model.config.head_dim
     for projection in (attention.k_proj, attention.v_proj):
-        projection.weight[size:] = projection.weight[:size]
+        heads = projection.weight.unflatten(0, (-1, size))
+        projection.weight.copy_(heads[::2].repeat_interleave(2, dim=0).flatten(0, 1))
 
 
 def _baichuan(tensors: Tensors, config: Config) -> None:

@@ -22,10 +22,6 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 SIDE: Final = 32  # pixels of the tower's input
 PATCH: Final = 16
 IMAGE_TOKENS: Final = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-LLAMA4_TOKENS: Final = (
-    "<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>",
-    "<|tile_y_separator|>",
-)  # fmt: skip
 FIRST_IMAGE_TOKEN: Final = 1280  # behind the embedded model's vocabulary
 _TEMPLATE: Final = (
     "{% for message in messages %}{{ message.role }}: "
@@ -89,9 +85,8 @@ OWN_CLASSES: Final = MappingProxyType({"SightedPhi3": SightedPhi3})
 def write_processor(kind: str, folder: Path) -> Any:
     """Write tokenizer and image processor of `kind` into `folder`; returns the processor."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
-    more = LLAMA4_TOKENS if kind == "llama4" else ()
-    tokenizer.add_special_tokens({"additional_special_tokens": [*IMAGE_TOKENS, *more]})
-    place = {"phi3_v": "<|image_1|>", "llama4": LLAMA4_TOKENS[0]}.get(kind, IMAGE_TOKENS[0])
+    tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_TOKENS)})
+    place = "<|image_1|>" if kind == "phi3_v" else IMAGE_TOKENS[0]
     tokenizer.chat_template = _TEMPLATE.replace(IMAGE_TOKENS[0], place)
     tokenizer.save_pretrained(folder)
     processor = _PROCESSORS[kind](tokenizer)
@@ -141,15 +136,9 @@ def _gemma3(tokenizer: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         own = AutoTokenizer.from_pretrained(folder, extra_special_tokens=named)
+    own.add_tokens(["\n" * count for count in range(1, 5)])  # Gemma's; vLLM asks for them
     images = transformers.Gemma3ImageProcessor(size={"height": SIDE, "width": SIDE})
     return transformers.Gemma3Processor(images, own, image_seq_length=(SIDE // PATCH) ** 2)
-
-
-def _llama4(tokenizer: Any) -> Any:
-    images = transformers.Llama4ImageProcessor(
-        size={"height": 2 * SIDE, "width": 2 * SIDE}, max_patches=4
-    )
-    return transformers.Llama4Processor(images, tokenizer, patch_size=PATCH)
 
 
 def _mllama(tokenizer: Any) -> Any:

@@ -9,6 +9,7 @@ from lmi_vllm.messages import EngineArguments
 from lmi_vllm.startup.argument_draft import ArgumentDraft
 from lmi_vllm.startup.model_config import read_directory
 from lmi_vllm.startup.model_store import is_directory
+from lmi_vllm.startup.resolved import Setting
 
 _SPECULATIVE_LENGTH: Final = 5  # LMI's default, configuration.md 11.2
 _DRAFT_NAMES: Final = ("speculative_draft_model", "speculative_length", "draft_model_tp_size")
@@ -94,7 +95,7 @@ def configure(draft: ArgumentDraft) -> None:
             value = _with_method(value, str(value.get("model")))
         draft.put("speculative_config", value, config.origin)
     elif model is not None:
-        length, degree = draft.given("speculative_length"), draft.given("draft_model_tp_size")
+        length, degree = _length(draft), draft.given("draft_model_tp_size")
         value = {
             "model": model.value,
             "num_speculative_tokens": length.value if length else _SPECULATIVE_LENGTH,
@@ -107,9 +108,19 @@ def configure(draft: ArgumentDraft) -> None:
     _old_speculation(draft)
 
 
+def _length(draft: ArgumentDraft) -> Setting | None:
+    """How many tokens are drafted: LMI's name, or vLLM's beside LMI's name of the model."""
+    length, theirs = draft.given("speculative_length"), draft.given("num_speculative_tokens")
+    if length and theirs and length.value != theirs.value:
+        draft.fail(f"{length.stated} and {theirs.stated} say different things: set one of them")
+    return length or theirs
+
+
 def _old_speculation(draft: ArgumentDraft) -> None:
     """VLLM's flags from before speculative_config."""
     given = {name: setting for name in _OLD_DRAFT_NAMES if (setting := draft.given(name))}
+    if draft.given("speculative_draft_model"):
+        given.pop("num_speculative_tokens", None)  # counts there, see _length
     if not given:
         return
     model = given.get("speculative_model")

@@ -13,6 +13,7 @@ from lmi_vllm.startup.architectures import (
     served_architectures,
     with_mapped_architecture,
 )
+from tests.unit.startup.conftest import ExplainRun
 
 
 def mapped(
@@ -195,6 +196,22 @@ def test_checkpoint_of_another_shape_is_left_to_vllm(
 def test_other_architectures_are_left_alone(tmp_path: Path, own: str) -> None:
     """Native ones, and those with tensors of another layout."""
     assert mapped(tmp_path, own) == (None, ())
+
+
+def test_explain_shows_the_mapping_of_a_local_checkpoint(
+    tmp_path: Path, explained: ExplainRun
+) -> None:
+    """The argument, and the one warning."""
+    config = {
+        "architectures": ["MllamaForConditionalGeneration"],
+        "text_config": {"cross_attention_layers": [1]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    run = explained("", {"HF_MODEL_ID": str(tmp_path)})
+    assert run.engine_args["hf_overrides"] == {"architectures": ["LmiMllamaTextForCausalLM"]}
+    said = [text for text in run.warnings if "LmiMllamaTextForCausalLM" in text]
+    assert len(said) == 1
+    assert "text only, pictures are refused" in said[0]
 
 
 def test_overridden_architectures_are_what_vllm_looks_for() -> None:

@@ -62,6 +62,19 @@ def test_local_drafter_under_every_name(tmp_path: Path, explained: ExplainRun, l
     assert (config["method"], config["model"]) == ("medusa", str(local))
 
 
+def test_vllms_name_for_the_length_counts_beside_lmis_for_the_model(
+    explained: ExplainRun,
+) -> None:
+    """Two that differ are an error; equal ones are fine, as everywhere."""
+    text = "option.speculative_draft_model=acme/draft\noption.num_speculative_tokens=3\n"
+    run = explained(text)
+    assert run.engine_args["speculative_config"]["num_speculative_tokens"] == 3
+    assert not any("speculative" in said for said in run.warnings)
+    assert not explained(text + "option.speculative_length=3\n").errors
+    errors = explained(text + "option.speculative_length=4\n").errors
+    assert any("num_speculative_tokens=3" in said for said in errors)
+
+
 def test_method_that_was_set_wins(tmp_path: Path, explained: ExplainRun) -> None:
     """Whatever the folder states."""
     local = drafter(tmp_path / "heads", {"medusa_num_heads": 5})

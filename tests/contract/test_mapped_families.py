@@ -1,0 +1,55 @@
+"""Families that vLLM dropped, in the classes of ours that read them: Transformers' own tokens.
+
+No server and one process: the matrix (`make matrix`) asks the same over HTTP, in minutes.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+
+from lmi_vllm.startup.architectures import OUR_CLASSES
+
+pytestmark = pytest.mark.vllm
+FAMILIES = {
+    "baichuan": "LmiBaichuanForCausalLM",
+    "baichuan_13b": "LmiBaichuanAlibiForCausalLM",
+    "baichuan2": "LmiBaichuan2ForCausalLM",
+    "baichuan2_13b": "LmiBaichuan2AlibiForCausalLM",
+    "dbrx": "LmiDbrxForCausalLM",
+    "decilm": "LmiDeciLMForCausalLM",
+    "mllama": "LmiMllamaTextForCausalLM",
+    "mpt": "LmiMptForCausalLM",
+    "qwen": "LmiQwenForCausalLM",
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, dict[str, Any]]:
+    """What Transformers and vLLM say, by name."""
+    done = subprocess.run(
+        [sys.executable, "-m", "integration.matrix.in_process", *FAMILIES],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(FAMILIES), done.stderr[-2000:]
+    return {answer["name"]: answer for answer in found}
+
+
+def test_every_class_of_ours_is_here() -> None:
+    """A new one wants a row."""
+    assert set(FAMILIES.values()) == OUR_CLASSES
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_transformers(name: str, answers: dict[str, dict[str, Any]]) -> None:
+    """Twelve greedy ones."""
+    answer = answers[name]
+    assert "error" not in answer, answer["error"]
+    assert answer["seen"] == answer["expected"]
