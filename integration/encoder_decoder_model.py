@@ -28,20 +28,23 @@ PROMPTS = (
     "it sailed to the north, where the moon is cold",
 )
 LONG = {"max_new_tokens": 600, "ignore_eos_token": True}
-# A hook that breaks the model on request, as a device that is gone would.
+# A hook that breaks the model's next step on request, as a device that is gone would.
 BREAKING_CODE = """
 from djl_python.input_parser import input_formatter
-import transformers
+from transformers import T5ForConditionalGeneration
+
+whole = T5ForConditionalGeneration.forward
 
 
 def broken(*_, **__):
+    T5ForConditionalGeneration.forward = whole
     raise RuntimeError("the device is gone")
 
 
 @input_formatter
 def to_payload(decoded_payload, tokenizer=None):
     if decoded_payload.get("inputs") == "break":
-        transformers.T5ForConditionalGeneration.forward = broken
+        T5ForConditionalGeneration.forward = broken
     return decoded_payload
 """
 
@@ -231,19 +234,33 @@ def test_adapters_end_the_start(server_process: StartServer, t5_folder: Path) ->
         assert words in last
 
 
-def test_step_that_fails_is_told_and_the_engine_comes_back(
+def test_step_that_fails_is_told_and_ends_the_process(
     server_process: StartServer, t5_folder: Path, tmp_path: Path
 ) -> None:
-    """Who runs gets an error row, /ping stops saying 200, the process ends with its reason."""
-    folder = _with_code(t5_folder, tmp_path)
-    server, url = _started(server_process, folder)
+    """Who runs gets an error row; the log has the cause, the exit code says so."""
+    server, url = _started(server_process, _with_code(t5_folder, tmp_path))
     stream = OpenStream(url, "/invocations", {"inputs": "moon", "parameters": LONG, "stream": True})
     assert wait_until(lambda: running_requests(url) == 1, 5)
-    call(url, "/invocations", {"inputs": "break"})
-    rows = stream.rest().splitlines()
-    assert "error" in json.loads(rows[-1])
+    breaking = send(url, "/invocations", {"inputs": "break"})
+    assert "error" in json.loads(stream.rest().splitlines()[-1])
     assert server.process.wait(60) == 1
+    breaking.close()
     assert "the device is gone" in server.stderr
+
+
+def test_engine_that_died_comes_back(
+    server_process: StartServer, t5_folder: Path, tmp_path: Path
+) -> None:
+    """With `retry_threshold` another one takes its place, and answers the same."""
+    environ = {"SERVING_RETRY_THRESHOLD": "1"}
+    server, url = _started(server_process, _with_code(t5_folder, tmp_path), environ)
+    payload = {"inputs": "moon", "parameters": {"max_new_tokens": 20}}
+    before = call(url, "/invocations", payload)
+    assert call(url, "/invocations", {"inputs": "break"}).status >= 500
+    assert wait_until(lambda: _counter(url, "lmi_engine_restarts_total") == 1, 60)
+    assert call(url, "/ping").status == 200
+    assert call(url, "/invocations", payload).body == before.body
+    assert server.process.poll() is None
 
 
 def test_shutdown_lets_what_runs_end(server_process: StartServer, t5_folder: Path) -> None:
@@ -268,8 +285,10 @@ def _with_code(model: Path, folder: Path) -> Path:
     return target
 
 
-def _started(server_process: StartServer, folder: Path) -> tuple[ServerProcess, str]:
-    server = server_process("--model", str(folder), "--port", "0")
+def _started(
+    server_process: StartServer, folder: Path, environ: dict[str, str] | None = None
+) -> tuple[ServerProcess, str]:
+    server = server_process("--model", str(folder), "--port", "0", environ=environ or {})
     url = server.wait_listening()
     server.wait_ready()
     return server, url
