@@ -5,11 +5,13 @@ engine: integration/speculative_decoding.py.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+
+from vllm.config.speculative import SpeculativeMethod
 
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.startup.speculation import with_draft_files
@@ -17,6 +19,13 @@ from tests.contract.vllm_configuration import engine_arguments, vllm_configurati
 from tests.support.draft_models import DRAFTERS, MEDUSA_HEADS
 
 pytestmark = pytest.mark.vllm
+
+
+def drafter(kind: str, folder: Path) -> Path:
+    """Make a checkpoint of that kind, where this release still has it: 0.33 dropped Medusa."""
+    if kind not in get_args(SpeculativeMethod):
+        pytest.skip(f"this vLLM has no {kind}")
+    return DRAFTERS[kind](folder)
 
 
 def understood(arguments: EngineArguments) -> Any:
@@ -27,7 +36,7 @@ def understood(arguments: EngineArguments) -> Any:
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_draft_option_is_understood_as_what_the_folder_holds(kind: str, tmp_path: Path) -> None:
     """By LMI's three options alone."""
-    folder = DRAFTERS[kind](tmp_path / f"{kind.replace('_', '')}-head")
+    folder = drafter(kind, tmp_path / f"{kind.replace('_', '')}-head")
     length = MEDUSA_HEADS if kind == "medusa" else 4
     lines = f"option.speculative_draft_model={folder}\noption.speculative_length={length}\n"
     lines += "option.draft_model_tp_size=1\n"
@@ -53,7 +62,7 @@ def test_fetched_drafter_is_what_it_was_called_or_states(
     """The folder of a cache has no name; vLLM alone would take any head for a model that drafts."""
     lines = f"option.speculative_draft_model=s3://bucket/{name}/\noption.speculative_length=3\n"
     arguments = engine_arguments(lines, tmp_path / "model")
-    config = understood(with_draft_files(arguments, DRAFTERS[kind](tmp_path / "f00d")))
+    config = understood(with_draft_files(arguments, drafter(kind, tmp_path / "f00d")))
     assert config.method == kind
     assert config.draft_model_config.model == str(tmp_path / "f00d")
 
@@ -81,5 +90,5 @@ def test_method_of_the_user_wins(tmp_path: Path) -> None:
 def test_unknown_method_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     """VLLM's own list."""
     lines = 'option.speculative_config={"method":"telepathy","num_speculative_tokens":3}\n'
-    with pytest.raises(ValueError, match=r"ngram.*medusa.*eagle"):
+    with pytest.raises(ValueError, match=r"ngram.*eagle"):
         understood(engine_arguments(lines, tmp_path / "model"))
