@@ -358,6 +358,7 @@ class VllmEngine:
         values["output_kind"] = (
             RequestOutputKind.DELTA if job.is_streaming else RequestOutputKind.FINAL_ONLY
         )
+        values["skip_clone"] = True  # made for this job alone; vLLM says so of OpenAI's, too
         return SamplingParams(**values)
 
 

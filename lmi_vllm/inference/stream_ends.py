@@ -57,7 +57,9 @@ class DirectRows(_Direct):
 
     def read_token(self, token: int, text: str, logprob: float | None) -> None:
         """Write the row of one ordinary token."""
-        self._write(self.formatter.token_row(token, text, logprob))
+        if self._sink is not None:  # `_write`, without the call: this is done for each token
+            self._sink.put(self.formatter.token_row(token, text, logprob))
+            self.limit.extend()
 
 
 class DirectEvents(_Direct):
