@@ -119,6 +119,20 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
 }  # fmt: skip
 
 
+def logits_at_once(model: Any, prompt: list[int], words: list[int]) -> Any:
+    """Return Transformers' logits of a whole answer, where it computes it without reading ahead."""
+    import torch  # noqa: PLC0415 (slow)
+
+    def logits(count: int) -> Any:
+        answer = torch.tensor([[0, *words[:count]]])
+        return model(input_ids=torch.tensor([prompt]), decoder_input_ids=answer).logits[0]
+
+    found = logits(len(words))
+    if not torch.allclose(found[:4], logits(3), atol=2e-4, rtol=1e-4):
+        pytest.skip("this Transformers reads ahead in a whole answer (UMT5 in 5.17)")
+    return found
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_a_changing_batch_equal_a_row_alone(family: str) -> None:
     """Every family of the list: rows of other lengths beside it change no logit of a row."""
@@ -156,10 +170,7 @@ def test_logits_of_a_changing_batch_equal_a_row_alone(family: str) -> None:
                 seen[row] = [batch.join(batch.encode(prompts[row]))]
                 live.append(row)
         for row, rows in seen.items():
-            alone = model(
-                input_ids=torch.tensor([prompts[row]]),
-                decoder_input_ids=torch.tensor([[0, *words[row][: len(rows) - 1]]]),
-            ).logits[0]
+            alone = logits_at_once(model, prompts[row], words[row][: len(rows) - 1])
             assert len(rows) == 9 + row
             assert torch.allclose(torch.stack(rows), alone, atol=2e-4, rtol=1e-4)
             assert float(alone.std()) > 0.1  # else close would show little
