@@ -98,30 +98,34 @@ async def read(engine: Engine, call: OpenAICall, wire: Wire | None) -> list[byte
 _TEXT = re.compile(rb'"(?:text|content)":"((?:[^"\\]|\\.)*)"')
 
 
-def normal(events: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return frames and texts, without what differs from request to request.
+def normal(events: list[bytes]) -> tuple[list[bytes], bytes]:
+    """Return the frames in their order, equal neighbours once, and the whole text.
 
-    vLLM joins the tokens of a consumer that lags: neighbours that differ in their text alone count
-    as one event.
+    vLLM joins the tokens of a consumer that lags, also with the last one: where a text is cut, and
+    how much of it stands in the frame that ends it, differs from request to request.
     """
-    found: list[tuple[bytes, bytes]] = []
+    frames: list[bytes] = []
+    text = b""
     for event in events:
         event = re.sub(rb'"created":\d+', b'"created":0', event)  # noqa: PLW2901 (a normal form)
         match = _TEXT.search(event)
-        text = match[1] if match else b""
+        text += match[1] if match else b""
         frame = _TEXT.sub(b'"text"', event, count=1)
-        if found and found[-1][0] == frame:
-            text = found.pop()[1] + text
-        found.append((frame, text))
-    return found
+        if not frames or frames[-1] != frame:
+            frames.append(frame)
+    return frames, text
 
 
 def test_normal_form_joins_texts_with_escapes() -> None:
-    """Two tokens in one event or in two are the same; a text that ends otherwise is not."""
+    """Tokens in one event or in two are the same; another text or another end is not."""
     frame = b'data: {"created":%d,"choices":[{"index":0,"text":"%b","finish_reason":null}]}\n\n'
-    cut = [frame % (1, rb"\"\n"), frame % (2, rb"\\"), frame % (2, b"a")]
-    assert normal(cut) == normal([frame % (3, rb"\"\n\\a")])
-    assert normal(cut) != normal([frame % (3, rb"\"\n\\")])
+    last = frame.replace(b"null", b'"length"')
+    cut = [frame % (1, rb"\"\n"), frame % (2, rb"\\"), last % (2, b"a")]
+    assert normal(cut) == normal([frame % (3, rb"\"\n\\a"), last % (3, b"")])
+    assert normal(cut) == normal([frame % (3, rb"\""), last % (3, rb"\n\\a")])
+    assert normal(cut) != normal([frame % (3, rb"\"\n\\"), last % (3, b"")])
+    assert normal(cut) != normal([frame % (3, rb"\"\n\\a")])
+    assert normal(cut) != normal([last % (3, b""), frame % (3, rb"\"\n\\a")])
 
 
 @pytest.mark.parametrize(("kind", "body", "is_short"), CASES)
