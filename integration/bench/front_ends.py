@@ -17,6 +17,7 @@ from typing import Final
 
 import psutil
 
+from integration.bench.cpu_time import cpu_seconds
 from integration.bench.results import Plot, Result, Table, spread
 from integration.bench.servers import STEP_VARIABLE, Running, our_command, running
 from integration.bench.serving import load
@@ -44,8 +45,7 @@ def front_ends(server: Running) -> list[psutil.Process]:
 
 def spent(processes: Sequence[psutil.Process]) -> list[float]:
     """Return the CPU seconds of each."""
-    times = [process.cpu_times() for process in processes]
-    return [time.user + time.system for time in times]
+    return [cpu_seconds(process.pid) for process in processes]
 
 
 def cost(server: Running, tokens: int) -> Cost:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
+from integration.bench.cpu_time import cpu_seconds
 from integration.bench.results import Claim, Result, Table, spread
 from integration.bench.servers import PROMPT, Running, our_command, running, their_command
 
@@ -46,12 +47,9 @@ async def ask(url: str, path: str, body: Mapping[str, Any], requests: int) -> No
 
 def cost(server: Running, path: str, body: Mapping[str, Any], requests: int) -> float:
     """Return the CPU microseconds that the front end spent on each."""
-    process = psutil.Process(server.process.pid)
-    before = process.cpu_times()
+    before = cpu_seconds(server.process.pid)
     asyncio.run(ask(server.url, path, body, requests))
-    after = process.cpu_times()
-    spent: float = after.user + after.system - before.user - before.system
-    return spent / requests * 1e6
+    return (cpu_seconds(server.process.pid) - before) / requests * 1e6
 
 
 def resident(server: Running) -> float:

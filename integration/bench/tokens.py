@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, Final
 
 import aiohttp
-import psutil
 
+from integration.bench.cpu_time import cpu_seconds
 from integration.bench.floor_process import floor
 from integration.bench.results import Claim, Result, Table, spread
 from integration.bench.servers import (
@@ -93,11 +93,9 @@ def cost(server: Running, lane: Lane, streams: int, tokens: int) -> tuple[float,
     vLLM joins the tokens of a consumer that lags: a server that is slower than the engine sends
     fewer rows for the same tokens, and its cost per token looks better than it is.
     """
-    process = psutil.Process(server.process.pid)
-    before = process.cpu_times()
+    before = cpu_seconds(server.process.pid)
     rows = asyncio.run(load(server.url, lane, streams, tokens))
-    after = process.cpu_times()
-    spent = after.user + after.system - before.user - before.system
+    spent = cpu_seconds(server.process.pid) - before
     return spent / (streams * tokens) * 1e6, streams * tokens / rows
 
 

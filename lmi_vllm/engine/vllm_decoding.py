@@ -107,7 +107,11 @@ class TableDetokenizer(FastIncrementalDetokenizer):  # type: ignore[misc,unused-
             return found
         token = new_token_ids[0]
         self.token_ids.append(token)
-        self.output_text += self.decode_next(token)
+        piece = self.pieces[token]
+        if isinstance(piece, str) and not self.unfinished:  # as decode_next, without the call
+            self.output_text += piece
+        else:
+            self.output_text += self.decode_next(token)
         return None
 
     def decode_next(self, next_token_id: int) -> str:

@@ -121,7 +121,7 @@ async def make_engine(
             started.llm.guard_grammars(GrammarGuard(started.llm, seconds, started.thread))
         guard_media(profile.media)
         openai = await VllmOpenAI.create(started.llm, started.namespace, profile)
-        envs.enable_envs_cache()  # as its engine does: it looks into the environment for each token
+        _settle_environment()
         return kind(started, openai, await _task(started.llm))
     except BaseException as error:
         started.llm.clean_up()
@@ -129,6 +129,18 @@ async def make_engine(
         if isinstance(error, Exception) and not isinstance(error, LmiError):
             raise EngineStartError(f"the engine did not start: {error}") from error
         raise
+
+
+def _settle_environment() -> None:
+    """Let vLLM read its variables once, as its engine does: it asks for one of them for each token.
+
+    That one becomes an attribute of the module, which is found at once; the cache is behind a
+    function that Python calls for attributes it has not found.
+    """
+    envs.enable_envs_cache()
+    name = "VLLM_COMPUTE_NANS_IN_LOGITS"
+    if name in envs.environment_variables:
+        setattr(envs, name, getattr(envs, name))
 
 
 class VllmEngine:
