@@ -4,7 +4,10 @@ Without a name all of them run. Flags are those of the benchmark and need exactl
 """
 
 import importlib
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +18,17 @@ BENCHMARKS: Final = (
     "startup", "tokens", "serving", "requests", "front_ends", "growth", "overload", "fetch",
 )  # fmt: skip
 DEFAULT_OUT: Final = "bench-report"
+
+
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Undo what a benchmark sets for its servers: it must not pace the engines of the next one."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def main() -> None:
@@ -33,7 +47,8 @@ def main() -> None:
     for name in names:
         print(f"== {name}", flush=True)
         sys.argv = [name, *flags]
-        results[name] = importlib.import_module(f"integration.bench.{name}").main()
+        with own_environment():
+            results[name] = importlib.import_module(f"integration.bench.{name}").main()
         results[name].print()
         # After each, so that one that fails takes nothing with it.
         print(write(results, Path(out)), flush=True)
