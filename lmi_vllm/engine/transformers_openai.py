@@ -14,12 +14,18 @@ from typing import Any, Final, Protocol
 
 import orjson
 from jinja2 import TemplateError
-from pydantic import ValidationError
-from vllm.exceptions import VLLMClientError
 
-from lmi_vllm.engine.transformers_sampling import NO_GRAMMARS, Sampling
+from lmi_vllm.engine.transformers_sampling import Sampling
 from lmi_vllm.engine.transformers_text import TokenTexts
-from lmi_vllm.engine.vllm_routes import ROUTES, STORED_ROUTES, request_adapter
+from lmi_vllm.engine.vllm_requests import (
+    CHAT,
+    COMPLETIONS,
+    KINDS,
+    read_request,
+    request_faults,
+    sampling_fields,
+)
+from lmi_vllm.engine.vllm_routes import ROUTES, STORED_ROUTES
 from lmi_vllm.errors import (
     PayloadError,
     RequestError,
@@ -30,36 +36,9 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.messages import GenerationChunk, OpenAICall, OpenAIReply, ServingProfile
 
-COMPLETIONS: Final = "completions"
-CHAT: Final = "chat/completions"
 DONE: Final = b"data: [DONE]\n\n"
 NO_TEMPLATE: Final = (
     "this model's tokenizer has no chat template: set option.chat_template, or send `prompt`"
-)
-# Fields of vLLM's request models that are obeyed here, and those that change nothing.
-_OBEYED: Final = frozenset(
-    {
-        "model", "n", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "top_k",
-        "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
-        "logprobs", "max_tokens", "min_tokens", "stop_token_ids", "include_stop_str_in_output",
-        "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "bad_words",
-        "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "add_special_tokens",
-        "return_token_ids", "prompt_logprobs", "response_format", "structured_outputs",
-        "prompt", "messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt",
-        "continue_final_message", "chat_template_kwargs",
-        "user", "request_id", "session_id", "parallel_tool_calls", "include_reasoning",
-        "length_penalty",
-    }
-)  # fmt: skip
-# Of SamplingParams: how vLLM delivers, and what it derives from other fields.
-_DELIVERY: Final = frozenset(
-    {
-        "output_kind",
-        "detokenize",
-        "skip_clone",
-        "output_text_buffer_length",
-        "skip_reading_prefix_cache",
-    }
 )
 _FINISHED: Final = ("finish_reason", "stop_reason")
 
@@ -150,7 +129,6 @@ class OpenAIAnswers:
         self._profile = profile
         self._defaults = dict(defaults)
         self._texts = texts
-        self._readers = {kind: request_adapter(kind) for kind in (COMPLETIONS, CHAT)}
         self._started = int(time.time())
 
     async def answer(self, call: OpenAICall) -> OpenAIReply:
@@ -174,22 +152,15 @@ class OpenAIAnswers:
             return _json(status, openai_error(error, error.text, status))
 
     async def _read(self, call: OpenAICall) -> _Asked:
-        if call.kind not in self._readers:
+        if call.kind not in KINDS:
             route = ROUTES["responses" if call.kind in STORED_ROUTES else call.kind]
             raise ResourceNotFoundError(f"The model does not support {route.interface}")
-        try:
-            request = self._readers[call.kind].validate_python(dict(call.body))
-            _refuse_unread(request)
+        with request_faults():
+            request = read_request(call.kind, call.body)
             names = self._profile.served_names
             if request.model and request.model not in names:
                 raise ResourceNotFoundError(f"The model `{request.model}` does not exist.")
             sampling = self._sampling(call.kind, request)
-        except ValidationError as error:
-            raise PayloadError(_problems(error)) from error
-        except VLLMClientError as error:
-            raise PayloadError(str(error)) from error
-        except (AttributeError, LookupError, RecursionError, ValueError, TypeError) as error:
-            raise PayloadError(f"the request cannot be read: {error}") from error
         prompts = await (
             self._prompts(request) if call.kind == COMPLETIONS else self._conversation(request)
         )
@@ -204,22 +175,9 @@ class OpenAIAnswers:
 
     def _sampling(self, kind: str, request: Any) -> Sampling:
         """Return the sampling as vLLM's own request model would give it to vLLM."""
-        wanted = vars(request)["max_tokens"]  # asking the attribute of a chat is deprecated
-        if kind == CHAT and request.max_completion_tokens is not None:
-            wanted = request.max_completion_tokens
-        most = self._runner.max_model_len
-        params = request.to_sampling_params(most if wanted is None else wanted, self._defaults)
-        usual = type(params)()
-        given = {
-            name: getattr(params, name)
-            for name in params.__struct_fields__
-            if not name.startswith("_")
-            and name not in _DELIVERY
-            and getattr(params, name) != getattr(usual, name)
-        }
+        given = sampling_fields(kind, request, self._runner.max_model_len, self._defaults)
         # `has_style` is false: the request model has put the model's defaults already.
-        neutral = {"max_tokens": params.max_tokens, "temperature": params.temperature}
-        return self._runner.sampling({**neutral, **given}, has_style=False)
+        return self._runner.sampling(given, has_style=False)
 
     async def _prompts(self, request: Any) -> list[Sequence[int]]:
         given = request.prompt
@@ -398,29 +356,6 @@ class OpenAIAnswers:
         return {"object": "list", "data": cards}
 
 
-def _refuse_unread(request: Any) -> None:
-    """Refuse what somebody asked for and nobody would read.
-
-    Raises:
-        PayloadError: names it.
-    """
-    if gone := [name for name in request.model_extra or () if name.startswith("guided_")]:
-        raise PayloadError(NO_GRAMMARS.format(name=gone[0]))
-    fields = type(request).model_fields
-    for name in fields:
-        if name in _OBEYED or name not in request.model_fields_set:
-            continue
-        value = vars(request)[name]
-        if value in (None, fields[name].default, [], {}) or (name, value) == (
-            "tool_choice",
-            "none",
-        ):
-            continue
-        raise PayloadError(
-            f"{name} is not available: encoder-decoder models run on the Transformers engine"
-        )
-
-
 def _text_message(message: Any) -> dict[str, Any]:
     """Return a message with its content as one text.
 
@@ -457,10 +392,3 @@ def _event(row: Mapping[str, Any]) -> bytes:
 
 def _json(status: int, body: Mapping[str, Any]) -> OpenAIReply:
     return OpenAIReply(status, orjson.dumps(body))
-
-
-def _problems(error: ValidationError) -> str:
-    """Return one sentence for each thing that is wrong with a body."""
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors()
-    )

@@ -32,11 +32,11 @@ ROOMS = {
 }
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
-    "vllm": r"engine/(vllm_\w+|transformers_openai)\.py",
+    "vllm": r"engine/vllm_\w+\.py",
     "aiohttp": r"(web|commands)/\w+\.py|cli\.py|engine/media_fetch\.py|bench/http_client\.py",
     "pydantic_settings": r"startup/settings\.py",
-    "pydantic": r"startup/settings\.py|inference/parameters\.py|engine/vllm_(openai|routes)\.py"
-    r"|engine/transformers_openai\.py",
+    "pydantic": r"startup/settings\.py|inference/parameters\.py"
+    r"|engine/vllm_(openai|requests|routes)\.py",
     "boto3": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
     "botocore": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
     "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",
