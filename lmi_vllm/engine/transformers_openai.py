@@ -8,13 +8,14 @@ have is refused by name (400); the names that mean nothing without tools or reas
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import orjson
 from jinja2 import TemplateError
 
+from lmi_vllm.engine.transformers_replies import Asked, ReplyRows, Usage, opening
 from lmi_vllm.engine.transformers_sampling import Sampling
 from lmi_vllm.engine.transformers_text import TokenTexts
 from lmi_vllm.engine.vllm_requests import (
@@ -40,7 +41,6 @@ DONE: Final = b"data: [DONE]\n\n"
 NO_TEMPLATE: Final = (
     "this model's tokenizer has no chat template: set option.chat_template, or send `prompt`"
 )
-_FINISHED: Final = ("finish_reason", "stop_reason")
 
 
 class Runner(Protocol):
@@ -81,40 +81,6 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Usage:
-    prompt: int = 0
-    completion: int = 0
-
-    def row(self) -> dict[str, int]:
-        """Return it as vLLM's UsageInfo has it."""
-        return {
-            "prompt_tokens": self.prompt,
-            "total_tokens": self.prompt + self.completion,
-            "completion_tokens": self.completion,
-        }
-
-    def row_if(self, is_wanted: bool) -> dict[str, dict[str, int]]:
-        """Return it as part of an event that shows usage as it goes."""
-        return {"usage": self.row()} if is_wanted else {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request that has passed every check."""
-
-    kind: str
-    request: Any
-    head: Mapping[str, Any]  # id, object, created, model
-    prompts: Sequence[Sequence[int]]
-    sampling: Sampling
-
-    @property
-    def shows_ids(self) -> bool:
-        """Whether token ids are wanted beside the text."""
-        return bool(self.request.return_token_ids)
-
-
 class OpenAIAnswers:
     """Answers OpenAI calls over the engine."""
 
@@ -128,7 +94,7 @@ class OpenAIAnswers:
         self._runner = runner
         self._profile = profile
         self._defaults = dict(defaults)
-        self._texts = texts
+        self._rows = ReplyRows(texts)
         self._started = int(time.time())
 
     async def answer(self, call: OpenAICall) -> OpenAIReply:
@@ -151,7 +117,7 @@ class OpenAIAnswers:
             status = status_of(error, RouteFamily.OPENAI)
             return _json(status, openai_error(error, error.text, status))
 
-    async def _read(self, call: OpenAICall) -> _Asked:
+    async def _read(self, call: OpenAICall) -> Asked:
         if call.kind not in KINDS:
             route = ROUTES["responses" if call.kind in STORED_ROUTES else call.kind]
             raise ResourceNotFoundError(f"The model does not support {route.interface}")
@@ -171,7 +137,7 @@ class OpenAIAnswers:
             "created": int(time.time()),
             "model": names[0],
         }
-        return _Asked(call.kind, request, head, prompts, sampling)
+        return Asked(call.kind, request, head, prompts, sampling)
 
     def _sampling(self, kind: str, request: Any) -> Sampling:
         """Return the sampling as vLLM's own request model would give it to vLLM."""
@@ -231,17 +197,17 @@ class OpenAIAnswers:
             return given
         return Path(given).read_text("utf-8")
 
-    async def _whole(self, asked: _Asked) -> OpenAIReply:
+    async def _whole(self, asked: Asked) -> OpenAIReply:
         found: dict[int, GenerationChunk] = {}
         run = self._runner.run(asked.prompts, asked.sampling, is_streaming=False)
         async with aclosing(run) as chunks:
             async for number, chunk in chunks:
                 found[number * asked.sampling.n + chunk.index] = chunk
-        usage = _Usage(sum(map(len, asked.prompts)))
+        usage = Usage(sum(map(len, asked.prompts)))
         choices = []
         for index, chunk in sorted(found.items()):
             usage.completion += len(chunk.tokens)
-            choices.append(self._choice(asked, index, chunk))
+            choices.append(self._rows.choice(asked, index, chunk))
         body = {**asked.head, "choices": choices, "usage": usage.row()}
         if asked.kind == CHAT and asked.shows_ids:
             body["prompt_token_ids"] = list(asked.prompts[0])
@@ -252,92 +218,29 @@ class OpenAIAnswers:
         ).model_validate(body)  # fmt: skip
         return replace(_json(200, answer.model_dump()), response=answer)
 
-    def _choice(self, asked: _Asked, index: int, chunk: GenerationChunk) -> dict[str, Any]:
-        common = {
-            "index": index,
-            "logprobs": self._logprobs(asked, chunk, 0),
-            "finish_reason": chunk.finish_reason,
-            "stop_reason": chunk.stop_reason,
-            "token_ids": _ids(chunk) if asked.shows_ids else None,
-        }
-        if asked.kind == CHAT:
-            return {**common, "message": {"role": "assistant", "content": chunk.text}}
-        prompt = list(asked.prompts[index // asked.sampling.n]) if asked.shows_ids else None
-        return {**common, "text": chunk.text, "prompt_token_ids": prompt}
-
     async def _events(
-        self, asked: _Asked, chunks: AsyncGenerator[tuple[int, GenerationChunk], None]
+        self, asked: Asked, chunks: AsyncGenerator[tuple[int, GenerationChunk], None]
     ) -> AsyncIterator[bytes]:
         """Yield vLLM's events; closing this one closes the chunks, which aborts."""
         options = asked.request.stream_options
         runs = bool(options and options.include_usage and options.continuous_usage_stats)
-        total, each = _Usage(sum(map(len, asked.prompts))), dict[int, _Usage]()
+        total, each = Usage(sum(map(len, asked.prompts))), dict[int, Usage]()
         offsets = dict[int, int]()
         is_chat = asked.kind == CHAT
         head = {**asked.head, "object": "chat.completion.chunk"} if is_chat else asked.head
         for index in range(asked.sampling.n if is_chat else 0):
-            yield _event({**head, **_opening(asked, index), **(total.row_if(runs))})
+            yield _event({**head, **opening(asked, index), **(total.row_if(runs))})
         async with aclosing(chunks):
             async for number, chunk in chunks:
                 index = number * asked.sampling.n + chunk.index
-                usage = each.setdefault(index, _Usage(len(asked.prompts[number])))
-                row = self._delta(asked, index, chunk, offsets, is_first=not usage.completion)
+                usage = each.setdefault(index, Usage(len(asked.prompts[number])))
+                row = self._rows.delta(asked, index, chunk, offsets, is_first=not usage.completion)
                 usage.completion += len(chunk.tokens)
                 total.completion += len(chunk.tokens)
                 yield _event({**head, "choices": [row], **usage.row_if(runs)})
         if options and options.include_usage:
             yield _event({**head, "choices": [], "usage": total.row()})
         yield DONE
-
-    def _delta(
-        self,
-        asked: _Asked,
-        index: int,
-        chunk: GenerationChunk,
-        offsets: dict[int, int],
-        *,
-        is_first: bool,
-    ) -> dict[str, Any]:
-        logprobs = self._logprobs(asked, chunk, offsets.get(index, 0))
-        ids = _ids(chunk) if asked.shows_ids else None
-        if asked.kind == CHAT:
-            row = {"index": index, "delta": {"content": chunk.text}, "logprobs": logprobs}
-            end = {name: getattr(chunk, name) for name in _FINISHED}
-            return {**row, **(end if chunk.finish_reason else {"finish_reason": None}),
-                    "token_ids": ids}  # fmt: skip
-        if logprobs is not None and logprobs["tokens"]:
-            offsets[index] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
-        prompt = list(asked.prompts[index // asked.sampling.n])
-        return {
-            "index": index,
-            "text": chunk.text,
-            "logprobs": logprobs,
-            "finish_reason": chunk.finish_reason,
-            "stop_reason": chunk.stop_reason,
-            "prompt_token_ids": prompt if asked.shows_ids and is_first else None,
-            "token_ids": ids,
-        }
-
-    def _logprobs(self, asked: _Asked, chunk: GenerationChunk, offset: int) -> Any:
-        if asked.sampling.logprobs is None:
-            return None
-        if asked.kind == CHAT:
-            return {"content": [self._chat_logprob(token) for token in chunk.tokens]}
-        names = [self._texts.text(token.id) for token in chunk.tokens]
-        offsets = [offset + sum(map(len, names[:position])) for position in range(len(names))]
-        tops = [
-            {name: token.logprob, **{one.text: one.logprob for one in token.top}}
-            for name, token in zip(names, chunk.tokens, strict=True)
-        ]
-        values = [token.logprob for token in chunk.tokens]
-        return {
-            "text_offset": offsets, "token_logprobs": values, "tokens": names,
-            "top_logprobs": tops,
-        }  # fmt: skip
-
-    def _chat_logprob(self, token: Any) -> dict[str, Any]:
-        top = [_logprob(one.text, one.logprob) for one in token.top]
-        return {**_logprob(self._texts.text(token.id), token.logprob), "top_logprobs": top}
 
     def _models(self) -> dict[str, Any]:
         cards: list[dict[str, Any]] = [
@@ -369,21 +272,6 @@ def _text_message(message: Any) -> dict[str, Any]:
     if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in parts):
         raise PayloadError("messages: this model takes text only")
     return {**message, "content": "\n".join(str(part["text"]) for part in parts)}
-
-
-def _opening(asked: _Asked, index: int) -> dict[str, Any]:
-    delta = {"role": "assistant", "content": ""}
-    ids = list(asked.prompts[0]) if asked.shows_ids else None
-    row = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-    return {"choices": [row], "prompt_token_ids": ids, "prompt_text": None}
-
-
-def _logprob(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
-
-
-def _ids(chunk: GenerationChunk) -> list[int]:
-    return [token.id for token in chunk.tokens]
 
 
 def _event(row: Mapping[str, Any]) -> bytes:
