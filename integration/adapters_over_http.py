@@ -41,9 +41,7 @@ Change = Callable[[Path], object]
 def started(start: StartServer, *arguments: str, **environ: str) -> RunningServer:
     """Return a ready server."""
     server = start(*arguments, "--port", "0", environ={**SINGLE_THREAD, **environ})
-    url = server.wait_listening()
-    server.wait_ready()
-    return RunningServer(server, url)
+    return RunningServer(server, server.url_when_ready())
 
 
 def ask(url: str, adapter: str | None = None) -> str:

@@ -70,8 +70,7 @@ def test_tgi_is_spoken_on_its_own_routes(server_process: StartServer) -> None:
     """Both of them."""
     environ = {"OPTION_TGI_COMPAT": "true"}
     server = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     for more in ((), ("--no-stream",)):
         found = figures(url, "--dialect", "tgi", "-n", "4", "--output-tokens", "5", *more)
         assert (found["good"], found["output_tokens"]) == (4, 20)
@@ -115,8 +114,7 @@ def test_errors_are_told_by_kind(server_process: StartServer) -> None:
     """What the server refuses is counted beside what it answers; the code says if any was good."""
     environ = {"SERVING_JOB_QUEUE_SIZE": "1", "LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.05"}
     server = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     found = figures(url, "-n", "30", "-c", "4", "--output-tokens", "3")
     assert found["good"] >= 1
     assert found["errors"]["HTTP 503"]["count"] == found["failed"] > 0

@@ -374,9 +374,7 @@ def start(
     """Return a ready server that restarts its engine as often as it takes."""
     environ = {**OPTIONS, "LMI_FRONTEND_PROCESSES": str(front_ends)}
     server = start_one("--demo", "--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
-    return server, url
+    return server, server.url_when_ready()
 
 
 @pytest.mark.vllm

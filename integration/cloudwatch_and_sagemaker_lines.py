@@ -26,8 +26,7 @@ def test_each_sink_tells_of_the_same_requests(server_process: StartServer, tmp_p
     server = server_process(
         "-s", str(model), "--port", "0", "--engine", "scripted", environ=environ
     )
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     body = {"inputs": "a b c", "parameters": {"max_new_tokens": 4}}
     for _ in range(5):
         assert call(url, "/invocations", body).status == 200

@@ -63,8 +63,7 @@ class Containers:
         server = self._start(
             "--model", str(self._model), "--port", "0", environ=self._environ | own
         )
-        url = server.wait_listening()
-        server.wait_ready()
+        url = server.url_when_ready()
         self.texts = answers(url)
         return server, disk
 

@@ -51,6 +51,12 @@ class ServerProcess:
         """Return once the model answers."""
         self.wait_for_line("Ready on ", seconds)
 
+    def url_when_ready(self, seconds: float = READY_SECONDS) -> str:
+        """Return the URL once the model answers on it."""
+        url = self.wait_listening()
+        self.wait_ready(seconds)
+        return url
+
     def wait_exit(self, seconds: float = 40) -> int:
         """Return the exit code."""
         return self.process.wait(seconds)
@@ -157,17 +163,25 @@ class RunningServer:
     url: str
 
 
+@contextlib.contextmanager
+def running_server(folder: Path, *arguments: str, **options: Any) -> Iterator[RunningServer]:
+    """A ready server on a free port for the body: what fixtures of many tests share.
+
+    `folder` keeps its stderr; `options` are those of `start_server`.
+    """
+    server = start_server(folder, *arguments, "--port", "0", **options)
+    try:
+        yield RunningServer(server, server.url_when_ready())
+    finally:
+        server.kill()
+
+
 @pytest.fixture(scope="session")
 def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The embedded model on the real engine, started once for all tests that only talk to it."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
-    server = start_server(tmp_path_factory.mktemp("demo"), "--demo", "--port", "0")
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        yield RunningServer(server, url)
-    finally:
-        server.kill()
+    with running_server(tmp_path_factory.mktemp("demo"), "--demo") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -179,13 +193,8 @@ def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runni
     folder = bert_embedder(tmp_path_factory.mktemp("embedder") / "model")
     properties = "option.task=text-embedding\noption.enforce_eager=true\noption.dtype=fp32\n"
     (folder / "serving.properties").write_text(properties, encoding="utf-8")
-    server = start_server(folder.parent, "--model", str(folder), "--port", "0")
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        yield RunningServer(server, url)
-    finally:
-        server.kill()
+    with running_server(folder.parent, "--model", str(folder)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -198,13 +207,8 @@ def tgi_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
         "OPTION_TOOL_CALL_PARSER": "hermes",
     }
     folder = tmp_path_factory.mktemp("tgi")
-    server = start_server(folder, "--demo", "--port", "0", environ=environ)
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        yield RunningServer(server, url)
-    finally:
-        server.kill()
+    with running_server(folder, "--demo", environ=environ) as server:
+        yield server
 
 
 @pytest.fixture
@@ -218,6 +222,4 @@ def scripted_server(server_process: StartServer) -> RunningServer:
         "scripted",
         environ={"LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.1"},
     )
-    url = server.wait_listening()
-    server.wait_ready(20)
-    return RunningServer(server, url)
+    return RunningServer(server, server.url_when_ready(20))

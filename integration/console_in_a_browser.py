@@ -294,8 +294,7 @@ def test_the_page_asks_for_the_key_and_keeps_it_in_the_tab(
     """Without the key nothing of the server is shown; with it, it stays out of every storage."""
     environ = {"LMI_API_KEY": KEY, "OPTION_MODEL_NAME": "secretive"}
     server = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     one = visit(url, until="Key needed")
     page = one.page
     assert page.get_by_role("dialog").is_visible()
@@ -438,8 +437,7 @@ def test_with_a_management_address_only_that_has_the_console(
     environ = {"SERVING_MANAGEMENT_ADDRESS": "http://127.0.0.1:0"}
     server = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
     management = server.wait_for_line("Management on ", 20).split()[-1]
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     assert call(url, "/console").status == 404
     assert call(url, "/console/state").status == 404
     one = visit(management)

@@ -55,14 +55,12 @@ def test_entry_point_is_fetched_once_and_kept(server_process: StartServer, tmp_p
     with web_server() as (address, asked):
         environ["OPTION_ENTRYPOINT"] = f"{address}/model.py?signature=s3cr3t"
         first = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
-        url = first.wait_listening()
-        first.wait_ready(60)
+        url = first.url_when_ready(60)
         assert call(url, "/invocations", ASK).json() == {"from": "afar"}
         assert asked == ["/model.py?signature=s3cr3t"]
         first.kill()
     second = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
-    url = second.wait_listening()
-    second.wait_ready(60)
+    url = second.url_when_ready(60)
     assert call(url, "/invocations", ASK).json() == {"from": "afar"}
     assert "s3cr3t" not in first.stderr + second.stderr
 
@@ -85,8 +83,7 @@ def test_entry_point_over_https_needs_a_known_certificate(
         trusted = server_process(
             *arguments, environ=environ | {"SSL_CERT_FILE": str(pair.certificate)}
         )
-        url = trusted.wait_listening()
-        trusted.wait_ready(60)
+        url = trusted.url_when_ready(60)
         assert call(url, "/invocations", ASK).json() == {"from": "afar"}
 
 

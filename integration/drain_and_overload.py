@@ -53,8 +53,7 @@ def test_drain_deadline_ends_what_does_not_finish(server_process: StartServer) -
         "--demo", "--port", "0", "--engine", "scripted",
         environ={"LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.1", "SERVING_SHUTDOWN_TIMEOUT": "1"},
     )  # fmt: skip
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     long = SLOW | {"parameters": {"max_new_tokens": 500}}
     client = OpenStream(url, "/invocations", long)
     server.process.send_signal(signal.SIGTERM)
@@ -68,8 +67,7 @@ def test_request_past_the_queue_limit_is_refused(server_process: StartServer) ->
         "--demo", "--port", "0", "--engine", "scripted",
         environ={"LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.1", "MAX_CONCURRENT_REQUESTS": "1"},
     )  # fmt: skip
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     client = OpenStream(url, "/invocations", SLOW)
     refused = call(url, "/invocations", SLOW)
     assert refused.status == 503

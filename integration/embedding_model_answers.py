@@ -114,8 +114,7 @@ def test_hooks_stand_around_embeddings(server_process: StartServer, tmp_path: Pa
     (folder / "serving.properties").write_text(properties, encoding="utf-8")
     write_code(folder, EMBEDDING_HOOKS)
     server = server_process("--model", str(folder), "--port", "0")
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     for path, body in (
         ("/invocations", {"say": ["Rain", "SEA"]}),
         ("/invocations", {"inputs": ["rain", "sea"]}),

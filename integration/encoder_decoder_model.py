@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from integration.client import OpenStream, call, send, wait_until
-from integration.conftest import RunningServer, ServerProcess, StartServer, start_server
+from integration.conftest import RunningServer, ServerProcess, StartServer, running_server
 
 pytestmark = pytest.mark.vllm
 PROMPTS = (
@@ -62,15 +62,8 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def t5_server(t5_folder: Path) -> Iterator[RunningServer]:
     """A server that was told nothing but where the model is, and to run four rows at once."""
     environ = {"OPTION_MAX_ROLLING_BATCH_SIZE": "4"}
-    server = start_server(
-        t5_folder.parent, "--model", str(t5_folder), "--port", "0", environ=environ
-    )
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        yield RunningServer(server, url)
-    finally:
-        server.kill()
+    with running_server(t5_folder.parent, "--model", str(t5_folder), environ=environ) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +282,4 @@ def _started(
     server_process: StartServer, folder: Path, environ: dict[str, str] | None = None
 ) -> tuple[ServerProcess, str]:
     server = server_process("--model", str(folder), "--port", "0", environ=environ or {})
-    url = server.wait_listening()
-    server.wait_ready()
-    return server, url
+    return server, server.url_when_ready()

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from integration.conftest import ServerProcess, StartServer, start_server
+from integration.conftest import ServerProcess, StartServer, running_server
 from integration.footprint import Footprint, measure
 
 BURST = 100
@@ -76,8 +76,7 @@ async def endure(
 def test_many_requests_leave_the_process_as_it_was(server_process: StartServer) -> None:
     """1,000 requests of every dialect on the real engine."""
     server = server_process("--demo", "--port", "0")
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     counts, before, after = asyncio.run(endure(server, url, 1000))
     print(f"{counts.total()} requests; before: {before}; after: {after}")
     assert counts.total() == 1000
@@ -89,13 +88,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=20000)
     given = parser.parse_args()
-    server = start_server(Path(tempfile.gettempdir()), "--demo", "--port", "0")
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        counts, before, after = asyncio.run(endure(server, url, given.requests))
-    finally:
-        server.kill()
+    with running_server(Path(tempfile.gettempdir()), "--demo") as server:
+        counts, before, after = asyncio.run(endure(server.process, server.url, given.requests))
     leaks = after.leaks_since(before)
     print(f"{counts.total()} requests: {dict(counts)}", f"before: {before}", f"after:  {after}")
     print("\n".join(leaks) or "nothing leaked")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from integration.client import call
-from integration.conftest import RunningServer, start_server
+from integration.conftest import RunningServer, running_server
 from integration.plain_model import plain_model
 
 pytestmark = pytest.mark.vllm
@@ -44,13 +44,8 @@ LIST = "The capital of France is Paris. The capital of Italy is Rome. " * 32
 def featured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The embedded model with every feature on."""
     model = plain_model(tmp_path_factory.mktemp("featured") / "model", **FEATURES)
-    server = start_server(model.parent, "--model", str(model), "--port", "0")
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        yield RunningServer(server, url)
-    finally:
-        server.kill()
+    with running_server(model.parent, "--model", str(model)) as server:
+        yield server
 
 
 def tokens(url: str, prompt: str, count: int = 24) -> list[int]:

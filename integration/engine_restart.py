@@ -25,9 +25,7 @@ LONG: Mapping[str, Any] = {
 def start(server_process: StartServer, **environ: str) -> tuple[ServerProcess, str]:
     """Return a ready server on the embedded model and its URL."""
     server = server_process("--demo", "--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
-    return server, url
+    return server, server.url_when_ready()
 
 
 def ping(url: str) -> tuple[int, dict[str, Any]]:
@@ -155,8 +153,7 @@ def test_error_rate_turns_health_bad_until_the_end(server_process: StartServer) 
         "--demo", "--port", "0", "--engine", "scripted",
         environ={"SERVING_ERROR_RATE_SERVER": "3/PT1M"},
     )  # fmt: skip
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     for _ in range(3):
         assert ping(url)[0] == 200
         assert call(url, "/predictions/nobody").status == 404  # counts for nothing

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from integration.client import Answer, call, connect, running_requests, wait_until
-from integration.conftest import RunningServer, ServerProcess, StartServer, start_server
+from integration.conftest import RunningServer, ServerProcess, StartServer, running_server
 from lmi_vllm.commands.front_ends import SILENT_SECONDS, SPARE_SEATS
 from lmi_vllm.demo import DEMO_MODEL_DIR
 
@@ -43,13 +43,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     environ = {"LMI_FRONTEND_PROCESSES": "2", "SERVING_JOB_QUEUE_SIZE": str(LIMIT)}
     folder = tmp_path_factory.mktemp("two")
-    server = start_server(folder, "--demo", "--port", "0", environ=environ)
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        yield RunningServer(server, url)
-    finally:
-        server.kill()
+    with running_server(folder, "--demo", environ=environ) as server:
+        yield server
 
 
 def front_ends(server: ServerProcess) -> list[int]:
@@ -361,8 +356,7 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     """Only its parent sees an engine die: the other process tells its clients all the same."""
     environ = {"LMI_FRONTEND_PROCESSES": "2", "SERVING_RETRY_THRESHOLD": "2"}
     server = server_process("--demo", "--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     pids = front_ends(server)
     open_streams = [stream(url, pid, LONG) for pid in pids]
     (engine,) = [

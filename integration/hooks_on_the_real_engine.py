@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.client import call
-from integration.conftest import RunningServer, StartServer, start_server
+from integration.conftest import RunningServer, StartServer, running_server
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from tests.support.hook_files import FORMATTERS, PROMPTS, write_code
 
@@ -40,14 +40,9 @@ def hooked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     write_code(model / "adapters" / "json", ADAPTER)
     write_code(model / "adapters" / "json", "WHO = 'json'\n", "prompts.py")
     before = sorted(model.rglob("*"))
-    server = start_server(model.parent, "--port", "0", "-s", str(model))
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        yield RunningServer(server, url)
+    with running_server(model.parent, "-s", str(model)) as server:
+        yield server
         assert sorted(model.rglob("*")) == before
-    finally:
-        server.kill()
 
 
 def test_hooks_get_the_payload_and_the_raw_response(hooked: RunningServer) -> None:
@@ -142,8 +137,7 @@ def test_handler_is_called_at_start_and_replaces_ours(
     environ = {"OPTION_ENTRYPOINT": "serve.py"}
     arguments = ("--port", "0", "-s", str(model), "--engine", "scripted")
     server = server_process(*arguments, environ=environ)
-    url = server.wait_listening()
-    server.wait_ready(30)
+    url = server.url_when_ready(30)
     answer = call(url, "/invocations", {"own": 1})
     assert answer.json() == {"cwd": str(model), "dir": str(model), "len": "2048"}
     assert "generated_text" in call(url, "/invocations", {"inputs": "x"}).json()
@@ -179,7 +173,6 @@ def test_custom_code_none_serves_without_it(server_process: StartServer, tmp_pat
     write_code(model, "raise SystemExit\n")
     arguments = ("--port", "0", "-s", str(model), "--engine", "scripted")
     server = server_process(*arguments, environ={"LMI_CUSTOM_CODE": "none"})
-    url = server.wait_listening()
-    server.wait_ready(30)
+    url = server.url_when_ready(30)
     assert call(url, "/invocations", {"inputs": "x"}).status == 200
     assert "is not loaded: LMI_CUSTOM_CODE=none" in server.stderr

@@ -42,16 +42,14 @@ def test_gated_hub_model_is_fetched_then_served_offline(
     repository = Repository(files, token=TOKEN, is_gated=True)
     with hub_server(acme__tiny=repository) as hub:
         first = server_process("--port", "0", environ=environment(hub.url, tmp_path))
-        url = first.wait_listening()
-        first.wait_ready()
+        url = first.url_when_ready()
         answer = call(url, "/predictions/acme_tiny", {"inputs": "The capital of France is"})
         assert "Paris" in answer.json()["generated_text"]
         assert TOKEN not in first.stderr
         first.kill()
     gone = environment("http://127.0.0.1:9", tmp_path) | {"HF_HUB_OFFLINE": "1"}
     second = server_process("--port", "0", environ=gone)
-    url = second.wait_listening()
-    second.wait_ready()
+    url = second.url_when_ready()
     assert call(url, "/ping").json() == {"acme_tiny": {"status": "Healthy"}}
 
 

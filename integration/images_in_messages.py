@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from integration.client import Answer, call
-from integration.conftest import RunningServer, StartServer, start_server
+from integration.conftest import RunningServer, StartServer, running_server
 from integration.torchvision_copy import NoTorchvisionError, torchvision_copy
 
 pytestmark = pytest.mark.vllm
@@ -54,15 +54,10 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
 @pytest.fixture(scope="module")
 def server(vision: VisionModel) -> Iterator[RunningServer]:
     """The vision model behind a real process."""
-    process = start_server(
-        vision.folder.parent, "--model", str(vision.folder), "--port", "0", environ=vision.environ
-    )
-    try:
-        url = process.wait_listening()
-        process.wait_ready()
-        yield RunningServer(process, url)
-    finally:
-        process.kill()
+    with running_server(
+        vision.folder.parent, "--model", str(vision.folder), environ=vision.environ
+    ) as server:
+        yield server
 
 
 @pytest.fixture
@@ -187,7 +182,6 @@ def test_a_private_address_is_fetched_where_allowed(
         "0",
         environ=vision.environ | {"LMI_MEDIA_ALLOW_PRIVATE": "true"},
     )
-    url = process.wait_listening()
-    process.wait_ready()
+    url = process.url_when_ready()
     inline = _text(call(url, "/v1/chat/completions", _payload(_data_url(_picture(1)))))
     assert _text(call(url, "/v1/chat/completions", _payload(picture_url))) == inline

@@ -33,8 +33,7 @@ def test_text_is_for_people(server_process: StartServer) -> None:
     server = server_process(
         "--demo", "--port", "0", "--engine", "scripted", environ={"LMI_LOG_FORMAT": "text"}
     )
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     assert server.wait_for_line("Try: ").startswith(f"Try: curl -s {url}/invocations")
     lines = server.stderr.splitlines()
     (first,) = [number for number, line in enumerate(lines) if "lmi_vllm 0." in line]

@@ -22,8 +22,7 @@ def start(
     """Return a server without a model, and its URL."""
     environ = NONE | {"SERVING_MODEL_STORE": str(folder)} | more
     server = server_process("--port", "0", *arguments, environ=environ)
-    url = server.wait_listening()
-    server.wait_ready(30)
+    url = server.url_when_ready(30)
     return server, url
 
 

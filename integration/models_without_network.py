@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from integration.client import call, wait_until
-from integration.conftest import ServerProcess, StartServer
+from integration.conftest import StartServer
 from integration.engine_restart import engine_of
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from tests.support.hub_server import Repository, hub_server
@@ -52,13 +52,6 @@ def store_with(**folders: dict[str, bytes]) -> Iterator[S3Server]:
         yield store
 
 
-def ready(server: ServerProcess) -> str:
-    """Return the URL of a ready server."""
-    url = server.wait_listening()
-    server.wait_ready()
-    return url
-
-
 def answer(url: str, **extra: object) -> str:
     """Return what the model says."""
     reply = call(url, "/invocations", {**PROMPT, **extra})
@@ -76,13 +69,13 @@ def test_s3_prefix_is_served_with_its_options_and_adapters(
         environ = {"HF_MODEL_ID": f"s3://{BUCKET}/tiny/", "SERVING_DOWNLOAD_DIR": str(tmp_path)}
         with store_with(tiny=model_directory()) as store:
             first = server_process("--port", "0", environ={**store.environ, **environ})
-            url = ready(first)
+            url = first.url_when_ready()
             assert answer(url) == ANSWER
             assert answer(url, adapters="capitals") == ANSWER.upper()
             first.kill()
             store.objects_sent.clear()
             second = server_process("--port", "0", environ={**store.environ, **environ})
-            url = ready(second)
+            url = second.url_when_ready()
             assert set(store.objects_sent) <= {"tiny/serving.properties", "tiny/requirements.txt"}
         assert answer(url) == ANSWER  # the store has gone
 
@@ -106,7 +99,7 @@ def test_archive_is_served_with_its_options_and_adapters(
             else:
                 store.put({"packed/tiny.tar.gz": packed})
                 environ |= store.environ | {"HF_MODEL_ID": f"s3://{BUCKET}/packed/tiny.tar.gz"}
-            url = ready(server_process("--port", "0", environ=environ))
+            url = server_process("--port", "0", environ=environ).url_when_ready()
         assert answer(url) == ANSWER
         assert answer(url, adapters="capitals") == ANSWER.upper()
         assert call(url, "/ping").json() == {"tiny": {"status": "Healthy"}}
@@ -122,7 +115,7 @@ def test_hub_model_outlives_its_hub(server_process: StartServer, tmp_path: Path)
         environ |= {"SERVING_RETRY_THRESHOLD": "1"}
         with hub_server(acme__tiny=Repository(files_of_model())) as hub:
             server = server_process("--port", "0", environ={**environ, "HF_ENDPOINT": hub.url})
-            url = ready(server)
+            url = server.url_when_ready()
         assert answer(url) == ANSWER
         engine_of(server).kill()
         assert wait_until(lambda: "the engine is back" in server.stderr, 60), server.describe()
@@ -144,7 +137,7 @@ def test_draft_model_is_fetched_too(server_process: StartServer, tmp_path: Path,
             environ |= store.environ | {"HF_ENDPOINT": hub.url, "HF_MODEL_ID": str(DEMO_MODEL_DIR)}
             environ |= draft_options(kind)
             server = server_process("--port", "0", environ=environ)
-            url = ready(server)
+            url = server.url_when_ready()
             fetched = {"s3": store.objects_sent, "hub": hub.paths("GET")}[kind]
             assert any("model.safetensors" in path for path in fetched)
         assert answer(url) == ANSWER
@@ -188,7 +181,7 @@ def test_tokenizer_of_another_place_is_fetched(
             environ |= store.environ | {"HF_ENDPOINT": hub.url, "HF_MODEL_ID": str(weights)}
             reference = {"s3": f"s3://{BUCKET}/words/", "hub": "acme/words"}[kind]
             environ |= {"OPTION_TOKENIZER": reference, "OPTION_TOKENIZER_REVISION": "main"}
-            url = ready(server_process("--port", "0", environ=environ))
+            url = server_process("--port", "0", environ=environ).url_when_ready()
             fetched = {"s3": store.objects_sent, "hub": hub.paths("GET")}[kind]
             assert any("tokenizer.json" in path for path in fetched)
             assert not any("model.safetensors" in path for path in fetched)
@@ -207,7 +200,7 @@ def test_weights_are_streamed_from_s3(server_process: StartServer, tmp_path: Pat
             environ |= store.environ | {"HF_MODEL_ID": f"s3://{BUCKET}/tiny/"}
             environ |= {"OPTION_LOAD_FORMAT": "runai_streamer"}
             server = server_process("--port", "0", environ=environ)
-            url = ready(server)
+            url = server.url_when_ready()
             assert not [path for path in tmp_path.rglob("*.safetensors") if path.is_file()]
             assert any(key.endswith("tiny/model.safetensors") for key in store.objects_sent)
         assert answer(url) == ANSWER

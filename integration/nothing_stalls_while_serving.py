@@ -51,8 +51,7 @@ def test_nothing_is_compiled_on_cpu(server_process: StartServer, tmp_path: Path)
     cache = tmp_path / "compiled"
     environ = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
     server = server_process("--demo", "--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     parameters = {"max_new_tokens": 3, "details": True, "top_n_tokens": 3}
     for more in ({}, {"do_sample": True, "top_k": 5, "top_p": 0.9}, {"do_sample": True, "seed": 1}):
         body = {"inputs": "The moon is", "parameters": {**parameters, **more}}
@@ -66,6 +65,5 @@ def test_no_log_probabilities_at_all_can_be_had(server_process: StartServer) -> 
     """The first token that proves the model does not ask for what the settings forbid."""
     environ = {"OPTION_MAX_LOGPROBS": "0", "OPTION_STREAM_LOGPROBS": "false"}
     server = server_process("--demo", "--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     assert call(url, "/invocations", {"inputs": "The moon is"}).status == 200

@@ -39,8 +39,7 @@ def _fuzz(url: str, *more: str) -> int:
 def test_bulk_over_the_scripted_engine(server_process: StartServer) -> None:
     """At least five thousand requests, and the server still answers."""
     server = server_process("--demo", "--port", "0", "--engine", "scripted")
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     count = 0
     while count < BULK:  # a slow machine makes fewer in a round
         phases = "examples,coverage,fuzzing"

@@ -99,8 +99,7 @@ def test_demo_answers_from_the_installed_wheel(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
     server = server_process("--demo", "--port", "0", launcher=(str(python),))
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     answer = call(url, "/invocations", {"inputs": "The capital of France is"})
     assert answer.json() == {"generated_text": " Paris. The city lies on the river Seine."}
     assert str(tmp_path / "new") in server.stderr  # the model's folder in the log

@@ -29,9 +29,7 @@ PROMPTS = ("The capital of France is", "Once upon a time", "A list of colours:")
 def start(server_process: StartServer, topology: str) -> tuple[ServerProcess, str]:
     """Return a ready server on two ranks and its URL."""
     server = server_process("--demo", "--port", "0", environ=TOPOLOGIES[topology])
-    url = server.wait_listening()
-    server.wait_ready()
-    return server, url
+    return server, server.url_when_ready()
 
 
 def answers(url: str) -> list[Any]:

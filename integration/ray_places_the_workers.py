@@ -122,9 +122,7 @@ def start(
         "HF_MODEL_ID": str(plain_model(model)),
     }
     server = server_process("--port", "0", environ=environ | options)
-    url = server.wait_listening()
-    server.wait_ready()
-    return server, url
+    return server, server.url_when_ready()
 
 
 @pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL", "a worker's death"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from integration.client import call
-from integration.conftest import RunningServer, start_server
+from integration.conftest import RunningServer, running_server
 
 pytestmark = pytest.mark.vllm
 THOUGHT = "Here is my thought process: the sea is deep\\. Here is my response: moon"
@@ -36,13 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "OPTION_TOOL_CALL_PARSER": "hermes",
     }
     folder = tmp_path_factory.mktemp("parsers")
-    started = start_server(folder, "--demo", "--port", "0", environ=environ)
-    try:
-        url = started.wait_listening()
-        started.wait_ready()
-        yield RunningServer(started, url)
-    finally:
-        started.kill()
+    with running_server(folder, "--demo", environ=environ) as server:
+        yield server
 
 
 def _saying(regex: str, **more: object) -> dict[str, Any]:

@@ -41,8 +41,7 @@ def test_sdk_reads_the_end_of_a_stream_that_is_cut(
 ) -> None:
     """`error` and then `response.failed`, typed and numbered; the SDK raises nothing."""
     server = server_process("--demo", "--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     (engine,) = server.children()
     engine.suspend()
     events: list[Any] = []

@@ -120,8 +120,7 @@ def open_files_and_tasks(url: str) -> tuple[float, float]:
 def test_broken_framing_is_answered_or_closed(server_process: StartServer) -> None:
     """No 500, no half answer, no trace in the log, nothing left open, and others are served."""
     server = server_process("--demo", "--port", "0", "--engine", "scripted")
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     before = open_files_and_tasks(url)
     seen: set[int] = set()
 

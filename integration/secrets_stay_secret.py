@@ -43,8 +43,7 @@ CALLS = (
 def test_no_secret_and_no_prompt_is_written(server_process: StartServer) -> None:
     """Not to stdout, stderr or any answer; and a prompt not above debug, also when it is bad."""
     server = server_process("--demo", "--port", "0", "--engine", "scripted", environ=SECRETS)
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     said = b"".join(call(url, path, body, headers=headers).body for path, body, headers in CALLS)
     for payload in ({"inputs": PROMPT}, {"inputs": [PROMPT, 1]}, {"prompt": PROMPT, "n": "x"}):
         call(url, "/invocations", payload, headers=AUTHORIZED)

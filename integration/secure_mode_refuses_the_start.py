@@ -76,8 +76,7 @@ def test_secure_mode_serves_a_clean_model_and_refuses_bad_adapters(
 ) -> None:
     """A clean model starts with all controls on; an adapter with a pickle is 400."""
     server = server_process("--port", "0", environ=environment(store))
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     bad = copy_adapter(store / "later" / "bad")
     (bad / "optimizer.pt").write_text("")
     answer = call(url, f"/adapters?name=bad&src={bad}", {})

@@ -24,9 +24,7 @@ LONG = {
 def start(server_process: StartServer, **environ: str) -> tuple[ServerProcess, str]:
     """Return a ready server on the embedded model and its URL."""
     server = server_process("--demo", "--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
-    return server, url
+    return server, server.url_when_ready()
 
 
 def is_free(url: str) -> bool:

@@ -25,8 +25,7 @@ def test_sessions_survive_a_restart_and_reach_s3(
             "OPTION_SESSIONS_S3URL": f"s3://{BUCKET}/kept",
         }
         server = server_process(*ARGUMENTS, environ=environ)
-        url = server.wait_listening()
-        server.wait_ready(30)
+        url = server.url_when_ready(30)
         name = call(url, "/invocations", NEW).headers[HEADER].partition(";")[0]
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_exit() == 0
@@ -34,8 +33,7 @@ def test_sessions_survive_a_restart_and_reach_s3(
         assert [entry["Key"] for entry in listed] == [f"kept/{name}/.session.json"]
 
         server = server_process(*ARGUMENTS, environ=environ)
-        url = server.wait_listening()
-        server.wait_ready(30)
+        url = server.url_when_ready(30)
         answer = call(url, "/invocations", {"inputs": "x"}, headers={HEADER: name})
         assert answer.status == 200
 

@@ -90,8 +90,7 @@ def test_while_the_engine_comes_back(server_process: StartServer) -> None:
     server = server_process(
         "--demo", "--port", "0", environ={"SERVING_RETRY_THRESHOLD": "5"}
     )  # fmt: skip
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     (engine,) = server.children()
     engine.kill()
     assert wait_until(lambda: phase(url) == "engine", 10)
@@ -105,8 +104,7 @@ def test_engine_that_dies_in_the_drain_is_not_restarted(server_process: StartSer
     server = server_process(
         "--demo", "--port", "0", environ={"SERVING_RETRY_THRESHOLD": "5"}
     )  # fmt: skip
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     stream = OpenStream(url, "/invocations", request(1900, stream=True))
     (engine,) = server.children()
     server.process.send_signal(signal.SIGTERM)
@@ -128,8 +126,7 @@ def request(tokens: int, *, stream: bool) -> dict[str, Any]:
 def test_under_load_everybody_gets_an_end(server_process: StartServer) -> None:
     """More than the engine runs at once, streams and not: whole answers or said refusals."""
     server = server_process("--demo", "--port", "0", environ={"OPTION_MAX_ROLLING_BATCH_SIZE": "4"})
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     answers: list[Answer] = []
 
     def ask(number: int) -> None:

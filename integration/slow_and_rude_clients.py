@@ -63,8 +63,7 @@ def impatient(server_process: StartServer) -> RunningServer:
     """A ready server that gives clients one second for each step."""
     environ = {f"LMI_{name}_TIMEOUT": "1" for name in ("HEADER", "BODY", "SEND")}
     server = server_process(*ARGUMENTS, environ=environ)
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     return RunningServer(server, url)
 
 
@@ -126,8 +125,7 @@ def test_slow_reader_is_cut_off_and_its_place_is_free(impatient: RunningServer) 
 def test_clients_that_do_not_read_cost_no_memory(server_process: StartServer) -> None:
     """What a stream nobody reads keeps is bounded by its length, and free for the next one."""
     server = server_process("--demo", "--port", "0", environ={"LMI_SEND_TIMEOUT": "2"})
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     process = psutil.Process(server.process.pid)
     grown = []
     for _ in range(2):

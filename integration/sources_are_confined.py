@@ -92,8 +92,7 @@ def test_no_source_leads_to_the_metadata_service(
             server = server_process(
                 "--demo", "--port", "0", "--engine", "scripted", environ=environ
             )
-            url = server.wait_listening()
-            server.wait_ready(60)
+            url = server.url_when_ready(60)
             found = {}
             for source in REFUSED:
                 src = quote(source.replace("{allowed}", str(allowed)), safe="")

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
-from integration.conftest import RunningServer, start_server
+from integration.conftest import RunningServer, running_server
 from integration.engine_features import counter, tokens
 from integration.plain_model import plain_model
 from tests.support.draft_models import DRAFTERS, MEDUSA_HEADS, STORY
@@ -33,15 +33,11 @@ def test_drafts_are_accepted_and_answers_stay(
         "draft_model_tp_size": "1",
     }
     model = plain_model(tmp_path / "model", **options)
-    server = start_server(tmp_path, "--model", str(model), "--port", "0")
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
+    with running_server(tmp_path, "--model", str(model)) as server:
+        url = server.url
         assert tokens(url, STORY, 200) == tokens(demo_server.url, STORY, 200)
         drafted = counter(url, "vllm:spec_decode_num_draft_tokens_total")
         accepted = counter(url, "vllm:spec_decode_num_accepted_tokens_total")
         print(kind, counter(url, "vllm:spec_decode_num_drafts_total"), drafted, accepted)
         assert counter(url, "vllm:spec_decode_num_drafts_total") > 0
         assert accepted >= LEAST_ACCEPTED[kind] * drafted > 0
-    finally:
-        server.kill()

@@ -62,8 +62,7 @@ def test_local_checkpoint_with_environment_options_is_served(
         "SERVING_WAIT_MODEL_LOADING": "true",
     }
     server = server_process("--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
+    url = server.url_when_ready()
     answer = call(url, "/predictions/tiny_model", {"inputs": "The capital of France is"})
     assert answer.status == 200, answer.body
     assert "Paris" in answer.json()["generated_text"]

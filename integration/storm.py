@@ -226,9 +226,7 @@ def start(start_one: Any, front_ends: int = 1) -> RunningServer:
     """Return a ready server with two slots and four adapters in memory."""
     environ = {**OPTIONS, "LMI_FRONTEND_PROCESSES": str(front_ends)}
     server = start_one("--demo", "--port", "0", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready()
-    return RunningServer(server, url)
+    return RunningServer(server, server.url_when_ready())
 
 
 @pytest.mark.vllm

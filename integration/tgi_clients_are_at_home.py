@@ -21,8 +21,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server: ServerProcess = start_server(
         folder, "--demo", "--port", "0", environ={"OPTION_TGI_COMPAT": "true"}
     )
-    address = server.wait_listening()
-    server.wait_ready()
+    address = server.url_when_ready()
     yield address
     server.kill()
 

@@ -37,8 +37,7 @@ def start_both(start: StartServer, **environ: str) -> Both:
     settings = {"SERVING_MANAGEMENT_ADDRESS": "http://127.0.0.1:0"} | environ
     server = start(*ARGUMENTS, environ=settings)
     management = server.wait_for_line("Management on ", 20).split()[-1]
-    inference = server.wait_listening()
-    server.wait_ready(20)
+    inference = server.url_when_ready(20)
     return Both(server, inference, management)
 
 
@@ -53,8 +52,7 @@ def test_tls_answers_and_refuses_older_protocols(
         "SERVING_PRIVATE_KEY_FILE": str(pair.key),
     }
     server = server_process("--demo", "--engine", "scripted", environ=environ)
-    url = server.wait_listening()
-    server.wait_ready(20)
+    url = server.url_when_ready(20)
     assert url.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=str(pair.certificate))
     request = urllib.request.Request(

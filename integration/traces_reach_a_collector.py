@@ -101,8 +101,7 @@ def test_without_a_traceparent_a_trace_begins_here(
         "OTEL_SERVICE_NAME": "mine",
     }
     process = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
-    url = process.wait_listening()
-    process.wait_ready(20)
+    url = process.url_when_ready(20)
     for headers in ({}, {"traceparent": "rubbish"}):
         assert call(url, "/invocations", {"inputs": "x"}, headers=headers).status == 200
     assert wait_until(lambda: len(http.spans) == 2, 20)
@@ -117,8 +116,7 @@ def test_an_endpoint_that_is_gone_costs_nothing(server_process: StartServer) -> 
     """Requests are answered, and the server ends in time."""
     environ = QUICK | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     process = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
-    url = process.wait_listening()
-    process.wait_ready(20)
+    url = process.url_when_ready(20)
     assert call(url, "/invocations", {"inputs": "x"}).status == 200
     process.process.terminate()
     assert process.wait_exit(20) == 0

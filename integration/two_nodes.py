@@ -108,8 +108,7 @@ class Cluster:
         """Leader, follower and the leader's URL, ready; the follower is started first."""
         follower = self.follow(**environ)
         leader = self.lead(**environ)
-        url = leader.wait_listening()
-        leader.wait_ready()
+        url = leader.url_when_ready()
         follower.wait_for_line(FOLLOWING, 30)
         return leader, follower, url
 

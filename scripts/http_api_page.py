@@ -12,8 +12,7 @@ from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
 
 # The words of the page /docs, so that a type is called the same on both.
-from lmi_vllm.web.docs_page import _shapes as shapes_of
-from lmi_vllm.web.docs_page import _type as type_text
+from lmi_vllm.web.docs_page import shapes_of, type_text
 from lmi_vllm.web.openapi import build_document
 
 INTRODUCTION: Final = """\

@@ -18,7 +18,7 @@ import psutil
 
 from integration.adapters_support import SINGLE_THREAD
 from integration.bench.results import Claim, Result, Table
-from integration.conftest import start_server
+from integration.conftest import running_server
 
 ADMITTED = 32
 TIMES = 10
@@ -108,10 +108,5 @@ def main() -> Result:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     environ = {"SERVING_JOB_QUEUE_SIZE": str(ADMITTED), **SINGLE_THREAD}
     folder = Path(tempfile.gettempdir())
-    server = start_server(folder, "--demo", "--port", "0", environ=environ)
-    try:
-        url = server.wait_listening()
-        server.wait_ready()
-        return asyncio.run(run(url, server.process.pid))
-    finally:
-        server.kill()
+    with running_server(folder, "--demo", environ=environ) as server:
+        return asyncio.run(run(server.url, server.process.process.pid))

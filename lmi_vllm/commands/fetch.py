@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TextIO
 
-from lmi_vllm.errors import DownloadError
 from lmi_vllm.startup.downloads import DownloadProgress, fetch_model, fetch_model_to
 
 SECONDS_BETWEEN_LINES: Final = 5.0
@@ -32,15 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Exit code 0 once the model is there and its directory printed, 1 with the reason."""
+    """Exit code 0 once the model is there and its directory printed; `DownloadError` if not."""
     display = ProgressDisplay(sys.stderr)
     try:
         directory = _fetch(arguments, environ, display)
-    except DownloadError as error:
+    finally:
         display.close()
-        sys.stderr.write(f"{error}\n")
-        return 1
-    display.close()
     sys.stdout.write(f"{directory}\n")
     return 0
 

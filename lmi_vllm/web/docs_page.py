@@ -76,7 +76,7 @@ def _operation(
     ]
     if "parameters" in operation:
         rows = (
-            (f"{one['name']} ({one['in']})", _type(one["schema"]), one.get("description", ""))
+            (f"{one['name']} ({one['in']})", type_text(one["schema"]), one.get("description", ""))
             for one in operation["parameters"]
         )
         parts.append(_table(("parameter", "type", ""), rows))
@@ -101,11 +101,11 @@ def _answers(responses: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 def _body(document: Mapping[str, Any], content: Mapping[str, Any]) -> str:
     """Return a table of fields for each shape a body may have."""
     parts = []
-    for schema in _shapes(document, content["schema"]):
+    for schema in shapes_of(document, content["schema"]):
         fields = schema.get("properties", {})
         required = schema.get("required", ())
         rows = (
-            (name + (" *" if name in required else ""), _type(one), one.get("description", ""))
+            (name + (" *" if name in required else ""), type_text(one), one.get("description", ""))
             for name, one in fields.items()
         )
         title = schema.get("title") or schema.get("description") or "body"
@@ -117,22 +117,25 @@ def _body(document: Mapping[str, Any], content: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def _shapes(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def shapes_of(
+    document: Mapping[str, Any], schema: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield every object a body may be; `parameters` come after the object that holds them."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(REFERENCE)
         target = document["components"]["schemas"][name]
-        yield from _shapes(document, {"title": name, **target})
+        yield from shapes_of(document, {"title": name, **target})
     elif "anyOf" in schema:
         for one in schema["anyOf"]:
-            yield from _shapes(document, one)
+            yield from shapes_of(document, one)
     else:
         yield schema
         for field in schema.get("properties", {}).values():
             if any(one.get("$ref") == _PARAMETERS for one in field.get("anyOf", ())):
-                yield from _shapes(document, {"$ref": _PARAMETERS})
+                yield from shapes_of(document, {"$ref": _PARAMETERS})
 
 
-def _type(schema: Mapping[str, Any], depth: int = 0) -> str:
+def type_text(schema: Mapping[str, Any], depth: int = 0) -> str:
     """Return a short text for what a schema allows."""
     if "$ref" in schema:
         return str(schema["$ref"].removeprefix(REFERENCE))
@@ -141,11 +144,11 @@ def _type(schema: Mapping[str, Any], depth: int = 0) -> str:
     if "const" in schema:
         return json.dumps(schema["const"])
     if depth < _DEPTH and (options := schema.get("anyOf") or schema.get("oneOf")):
-        texts = dict.fromkeys(_type(one, depth + 1) for one in options)
+        texts = dict.fromkeys(type_text(one, depth + 1) for one in options)
         text = " | ".join(texts)
         return text if len(text) <= _LONG else text[:_LONG] + " …"
     if schema.get("type") == "array" and depth < _DEPTH:
-        return f"list of {_type(schema.get('items', {}), depth + 1)}"
+        return f"list of {type_text(schema.get('items', {}), depth + 1)}"
     return str(schema.get("type", "any"))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.cli import main
 from lmi_vllm.commands.fetch import ProgressDisplay, add_arguments, run
 from lmi_vllm.startup.download_progress import DownloadProgress
 from tests.support.hub_server import COMMIT, HubServer, Repository, hub_server
@@ -76,14 +77,22 @@ def test_to_works_offline_from_the_cache(hub: HubServer, tmp_path: Path) -> None
 
 
 def test_to_never_replaces_foreign_files(
-    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: HubServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A directory with somebody's files is refused with exit code 1."""
+    """A directory with somebody's files is refused with exit code 1 and the reason on one line."""
     (tmp_path / "mine.txt").touch()
-    assert fetch({"HF_ENDPOINT": hub.url}, "acme/tiny", "--to", str(tmp_path)) == 1
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with pytest.raises(SystemExit) as ended:
+        main(["fetch", "acme/tiny", "--to", str(tmp_path)])
+    assert ended.value.code == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "is not empty and was not made by lmi-vllm fetch" in err
+    (last,) = err.splitlines()
+    assert last.startswith("lmi-vllm: error: ")
+    assert "is not empty and was not made by lmi-vllm fetch" in last
     assert (tmp_path / "mine.txt").exists()
 
 
