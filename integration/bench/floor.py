@@ -16,8 +16,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from integration.bench.first_token import TOKENS, prompts
 from integration.bench.servers import PROMPT, engine_arguments
-from lmi_vllm.bench.plan import LoadPlan, Span
 
 
 async def stream(llm: AsyncLLM, tokens: int, logprobs: int | None) -> int:
@@ -44,14 +44,13 @@ async def run(llm: AsyncLLM, streams: int, tokens: int, logprobs: int | None) ->
 
 async def first_token(llm: AsyncLLM, requests: int, words: int) -> float:
     """Return the median milliseconds to the first token."""
-    plan = LoadPlan(prompt_words=Span(words, words), seed=1).requests()
     params = SamplingParams(
-        max_tokens=4, ignore_eos=True, temperature=0.0, output_kind=RequestOutputKind.DELTA
+        max_tokens=TOKENS, ignore_eos=True, temperature=0.0, output_kind=RequestOutputKind.DELTA
     )
     found = []
-    for _ in range(requests):
+    for prompt in prompts(requests, words):
         began, first = time.perf_counter(), 0.0
-        async for _ in llm.generate(plan.next().prompt, params, str(uuid.uuid4())):
+        async for _ in llm.generate(prompt, params, str(uuid.uuid4())):
             first = first or time.perf_counter() - began
         found.append(first * 1e3)
     return statistics.median(found)

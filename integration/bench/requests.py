@@ -1,6 +1,6 @@
-"""CPU of the front-end process per request that is not streamed, and the memory it holds.
+"""CPU of the front-end process per request that is not streamed, and the memory a server holds.
 
-    python -m integration.bench requests [--rounds 5] [--requests 400]
+    python -m integration.bench requests [--rounds 9] [--requests 400]
 
 Ours against vLLM's server, on the same engine arguments and at once, measured in turns; the engine
 cores are processes of their own and do not count, nor does this process, which is the client.
@@ -11,6 +11,7 @@ import asyncio
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -52,16 +53,31 @@ def cost(server: Running, path: str, body: Mapping[str, Any], requests: int) -> 
     return (cpu_seconds(server.process.pid) - before) / requests * 1e6
 
 
-def resident(server: Running) -> float:
-    """Return the MiB of memory of the front-end process."""
-    rss: int = psutil.Process(server.process.pid).memory_info().rss
-    return rss / 2**20
+@dataclass(frozen=True)
+class Memory:
+    """MiB of a server. A share counts what processes have in common once (PSS, Linux)."""
+
+    resident: float  # of the front end, as `ps` shows it
+    share: float  # of the front end
+    whole: float  # shares of all its processes: the engine's, too
+
+    def cells(self) -> list[str]:
+        """Return the columns of the table."""
+        return [f"{self.resident:.0f}", f"{self.share:.0f}", f"{self.whole:.0f}"]
+
+
+def memory(server: Running) -> Memory:
+    """Measure it."""
+    front = psutil.Process(server.process.pid)
+    found = [one.memory_full_info() for one in (front, *front.children(recursive=True))]
+    shares = [one.pss / 2**20 for one in found]
+    return Memory(found[0].rss / 2**20, shares[0], sum(shares))
 
 
 def main() -> Result:
     """Measure in turns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, default=400)
     given = parser.parse_args()
     found: dict[str, list[float]] = defaultdict(list)
@@ -74,27 +90,31 @@ def main() -> Result:
             "vLLM: completions": (theirs, *COMPLETIONS),
             "vLLM: chat": (theirs, *CHAT),
         }
-        fresh = {name: resident(server) for name, server in servers.items()}
+        fresh = {name: memory(server) for name, server in servers.items()}
         for lane in lanes.values():
             cost(*lane, given.requests)  # warm up
         for _ in range(given.rounds):
             for name, lane in lanes.items():
                 found[name].append(cost(*lane, given.requests))
-        used = {name: resident(server) for name, server in servers.items()}
+        used = {name: memory(server) for name, server in servers.items()}
     medians = {name: statistics.median(values) for name, values in found.items()}
     rows = [[name, spread(values, 0)] for name, values in found.items()]
     title = (
         f"CPU microseconds of the front end per request of {TOKENS} tokens, {CONCURRENCY} at once"
     )
-    memory = [[name, f"{fresh[name]:.0f}", f"{used[name]:.0f}"] for name in servers]
     sent = (given.rounds + 1) * given.requests
+    held = [
+        [f"{name}, {when}", *one[name].cells()]
+        for name in servers
+        for when, one in (("when ready", fresh), (f"after {sent} requests a lane", used))
+    ]
     return Result(
         [
             Table(title, ["server and lane", "median (least to most)"], rows),
             Table(
-                "Resident MiB of the front-end process",
-                ["server", "when ready", f"after {sent} requests a lane"],
-                memory,
+                "MiB of memory; what processes share is counted once but for the first column",
+                ["server", "front end, resident", "front end", "all processes"],
+                held,
             ),
         ],
         [
@@ -102,7 +122,7 @@ def main() -> Result:
             for text, value in (
                 ("CPU per completion", medians["ours: completions"] / medians["vLLM: completions"]),
                 ("CPU per chat", medians["ours: chat"] / medians["vLLM: chat"]),
-                ("memory after the load", used["ours"] / used["vLLM"]),
+                ("memory of all processes", used["ours"].whole / used["vLLM"].whole),
             )
         ],
     )

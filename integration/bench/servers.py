@@ -71,7 +71,10 @@ def our_command(port: int) -> list[str]:
 
 
 def their_command(port: int) -> list[str]:
-    """Return vLLM's own server with the arguments of the demo's serving.properties."""
+    """Return vLLM's own server with the arguments of the demo's serving.properties.
+
+    Its log is as it comes, a line for each request like ours.
+    """
     flags: list[str] = []
     for name, value in engine_arguments().items():
         flags.append(f"--{name.replace('_', '-')}")
@@ -80,7 +83,7 @@ def their_command(port: int) -> list[str]:
     adapters = [f"{name}={DEMO_MODEL_DIR}/adapters/{name}" for name in ADAPTERS]
     return [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port),
-        "--host", "127.0.0.1", "--served-model-name", "lmi", "--disable-uvicorn-access-log",
+        "--host", "127.0.0.1", "--served-model-name", "lmi",
         *flags, "--lora-modules", *adapters,
     ]  # fmt: skip
 

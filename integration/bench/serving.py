@@ -3,8 +3,8 @@
     python -m integration.bench serving [--levels 1,16,64,256] [--rounds 3] [--tokens 64]
 
 Both run at once on the same engine arguments and are loaded in turns by `lmi-vllm bench`, a process
-of its own. What the HTTP layer adds to the first token is told from one stream at a time, against
-the bare engine consumed in its own process; the load client's own work counts against us there.
+of its own, all greedily. What the HTTP layer adds to the first token is told from one stream at a
+time over a bare socket (`first_token`), against the bare engine consumed in its own process.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from integration.bench.first_token import first_token
 from integration.bench.floor_process import Floor, floor
 from integration.bench.results import Claim, Plot, Result, Table, spread
 from integration.bench.servers import Running, our_command, running, their_command
@@ -27,6 +28,7 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 PROMPT_WORDS: Final = 16
 THEIR_STREAMS: Final = 64
 SINGLE_REQUESTS: Final = 60  # one after another, for the time to the first token
+SINGLE_ROUNDS: Final = 9
 ADDED_MILLISECONDS: Final = 2.0  # target of issue 8, at p50
 
 
@@ -44,7 +46,7 @@ def load(server: Running, dialect: str, streams: int, requests: int, tokens: int
     command = [
         sys.executable, "-m", "lmi_vllm", "bench", server.url, "--dialect", dialect,
         "-c", str(streams), "-n", str(requests), "--output-tokens", str(tokens), "--ignore-eos",
-        "--prompt-words", str(PROMPT_WORDS), "--json", "-", "--quiet",
+        "--prompt-words", str(PROMPT_WORDS), "--temperature", "0", "--json", "-", "--quiet",
     ]  # fmt: skip
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -80,7 +82,7 @@ def main() -> Result:
                 for name, (server, dialect) in lanes.items():
                     one = load(server, dialect, streams, max(32, 2 * streams), given.tokens)
                     found[name, streams].append(one)
-        added = _first_tokens(bare, lanes, given.rounds)
+        added = _first_tokens(bare, lanes, SINGLE_ROUNDS)
         judged = {
             name: [by_their_client(server, given.tokens) for _ in range(given.rounds)]
             for name, (server, dialect) in lanes.items()
@@ -101,7 +103,7 @@ def by_their_client(server: Running, tokens: int) -> float:
             "--endpoint", "/v1/completions", "--backend", "openai", "--model", "lmi",
             "--tokenizer", str(DEMO_MODEL_DIR), "--dataset-name", "random",
             "--random-input-len", str(PROMPT_WORDS), "--random-output-len", str(tokens),
-            "--ignore-eos", "--num-prompts", str(4 * THEIR_STREAMS),
+            "--ignore-eos", "--temperature", "0", "--num-prompts", str(4 * THEIR_STREAMS),
             "--max-concurrency", str(THEIR_STREAMS), "--save-result",
             "--result-dir", folder, "--result-filename", "found.json",
         ]  # fmt: skip
@@ -120,7 +122,7 @@ def _first_tokens(
     for _ in range(rounds):
         found["bare engine"].append(bare.first_token(SINGLE_REQUESTS, PROMPT_WORDS))
         for name, (server, dialect) in lanes.items():
-            found[name].append(load(server, dialect, 1, SINGLE_REQUESTS, 4).first_token_p50)
+            found[name].append(first_token(server.url, dialect, SINGLE_REQUESTS, PROMPT_WORDS))
     return found
 
 

@@ -45,7 +45,7 @@ class Lane:
     mark: bytes  # once in each row that carries a token, or more
 
 
-PLAN: Final = LoadPlan(ignores_eos=True)
+PLAN: Final = LoadPlan(ignores_eos=True, temperature=0.0)
 
 
 def _lmi(tokens: int, **more: Any) -> dict[str, Any]:

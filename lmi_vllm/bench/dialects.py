@@ -38,9 +38,7 @@ class Dialect:
 
 def lmi_body(request: LoadRequest, plan: LoadPlan, _model: str) -> dict[str, Any]:
     """Return LMI's payload."""
-    parameters: dict[str, Any] = {"max_new_tokens": request.output_tokens}
-    if plan.ignores_eos:
-        parameters["ignore_eos_token"] = True
+    parameters = _parameters(request, plan)
     if not plan.is_streaming:
         parameters["details"] = True
     body: dict[str, Any] = {"inputs": request.prompt, "parameters": parameters}
@@ -51,12 +49,22 @@ def lmi_body(request: LoadRequest, plan: LoadPlan, _model: str) -> dict[str, Any
 
 def tgi_body(request: LoadRequest, plan: LoadPlan, _model: str) -> dict[str, Any]:
     """Return TGI's payload; its own routes say whether it streams."""
-    parameters: dict[str, Any] = {"max_new_tokens": request.output_tokens, "details": True}
-    if plan.ignores_eos:
-        parameters["ignore_eos_token"] = True
+    parameters = _parameters(request, plan) | {"details": True}
     if request.adapter:
         parameters["adapter_id"] = request.adapter
     return {"inputs": request.prompt, "parameters": parameters}
+
+
+def _parameters(request: LoadRequest, plan: LoadPlan) -> dict[str, Any]:
+    """Return what LMI and TGI call alike."""
+    parameters: dict[str, Any] = {"max_new_tokens": request.output_tokens}
+    if plan.ignores_eos:
+        parameters["ignore_eos_token"] = True
+    if plan.temperature is not None:
+        parameters["do_sample"] = plan.temperature > 0
+    if plan.temperature:  # TGI refuses 0
+        parameters["temperature"] = plan.temperature
+    return parameters
 
 
 def completion_body(request: LoadRequest, plan: LoadPlan, model: str) -> dict[str, Any]:
@@ -78,6 +86,8 @@ def _openai_body(request: LoadRequest, plan: LoadPlan, model: str) -> dict[str, 
     }
     if plan.ignores_eos:
         body["ignore_eos"] = True
+    if plan.temperature is not None:
+        body["temperature"] = plan.temperature
     if plan.is_streaming:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body

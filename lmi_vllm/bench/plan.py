@@ -42,6 +42,7 @@ class LoadPlan:
     adapters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     is_streaming: bool = True
     ignores_eos: bool = False
+    temperature: float | None = None  # None leaves it to the server
     timeout_seconds: float = 240.0
     seed: int = 0
 

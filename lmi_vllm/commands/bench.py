@@ -105,6 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answers end at --output-tokens only (lmi, tgi and vLLM know this)",
     )
     load.add_argument(
+        "--temperature",
+        type=_temperature,
+        metavar="T",
+        help="of sampling; 0 is greedy (default: what the server does unasked)",
+    )
+    load.add_argument(
         "--timeout",
         type=_positive,
         default=240.0,
@@ -232,6 +238,7 @@ def _plan(arguments: argparse.Namespace) -> LoadPlan:
         adapters=_adapters(arguments.adapter),
         is_streaming=not arguments.no_stream,
         ignores_eos=arguments.ignore_eos,
+        temperature=arguments.temperature,
         timeout_seconds=arguments.timeout,
         seed=arguments.seed,
     )
@@ -304,6 +311,10 @@ def _positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number above 0 (got {text})")
     return number
+
+
+def _temperature(text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _positive(text)
 
 
 def _span(text: str) -> Span:

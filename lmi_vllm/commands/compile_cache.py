@@ -55,6 +55,9 @@ RESTORE_SECONDS: Final = 60.0
 FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
     {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 )
+# Inductor's precompiled C++ header is 156 of the 158 MB of an entry, and each start wants it, also
+# where nothing is left to compile. Part of vLLM's own key: the saver has to do without it, too.
+_NO_HEADER: Final = ("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 _FAILURES: Final = (
     LmiError, ForeignEntryError, InterruptedTransferError, OSError, StoreUnreachableError,
 )  # fmt: skip
@@ -71,10 +74,11 @@ class CompileCache:
         environ: Mapping[str, str],
     ) -> None:
         # The variables that lead the engine's libraries into the folder; set before their import.
+        folders = {name: str(place / folder) for name, folder in FOLDERS.items()}
         self.exports = MappingProxyType(
             {
-                name: str(place / folder)
-                for name, folder in FOLDERS.items()
+                name: value
+                for name, value in (*folders.items(), _NO_HEADER)
                 if name == "VLLM_CACHE_ROOT" or not environ.get(name)
             }
         )

@@ -111,9 +111,32 @@ def test_each_dialect_asks_for_what_was_planned() -> None:
     assert bodies["tgi"]["parameters"]["adapter_id"] == "mine"
     assert (bodies["chat"]["model"], bodies["chat"]["max_tokens"]) == ("mine", 7)
     assert bodies["completions"]["stream_options"] == {"include_usage": True}
+    assert not any("temperature" in str(body) for body in bodies.values())
     base = DIALECTS["chat"].body(LoadRequest("p", 7), LoadPlan(is_streaming=False), "lmi")
     assert base == {
         "messages": [{"role": "user", "content": "p"}],
         "model": "lmi",
         "max_tokens": 7,
     }
+
+
+@pytest.mark.parametrize(
+    ("temperature", "lmi", "openai"),
+    [
+        (None, {}, {}),
+        (0.0, {"do_sample": False}, {"temperature": 0.0}),
+        (0.7, {"do_sample": True, "temperature": 0.7}, {"temperature": 0.7}),
+    ],
+)
+def test_temperature_is_asked_for_in_each_dialects_words(
+    temperature: float | None, lmi: dict[str, Any], openai: dict[str, Any]
+) -> None:
+    """Zero is greedy everywhere, and nothing is said where nothing was given."""
+    plan, request = LoadPlan(temperature=temperature), LoadRequest("p", 7)
+    for name in ("lmi", "tgi"):
+        said = DIALECTS[name].body(request, plan, "lmi")["parameters"]
+        assert said.items() >= lmi.items()
+        assert ("do_sample" in said, "temperature" in said) == (bool(lmi), "temperature" in lmi)
+    for name in ("completions", "chat"):
+        said = DIALECTS[name].body(request, plan, "lmi")
+        assert {key: said[key] for key in said if key == "temperature"} == openai

@@ -281,12 +281,16 @@ def test_folders_that_somebody_set_stay_theirs(tmp_path: Path, store: Path) -> N
     assert only.cache is not None
     assert set(only.cache.exports) == {
         "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS",
     }  # fmt: skip
     assert only.root.is_relative_to(tmp_path / "only" / "lmi_vllm")
     assert only.root.parent.stat().st_mode & 0o777 == 0o700
-    only.environ = {"TRITON_CACHE_DIR": "/mine"}
+    only.environ = {
+        "TRITON_CACHE_DIR": "/mine",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "1",
+    }
     only.start()
-    assert "TRITON_CACHE_DIR" not in only.cache.exports
+    assert set(only.cache.exports) == {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"}
 
 
 def test_secure_mode_has_no_cache(tmp_path: Path, store: Path) -> None:
