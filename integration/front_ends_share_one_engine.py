@@ -21,8 +21,8 @@ import pytest
 
 from integration.client import Answer, call, connect, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer, running_server
-from lmi_vllm.commands.front_ends import SILENT_SECONDS, SPARE_SEATS
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.extras.front_ends.group import SILENT_SECONDS, SPARE_SEATS
 
 pytestmark = pytest.mark.vllm
 
@@ -52,7 +52,7 @@ def front_ends(server: ServerProcess) -> list[int]:
     others = []
     for child in psutil.Process(server.process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "lmi_vllm.commands.front_end_process" in child.cmdline():
+            if "lmi_vllm.extras.front_ends.process" in child.cmdline():
                 others.append(child.pid)
     return [server.process.pid, *sorted(others)]
 

@@ -125,7 +125,7 @@ def test_an_endpoint_that_is_gone_costs_nothing(server_process: StartServer) -> 
 def test_off_means_not_imported() -> None:
     """What serves without an endpoint knows no OpenTelemetry."""
     code = (
-        "import sys, lmi_vllm.commands.serve, lmi_vllm.commands.server\n"
+        "import sys, lmi_vllm.commands.serve, lmi_vllm.server.server\n"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     environ = clean_environment() | {"PYTHONPATH": ":".join(sys.path)}

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 from lmi_vllm._version import __version__
 
 if TYPE_CHECKING:
+    from lmi_vllm.config.resolved import Settings
+    from lmi_vllm.config.settings import load_settings
     from lmi_vllm.engine.base import Engine
     from lmi_vllm.errors import LmiError
     from lmi_vllm.inference.runtime import Runtime
     from lmi_vllm.inference.service import InferenceService
     from lmi_vllm.messages import ServingProfile
-    from lmi_vllm.startup.resolved import Settings
-    from lmi_vllm.startup.settings import load_settings
     from lmi_vllm.web.app import WebOptions, create_app
 
 __all__ = [
@@ -40,10 +40,10 @@ _HOMES: Final = MappingProxyType(
         "LmiError": "lmi_vllm.errors",
         "Runtime": "lmi_vllm.inference.runtime",
         "ServingProfile": "lmi_vllm.messages",
-        "Settings": "lmi_vllm.startup.resolved",
+        "Settings": "lmi_vllm.config.resolved",
         "WebOptions": "lmi_vllm.web.app",
         "create_app": "lmi_vllm.web.app",
-        "load_settings": "lmi_vllm.startup.settings",
+        "load_settings": "lmi_vllm.config.settings",
     }
 )
 

@@ -28,6 +28,9 @@ VERBS: Final[Mapping[str, str]] = MappingProxyType(
         "bench": "put an end point under load and say how it did",
     }
 )
+EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
+    {"bench": "lmi_vllm.extras.bench.command", "migrate": "lmi_vllm.extras.migrate.command"}
+)
 REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "partition": "offline model conversion is not supported; serve reads checkpoints as is",
@@ -50,9 +53,9 @@ def main(arguments: list[str] | None = None) -> None:
     for name, summary in VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name == chosen:
-            importlib.import_module(f"lmi_vllm.commands.{name}").add_arguments(verb)
+            importlib.import_module(_module(name)).add_arguments(verb)
     parsed = parser.parse_args(words)
-    run = importlib.import_module(f"lmi_vllm.commands.{parsed.verb}").run
+    run = importlib.import_module(_module(parsed.verb)).run
     try:
         code = run(parsed, MappingProxyType(dict(os.environ)))
     except LmiError as error:
@@ -62,9 +65,14 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _module(verb: str) -> str:
+    """Return the module behind a verb."""
+    return EXTRAS.get(verb, f"lmi_vllm.commands.{verb}")
+
+
 def _share_metrics() -> None:
     """Have prometheus_client keep its numbers in files, for all front-end processes."""
-    module = importlib.import_module("lmi_vllm.commands.metrics_folder")
+    module = importlib.import_module("lmi_vllm.extras.front_ends.metrics_folder")
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(module.new_metrics_folder())
 
 

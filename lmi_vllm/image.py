@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Final, NoReturn
 
 from lmi_vllm.cli import REFUSED_VERBS, VERBS, fail
-from lmi_vllm.startup.listen import INFERENCE, ListenAddress, read_address
-from lmi_vllm.startup.settings import load_settings
+from lmi_vllm.config.listen import INFERENCE, ListenAddress, read_address
+from lmi_vllm.config.settings import load_settings
 
 COMPAT_FOLDER: Final = Path("/usr/local/cuda/compat")
 DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")

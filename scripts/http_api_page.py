@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
+from lmi_vllm.extras.api_docs.openapi import build_document
+
+# The words of the page /docs, so that a type is called the same on both.
+from lmi_vllm.extras.api_docs.page import shapes_of, type_text
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
 
-# The words of the page /docs, so that a type is called the same on both.
-from lmi_vllm.web.docs_page import shapes_of, type_text
-from lmi_vllm.web.openapi import build_document
-
 INTRODUCTION: Final = """\
 # HTTP API
 
-Generated from the description of the routes (`lmi_vllm/web/api_operations.py`) by `make docs`. Do not edit.
+Generated from the description of the routes (`lmi_vllm/extras/api_docs/operations.py`) by `make docs`. Do not edit.
 
 A running server has the same at `/docs`, with the fields of vLLM's own bodies, and for machines at `/openapi.json`. With
 `LMI_API_KEY` every route but the health ones wants `Authorization: Bearer KEY` or `x-api-key: KEY`. With a

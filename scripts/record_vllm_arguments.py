@@ -1,8 +1,9 @@
 """Record what the installed vLLM's command line accepts, as data for lmi_vllm/startup/.
 
 `explain` must know every engine argument without importing vLLM (11 s, torch included), so names,
-kinds, choices and defaults are kept per release in lmi_vllm/startup/vllm_arguments_<release>.json.
-Run it where vLLM is installed: `python scripts/record_vllm_arguments.py [--check]`.
+kinds, choices and defaults are kept per release in
+lmi_vllm/config/data/vllm_arguments_<release>.json. Run it where vLLM is installed:
+`python scripts/record_vllm_arguments.py [--check]`.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-TARGET_FOLDER = Path(__file__).resolve().parent.parent / "lmi_vllm" / "startup"
+TARGET_FOLDER = Path(__file__).resolve().parent.parent / "lmi_vllm" / "config" / "data"
 HUMAN_KINDS = {
     "human_readable_int": "human_int",
     "human_readable_int_or_auto": "human_int_or_auto",

@@ -12,6 +12,7 @@ gone.
 
 import argparse
 import ast
+import re
 import subprocess
 import sys
 import zipfile
@@ -132,12 +133,15 @@ class Release:
 
 
 class OurCode:
-    """What our engine modules use of vLLM."""
+    """What those of our modules that import vLLM use of it."""
 
     def __init__(self, folder: Path) -> None:
         self._trees = {
-            path: ast.parse(path.read_text(encoding="utf-8"))
-            for path in sorted(folder.glob("*.py"))
+            path: ast.parse(text)
+            for path in sorted(folder.rglob("*.py"))
+            if re.search(
+                r"^\s*(from|import) vllm\b", text := path.read_text(encoding="utf-8"), re.M
+            )
         }
 
     @cached_property
@@ -336,7 +340,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=CACHE, help="where releases are kept")
     asked = parser.parse_args()
     old, new = release(asked.old, asked.cache), release(asked.new, asked.cache)
-    ours = OurCode(ROOT / "lmi_vllm" / "engine")
+    ours = OurCode(ROOT / "lmi_vllm")
     print(f"vLLM {old.label} -> {new.label}")
     for title, lines in sections(old, new, ours):
         print(f"\n{title}: {'' if lines else 'nothing changed'}")

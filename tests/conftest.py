@@ -7,10 +7,10 @@ import pytest
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
-from lmi_vllm.inference.adapters import AdapterRegistry
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.inference.admission import Admission, State
-from lmi_vllm.inference.custom_code import CustomCode
+from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile

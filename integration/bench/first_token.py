@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lmi_vllm.bench.plan import LoadPlan, Span
+from lmi_vllm.extras.bench.plan import LoadPlan, Span
 
 TOKENS: Final = 4
 # Greedy like the floor (`integration.bench.floor`): sampling would be time of the engine.

@@ -22,12 +22,12 @@ from vllm.engine.arg_utils import EngineArgs
 
 from integration.matrix.checkpoints import ARCHITECTURES, Architecture, build
 from integration.matrix.run import NEW_TOKENS, OPTIONS, PROMPT, greedy
-from lmi_vllm.engine.vllm_arguments import parse_vllm_arguments
-from lmi_vllm.engine.vllm_processes import register_models
-from lmi_vllm.startup.devices import Devices
-from lmi_vllm.startup.engine_args import build_engine_arguments
-from lmi_vllm.startup.model_source import locate_model
-from lmi_vllm.startup.settings import load_settings
+from lmi_vllm.config.settings import load_settings
+from lmi_vllm.engine.vllm.arguments import parse_vllm_arguments
+from lmi_vllm.engine.vllm.processes import register_models
+from lmi_vllm.sources.model_source import locate_model
+from lmi_vllm.translate.arguments import build_engine_arguments
+from lmi_vllm.translate.devices import Devices
 
 
 def compared(row: Architecture, folder: Path) -> dict[str, object]:

@@ -28,7 +28,7 @@ states what the published ones state. Their published configuration code and tok
 `SightedPhi3` is Transformers' `Phi3ForCausalLM` and `CLIPVisionModel`, joined by us.
 
 A *mapping* is what this server puts into `hf_overrides`, with a warning at start-up: the class of a family with the same
-layers, or a class of ours (`Lmi…`, in `lmi_vllm/engine/vllm_models.py`) that reads the family's tensors.
+layers, or a class of ours (`Lmi…`, in `lmi_vllm/extras/legacy_models/classes.py`) that reads the family's tensors.
 
 *Our Transformers engine* runs encoder-decoder models, which vLLM does not: see
 [the guide](../docs/encoder-decoder.md).

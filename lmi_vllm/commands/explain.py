@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lmi_vllm.commands.output import write_answer
-from lmi_vllm.startup.devices import Devices, detect_devices
-from lmi_vllm.startup.explain import FORMATS, explain
-from lmi_vllm.startup.settings import CommandLine, load_settings
+from lmi_vllm.config.settings import CommandLine, load_settings
+from lmi_vllm.translate.devices import Devices, detect_devices
+from lmi_vllm.translate.explain import FORMATS, explain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TextIO
 
-from lmi_vllm.startup.downloads import DownloadProgress, fetch_model, fetch_model_to
+from lmi_vllm.sources.downloads import DownloadProgress, fetch_model, fetch_model_to
 
 SECONDS_BETWEEN_LINES: Final = 5.0
 _BAR_CELLS: Final = 24

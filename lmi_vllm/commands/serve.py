@@ -12,19 +12,19 @@ from typing import Any, NoReturn
 import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
-from lmi_vllm.commands.follow import follow
-from lmi_vllm.commands.server import Server
-from lmi_vllm.engine.vllm_processes import end_children
+from lmi_vllm.checks.platform import raise_open_files
+from lmi_vllm.config.front_end_rules import NAME as PROCESSES
+from lmi_vllm.config.resolved import CommandLine
+from lmi_vllm.config.secrets import mask_text, mask_urls
+from lmi_vllm.config.settings import Settings, load_settings
+from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.startup.cluster import follows
-from lmi_vllm.startup.devices import detect_devices
-from lmi_vllm.startup.explain import explain
-from lmi_vllm.startup.front_end_rules import NAME as PROCESSES
-from lmi_vllm.startup.masking import mask_text, mask_urls
-from lmi_vllm.startup.platform_checks import raise_open_files
-from lmi_vllm.startup.resolved import CommandLine
-from lmi_vllm.startup.settings import Settings, load_settings
+from lmi_vllm.server.follow import follow
+from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import chosen_format, configure_logging
+from lmi_vllm.translate.devices import detect_devices
+from lmi_vllm.translate.explain import explain
+from lmi_vllm.translate.nodes import follows
 from lmi_vllm.web.log_levels import LOG_LEVELS
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import BadParameterError, LmiError
-from lmi_vllm.inference.streams import close_iterator
+from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import Reply
 from lmi_vllm.telemetry.records import current_record, enter_record
 

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from lmi_vllm.adapters.selection import adapter_name, adapter_names
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.adapter_selection import adapter_name, adapter_names
-from lmi_vllm.inference.formatters import (
+from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
+from lmi_vllm.inference.request_work import RequestWork
+from lmi_vllm.inference.response.formatters import (
     FRAMINGS,
     Schema,
     StreamFormatter,
@@ -16,10 +18,8 @@ from lmi_vllm.inference.formatters import (
     format_result,
     rank_candidates,
 )
-from lmi_vllm.inference.payload import LmiRequest, parse_lmi_request
-from lmi_vllm.inference.request_work import RequestWork
-from lmi_vllm.inference.stream_ends import DirectRows, StreamEnds
-from lmi_vllm.inference.streams import (
+from lmi_vllm.inference.response.stream_ends import DirectRows, StreamEnds
+from lmi_vllm.inference.response.streams import (
     DirectStream,
     SilenceLimit,
     close_iterator,

@@ -5,13 +5,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lmi_vllm.inference.adapter_selection import adapter_name
-from lmi_vllm.inference.limits import check_limits, sequence_count
-from lmi_vllm.inference.openai_replies import V1_DIALECT, OpenAIDialect, StreamDialect
+from lmi_vllm.adapters.selection import adapter_name
+from lmi_vllm.inference.request.limits import check_limits, sequence_count
 from lmi_vllm.inference.request_work import RequestWork
-from lmi_vllm.inference.responses_stream import RESPONSES, ResponsesDialect
-from lmi_vllm.inference.stream_ends import DirectEvents, StreamEnds
-from lmi_vllm.inference.streams import DirectStream, SilenceLimit, close_iterator, deadline_error
+from lmi_vllm.inference.response.openai_replies import V1_DIALECT, OpenAIDialect, StreamDialect
+from lmi_vllm.inference.response.responses_stream import RESPONSES, ResponsesDialect
+from lmi_vllm.inference.response.stream_ends import DirectEvents, StreamEnds
+from lmi_vllm.inference.response.streams import (
+    DirectStream,
+    SilenceLimit,
+    close_iterator,
+    deadline_error,
+)
 from lmi_vllm.messages import OpenAICall, OpenAIReply
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from lmi_vllm.inference.adapters import AdapterRegistry, Lease
+from lmi_vllm.adapters.registry import AdapterRegistry, Lease
 
 
 class RequestHold(contextlib.AsyncExitStack):

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+from lmi_vllm.adapters.selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.adapter_selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.inference.admission import Admission
-from lmi_vllm.inference.formatters import Framing, choose_framing
-from lmi_vllm.inference.parameters import UnreadNames
+from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.request_hold import RequestHold
+from lmi_vllm.inference.response.formatters import Framing, choose_framing
+from lmi_vllm.inference.response.streams import HeldStream
 from lmi_vllm.inference.runtime import Runtime
-from lmi_vllm.inference.streams import HeldStream
 from lmi_vllm.messages import AdapterRef, InferenceCall, Reply
 from lmi_vllm.telemetry.records import current_record
 

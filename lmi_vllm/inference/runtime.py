@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.inference.adapters import AdapterRegistry
-from lmi_vllm.inference.custom_code import CustomCode
+from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.messages import ServingProfile
 
 

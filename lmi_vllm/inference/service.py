@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from lmi_vllm.adapters.registry import Adapter
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     BadParameterError,
@@ -15,15 +16,12 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
     RouteFamily,
 )
-from lmi_vllm.hooks.functions import NO_HOOKS
 from lmi_vllm.inference import tgi
-from lmi_vllm.inference.adapters import Adapter
 from lmi_vllm.inference.admission import Admission
-from lmi_vllm.inference.bodies import decode_body
 from lmi_vllm.inference.deferred import STARTING_TOKEN, DeferredResults, is_deferred
-from lmi_vllm.inference.formatters import FRAMINGS
 from lmi_vllm.inference.generation import generate
-from lmi_vllm.inference.hooked import (
+from lmi_vllm.inference.hooks.functions import NO_HOOKS
+from lmi_vllm.inference.hooks.hooked import (
     UNHOOKED_KINDS,
     apply_input_hook,
     decode_payload,
@@ -38,16 +36,18 @@ from lmi_vllm.inference.hooked import (
 from lmi_vllm.inference.model_control import ModelControl, ModelInfo, OneModelOnly
 from lmi_vllm.inference.model_list import with_adapters
 from lmi_vllm.inference.openai_lane import ask_openai
-from lmi_vllm.inference.openai_replies import OpenAIDialect, lmi_reply
-from lmi_vllm.inference.parameters import UnreadNames
-from lmi_vllm.inference.payload import Family, dispatch, with_adapter_id
 from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request, vectors_reply
+from lmi_vllm.inference.request.bodies import decode_body
+from lmi_vllm.inference.request.parameters import UnreadNames
+from lmi_vllm.inference.request.payload import Family, dispatch, with_adapter_id
 from lmi_vllm.inference.request_hold import RequestHold
 from lmi_vllm.inference.request_work import RequestWork
+from lmi_vllm.inference.response.formatters import FRAMINGS
+from lmi_vllm.inference.response.openai_replies import OpenAIDialect, lmi_reply
+from lmi_vllm.inference.response.stream_ends import lmi_family
+from lmi_vllm.inference.response.streams import gathered
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.sessions import Sessions, is_session_request
-from lmi_vllm.inference.stream_ends import lmi_family
-from lmi_vllm.inference.streams import gathered
 from lmi_vllm.messages import InferenceCall, OpenAICall, Reply, ServingProfile
 from lmi_vllm.telemetry.hub import Telemetry
 from lmi_vllm.telemetry.records import current_record

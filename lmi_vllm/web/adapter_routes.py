@@ -8,9 +8,9 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from lmi_vllm.adapters.registry import Adapter, AdapterRegistry
+from lmi_vllm.adapters.selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.errors import BadParameterError, MethodNotAllowedError, ResourceNotFoundError
-from lmi_vllm.inference.adapter_selection import ADAPTER_ALIAS_HEADER
-from lmi_vllm.inference.adapters import Adapter, AdapterRegistry
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.arguments import given_arguments, page_of
 from lmi_vllm.web.inference_routes import READ_METHODS

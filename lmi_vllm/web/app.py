@@ -22,25 +22,26 @@ from lmi_vllm.errors import (
     RouteFamily,
     UnauthorizedError,
 )
-from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.telemetry.records import DISCONNECTED
-from lmi_vllm.web.adapter_routes import add_adapter_routes
-from lmi_vllm.web.api_operations import allowed_methods
-from lmi_vllm.web.connection import (
-    NO_CACHE_HEADERS,
-    ClientPatience,
-    GuardedConnection,
-    watch_body,
-)
-from lmi_vllm.web.console import (
+from lmi_vllm.extras.api_docs.openapi import add_description_routes
+from lmi_vllm.extras.api_docs.operations import allowed_methods
+from lmi_vllm.extras.console.routes import (
     ConsoleOptions,
     add_console_routes,
     check_console_request,
     is_console,
     is_open_page,
 )
+from lmi_vllm.extras.front_ends.forwarding import Forwarder, is_shared_work
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.telemetry.records import DISCONNECTED
+from lmi_vllm.web.adapter_routes import add_adapter_routes
+from lmi_vllm.web.connection import (
+    NO_CACHE_HEADERS,
+    ClientPatience,
+    GuardedConnection,
+    watch_body,
+)
 from lmi_vllm.web.errors import error_response, from_http_exception
-from lmi_vllm.web.forwarding import Forwarder, is_shared_work
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY, add_inference_routes
 from lmi_vllm.web.keys import (
     BEGUN,
@@ -54,7 +55,6 @@ from lmi_vllm.web.keys import (
 )
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.model_routes import add_model_routes
-from lmi_vllm.web.openapi import add_description_routes
 from lmi_vllm.web.other_sites import check_not_foreign
 from lmi_vllm.web.recording import begin_record
 from lmi_vllm.web.route_families import OPEN_PATHS, family_of

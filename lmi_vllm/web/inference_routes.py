@@ -14,8 +14,8 @@ from lmi_vllm.errors import (
     RouteFamily,
 )
 from lmi_vllm.inference.admission import State
-from lmi_vllm.inference.bodies import form_field
-from lmi_vllm.inference.streams import HeldStream, close_iterator
+from lmi_vllm.inference.request.bodies import form_field
+from lmi_vllm.inference.response.streams import HeldStream, close_iterator
 from lmi_vllm.inference.tgi import is_tokenize_body
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.keys import DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN

@@ -7,7 +7,7 @@ from lmi_vllm.errors import RouteFamily
 
 # Routes that a platform must reach without a key (http-api.md 13).
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
-# vLLM's routes -> the kind of call (engine/vllm_routes.py).
+# vLLM's routes -> the kind of call (engine/vllm/routes.py).
 OPENAI_ROUTES: Final = MappingProxyType(
     {
         "/v1/chat/completions": "chat/completions",

@@ -12,8 +12,8 @@ import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
-from lmi_vllm.engine.vllm_processes import new_engine_thread
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.messages import (
     EngineArguments,
     GenerationChunk,
@@ -83,7 +83,7 @@ def run() -> Iterator[LoopThread]:
 def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes: object) -> Engine:
     """Return a running vLLM over the embedded model."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
-    from lmi_vllm.engine.vllm_engine import start_vllm_engine  # noqa: PLC0415 (imports vLLM)
+    from lmi_vllm.engine.vllm.engine import start_vllm_engine  # noqa: PLC0415 (imports vLLM)
 
     arguments = EngineArguments(DEMO_ARGUMENTS | changes)
     limits = RequestLimits(grammar_timeout=grammar_timeout)
@@ -111,7 +111,7 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_t5_engine(run: LoopThread, folder: Path, **changes: object) -> Engine:
     """Return a running Transformers engine over the model in `folder`."""
-    from lmi_vllm.engine.transformers_engine import (  # noqa: PLC0415 (imports torch)
+    from lmi_vllm.extras.seq2seq.engine import (  # noqa: PLC0415 (imports torch)
         start_transformers_engine,
     )
 

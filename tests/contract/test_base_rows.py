@@ -15,7 +15,7 @@ def ours(name: str) -> object:
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     from vllm.lora.ops.torch_ops import lora_ops  # noqa: PLC0415
 
-    from lmi_vllm.engine.vllm_cpu_worker import _of_adapter_rows  # noqa: PLC0415
+    from lmi_vllm.engine.vllm.cpu_worker import _of_adapter_rows  # noqa: PLC0415
 
     return _of_adapter_rows(getattr(lora_ops, name))
 

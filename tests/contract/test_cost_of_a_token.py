@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.inference.adapters import AdapterRegistry
 from lmi_vllm.inference.admission import Admission, State
-from lmi_vllm.inference.custom_code import CustomCode
+from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import GenerationJob, ServingProfile

@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.vllm_decoding import (
+from lmi_vllm.engine.vllm.decoding import (
     Pieces,
     TableDetokenizer,
     decode_by_table,

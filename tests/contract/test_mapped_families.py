@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
-from lmi_vllm.startup.architectures import OUR_CLASSES
+from lmi_vllm.extras.legacy_models.architectures import OUR_CLASSES
 
 pytestmark = pytest.mark.vllm
 FAMILIES = {

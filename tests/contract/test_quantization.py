@@ -1,6 +1,6 @@
 """Each value of `option.quantize` and each kind of quantized checkpoint, as vLLM understands them.
 
-What the server refuses by itself: tests/unit/startup/test_quantization_page.py. What a CPU answers:
+What the server refuses by itself: tests/unit/config/test_quantization_page.py. What a CPU answers:
 `make matrix`.
 """
 

@@ -16,7 +16,7 @@ INSTEAD = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for several"
 
 def refusals(**values: object) -> tuple[str, ...]:
     """What the check before the start complains of."""
-    from lmi_vllm.engine.vllm_start import check_arguments  # noqa: PLC0415 (imports vLLM)
+    from lmi_vllm.engine.vllm.start import check_arguments  # noqa: PLC0415 (imports vLLM)
 
     try:
         check_arguments(EngineArguments(values, ORIGINS))

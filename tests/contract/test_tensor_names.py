@@ -10,7 +10,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 import torch
 
-from lmi_vllm.engine.vllm_models import MllamaTextForCausalLM
+from lmi_vllm.extras.legacy_models.classes import MllamaTextForCausalLM
 
 pytestmark = pytest.mark.vllm
 PUBLISHED = (

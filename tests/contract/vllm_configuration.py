@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmi_vllm.config.settings import load_settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.engine.vllm_arguments import engine_args_from, parse_vllm_arguments
+from lmi_vllm.engine.vllm.arguments import engine_args_from, parse_vllm_arguments
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.startup.devices import Devices
-from lmi_vllm.startup.engine_args import build_engine_arguments
-from lmi_vllm.startup.model_source import locate_model
-from lmi_vllm.startup.settings import load_settings
+from lmi_vllm.sources.model_source import locate_model
+from lmi_vllm.translate.arguments import build_engine_arguments
+from lmi_vllm.translate.devices import Devices
 
 _PLAIN = "option.dtype=fp32\noption.enforce_eager=true\n"
 

@@ -11,8 +11,8 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.routers import register_api_routers
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
-from lmi_vllm.engine.vllm_arguments import parse_vllm_arguments
-from lmi_vllm.engine.vllm_engine import VllmEngine
+from lmi_vllm.engine.vllm.arguments import parse_vllm_arguments
+from lmi_vllm.engine.vllm.engine import VllmEngine
 from lmi_vllm.messages import OpenAICall
 
 # What two answers to one request may differ in: times of day.

@@ -14,18 +14,18 @@ from typing import Final
 
 from multidict import CIMultiDict
 
+from lmi_vllm.adapters.check import check_adapter, describe_base
+from lmi_vllm.adapters.selection import adapter_name, adapter_names
+from lmi_vllm.checks.safetensors_header import DamagedFileError, read_shapes
+from lmi_vllm.config.parsers import error_rate
+from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import LmiError
-from lmi_vllm.inference.adapter_selection import adapter_name, adapter_names
-from lmi_vllm.inference.bodies import decode_body, form_field
-from lmi_vllm.inference.limits import check_limits, sequence_count
-from lmi_vllm.inference.payload import Family, dispatch, parse_lmi_request
+from lmi_vllm.inference.request.bodies import decode_body, form_field
+from lmi_vllm.inference.request.limits import check_limits, sequence_count
+from lmi_vllm.inference.request.payload import Family, dispatch, parse_lmi_request
 from lmi_vllm.messages import InferenceCall, RequestLimits, ServingProfile
-from lmi_vllm.startup.adapter_check import check_adapter, describe_base
-from lmi_vllm.startup.archives import extract_archive
-from lmi_vllm.startup.properties import parse_properties
-from lmi_vllm.startup.safetensors_header import DamagedFileError, read_shapes
-from lmi_vllm.startup.text_parsers import error_rate
+from lmi_vllm.sources.archives import extract_archive
 from lmi_vllm.web.inference_routes import request_properties
 
 CONTENT_TYPES: Final = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lmi_vllm.errors
-from lmi_vllm.engine.scripted_engine import Fail, Step
+from lmi_vllm.engine.scripted import Fail, Step
 from lmi_vllm.messages import (
     GeneratedToken,
     GenerationChunk,

@@ -11,44 +11,52 @@ import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
 SHARED = r"(errors|messages|_version)\.\w+"
+CONFIGURATION = r"(config|translate|checks|sources|adapters|extras)\..*|demo\.DEMO_MODEL_DIR"
 # Room -> the modules of ours that it may import (pattern over the dotted name below lmi_vllm).
 ROOMS = {
     "errors": r"",
     "messages": r"",
     "_version": r"",
     "telemetry": rf"{SHARED}|telemetry\..*",
-    "startup": rf"{SHARED}|startup\..*|demo\.DEMO_MODEL_DIR",
+    "config": rf"{SHARED}|{CONFIGURATION}",
+    "translate": rf"{SHARED}|{CONFIGURATION}",
+    "checks": rf"{SHARED}|{CONFIGURATION}",
+    "sources": rf"{SHARED}|{CONFIGURATION}",
+    "adapters": rf"{SHARED}|{CONFIGURATION}|engine\.base\..*|inference\..*",
     "engine": rf"{SHARED}|telemetry\..*|engine\..*",
-    "hooks": rf"{SHARED}|hooks\..*",
-    "inference": rf"{SHARED}|telemetry\..*|engine\.base\..*|hooks\..*|inference\..*",
-    "web": rf"{SHARED}|telemetry\..*|inference\..*|web\..*",
-    "bench": rf"{SHARED}|bench\..*|telemetry\.request_metrics\.percentile",
+    "inference": rf"{SHARED}|telemetry\..*|engine\.base\..*|adapters\..*|inference\..*",
+    "web": rf"{SHARED}|telemetry\..*|inference\..*|adapters\..*|web\..*|extras\..*",
+    "extras": r".*",
+    "server": r".*",
     "commands": r".*",
     "cli": rf"{SHARED}|commands\..*",
-    "image": rf"{SHARED}|cli\..*|startup\..*",
+    "image": rf"{SHARED}|cli\..*|config\..*",
     "demo": rf"{SHARED}|demo\..*",
     "__main__": r"cli\.main",
     "__init__": r".*",  # the public names, imported when used
 }
+AWS = r"sources/(downloads|s3/\w+)\.py|extras/(bench/sagemaker_client|compile_cache/s3)\.py"
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
-    "vllm": r"engine/vllm_\w+\.py",
-    "aiohttp": r"(web|commands)/\w+\.py|cli\.py|engine/media_fetch\.py|bench/http_client\.py",
-    "pydantic_settings": r"startup/settings\.py",
-    "pydantic": r"startup/settings\.py|inference/parameters\.py"
-    r"|engine/vllm_(openai|requests|routes)\.py",
-    "boto3": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
-    "botocore": r"startup/(downloads|s3_\w+)\.py|bench/sagemaker_client\.py",
-    "huggingface_hub": r"startup/(downloads|hub_\w+)\.py",
-    "xgrammar": r"engine/vllm_\w+\.py",
+    "vllm": r"engine/vllm/\w+\.py|extras/(legacy_models/classes|seq2seq/requests)\.py",
+    "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py|engine/media_fetch\.py"
+    r"|extras/(bench/http_client|api_docs/\w+|console/\w+|front_ends/\w+)\.py",
+    "pydantic_settings": r"config/settings\.py",
+    "pydantic": r"config/settings\.py|inference/request/parameters\.py"
+    r"|(engine/vllm/(openai|routes)|extras/seq2seq/requests)\.py",
+    "boto3": AWS,
+    "botocore": AWS,
+    "huggingface_hub": r"sources/(downloads|hub/\w+)\.py",
+    "xgrammar": r"engine/vllm/\w+\.py",
     "prometheus_client": r"telemetry/(metrics|registry)\.py|web/management_routes\.py",
     "opentelemetry": r"telemetry/otel\.py",
-    "torch": r"engine/(vllm|transformers)_\w+\.py|demo/\w+\.py",
-    "transformers": r"engine/transformers_(model|sampling)\.py|engine/vllm_\w+\.py|demo/\w+\.py",
-    "tokenizers": r"engine/(transformers_text|vllm_decoding)\.py|demo/\w+\.py",
+    "torch": r"engine/vllm/\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py",
+    "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(model|sampling)\.py"
+    r"|extras/legacy_models/classes\.py",
+    "tokenizers": r"engine/vllm/decoding\.py|extras/seq2seq/text\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
-ENVIRONMENT = r"(cli|image)\.py|engine/vllm_(start|processes)\.py|commands/model_start\.py"
+ENVIRONMENT = r"(cli|image)\.py|engine/vllm/(start|processes)\.py|server/model_start\.py"
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:
@@ -96,23 +104,21 @@ def test_architecture_file_imports_only_downwards(path: str) -> None:
 
 BREACHES = {
     "inference/a.py": "from lmi_vllm.web.app import create_app",
-    "inference/b.py": "from lmi_vllm.engine.vllm_engine import VllmEngine",
-    "inference/c.py": "from lmi_vllm.engine import scripted_engine",
-    "startup/a.py": "from lmi_vllm.engine.base import Engine",
-    "startup/b.py": "import pydantic_settings",
-    "startup/c.py": "from huggingface_hub import HfApi",
-    "startup/d.py": "def f():\n    import boto3",
+    "inference/b.py": "from lmi_vllm.engine.vllm.engine import VllmEngine",
+    "inference/c.py": "from lmi_vllm.engine import scripted",
+    "config/a.py": "from lmi_vllm.engine.base import Engine",
+    "config/b.py": "import pydantic_settings",
+    "config/c.py": "from huggingface_hub import HfApi",
+    "config/d.py": "def f():\n    import boto3",
     "engine/base.py": "from vllm import AsyncLLM",
-    "engine/a.py": "from lmi_vllm.startup.settings import Settings",
-    "web/a.py": "from lmi_vllm.startup.settings import Settings",
+    "engine/a.py": "from lmi_vllm.config.settings import Settings",
+    "web/a.py": "from lmi_vllm.config.settings import Settings",
     "web/b.py": "from . import keys",
     "web/c.py": "import os\nx = os.environ['A']",
     "inference/d.py": "import os\nx = os.getenv('A')",
     "inference/e.py": "import aiohttp.web",
     "errors.py": "from lmi_vllm.messages import Reply",
-    "hooks/a.py": "from lmi_vllm.inference.payload import decode_body",
     "inference/f.py": "from os import environ",
-    "startup/e.py": "from lmi_vllm.demo.train import main",
     "cli.py": "from lmi_vllm.web.app import create_app",
 }
 

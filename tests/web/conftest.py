@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.engine.base import DirectChunks
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob
 from lmi_vllm.web.keys import SERVICE

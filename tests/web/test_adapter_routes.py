@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.engine.scripted_engine import Pause, ScriptedEngine
+from lmi_vllm.engine.scripted import Pause, ScriptedEngine
 from lmi_vllm.errors import AdapterCapacityError
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, ServingProfile
 from tests.conftest import ServeScripted

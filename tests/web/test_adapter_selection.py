@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.scripted import ScriptedEngine
 from tests.web.test_adapter_routes import call, lora, register
 
 __all__ = ["lora"]

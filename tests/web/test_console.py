@@ -9,15 +9,15 @@ from types import MappingProxyType
 import pytest
 from aiohttp.test_utils import TestClient
 
-import lmi_vllm.web.console as console_module
+import lmi_vllm.extras.console.routes as console_module
+from lmi_vllm.extras.console.routes import ConsoleOptions
 from lmi_vllm.inference.admission import Phase
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import Routes, WebOptions
-from lmi_vllm.web.console import ConsoleOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import admission_of
 
-PAGE = Path(console_module.__file__).parent / "console_page"
+PAGE = Path(console_module.__file__).parent / "page"
 FILES = sorted(path.name for path in PAGE.iterdir())
 DATA = ("/console/state", "/console/settings")
 EXPLAINED = {"options": [{"name": "dtype", "value": "float32"}], "warnings": ["one"]}
@@ -80,7 +80,7 @@ def test_files_keep_to_the_policy(name: str) -> None:
 def test_the_wheel_has_the_page() -> None:
     """What the package data leaves out would be missing from an installed server."""
     root = Path(__file__).parents[2]
-    assert '"web/console_page/*"' in (root / "pyproject.toml").read_text(encoding="utf-8")
+    assert '"extras/console/page/*"' in (root / "pyproject.toml").read_text(encoding="utf-8")
 
 
 async def test_key_guards_the_data_and_not_the_page(serve: ServeScripted) -> None:

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.engine.scripted_engine import Fail
+from lmi_vllm.engine.scripted import Fail
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.deferred import DeferredResults
 from lmi_vllm.web.keys import SERVICE

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from lmi_vllm.engine.scripted_engine import Fail, Pause, ScriptedEngine
+from lmi_vllm.engine.scripted import Fail, Pause, ScriptedEngine
 from lmi_vllm.errors import Fault, LmiError
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions

@@ -11,10 +11,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
+from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import WebOptions, create_app
-from lmi_vllm.web.forwarding import Forwarder
 from lmi_vllm.web.recording import PEER
 from tests.web.conftest import admission_of
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.inference.sessions import Sessions
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.keys import SERVICE

@@ -5,8 +5,8 @@ import uuid
 import pytest
 from aiohttp.test_utils import TestClient
 
+from lmi_vllm.extras.api_docs.operations import OPERATIONS
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.api_operations import OPERATIONS
 from lmi_vllm.web.app import OPEN_PATHS, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import STREAM, admission_of, send_raw

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.messages import RequestLimits, ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import admission_of

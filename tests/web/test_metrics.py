@@ -8,9 +8,9 @@ import pytest
 from aiohttp.test_utils import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from lmi_vllm.engine.scripted_engine import Fail, ScriptedEngine
+from lmi_vllm.adapters.registry import Adapter
+from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
-from lmi_vllm.inference.adapters import Adapter
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.keys import SERVICE
 from tests.conftest import ServeScripted

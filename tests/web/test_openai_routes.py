@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.route_families import OPENAI_ROUTES
 from tests.conftest import ServeScripted

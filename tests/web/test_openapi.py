@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import Fault
+from lmi_vllm.extras.api_docs.openapi import build_document
 from lmi_vllm.messages import OpenAISchemas, ServingProfile
 from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.openapi import build_document
 from tests.conftest import ServeScripted
 
 METHODS = ("get", "post", "put", "patch", "delete", "options")
@@ -32,7 +32,7 @@ async def _document(
 
 
 async def test_openapi_has_every_route_and_no_other(serve: ServeScripted) -> None:
-    """A route is described in web/api_operations.py, and what is described exists."""
+    """A route is described in extras/api_docs/operations.py, and what is described exists."""
     client = await serve()
     routes = {route.resource.canonical for route in client.app.router.routes()}
     described = set((await _document(serve, TGI))["paths"])
@@ -41,7 +41,9 @@ async def test_openapi_has_every_route_and_no_other(serve: ServeScripted) -> Non
         "/generate_stream",
         "/info",
     }
-    assert routes - described == set(), "describe these routes in lmi_vllm/web/api_operations.py"
+    assert routes - described == set(), (
+        "describe these routes in lmi_vllm/extras/api_docs/operations.py"
+    )
     assert described - routes == set(), "these are described and not registered"
 
 

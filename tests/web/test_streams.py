@@ -1,7 +1,7 @@
 import aiohttp
 import pytest
 
-from lmi_vllm.engine.scripted_engine import Fail, Pause, ScriptedEngine
+from lmi_vllm.engine.scripted import Fail, Pause, ScriptedEngine
 from lmi_vllm.errors import LmiError
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted

@@ -8,7 +8,7 @@ from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import OverloadedError, ValidationError
 
 from lmi_vllm._version import __version__
-from lmi_vllm.engine.scripted_engine import ScriptedEngine
+from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.messages import AdapterRef, GenerationJob, ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import GatedEngine, admission_of, until

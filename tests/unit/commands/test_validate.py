@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from lmi_vllm.checks.memory_estimate import GIB, estimate_memory
+from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.commands import validate
-from lmi_vllm.startup.memory_estimate import GIB, estimate_memory
-from lmi_vllm.startup.model_shape import read_shape
 from tests.support.s3_server import BUCKET, s3_server
 
 LLAMA_8B: dict[str, Any] = {

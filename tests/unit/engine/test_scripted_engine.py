@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.scripted_engine import Fail, Pause, ScriptedEngine
+from lmi_vllm.engine.scripted import Fail, Pause, ScriptedEngine
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, PayloadError
 from lmi_vllm.messages import (
     AdapterRef,

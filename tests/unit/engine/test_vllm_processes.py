@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.engine.vllm_processes import (
+from lmi_vllm.engine.vllm.processes import (
     ENGINE_LOGGERS,
     ENGINE_THREAD_NAME,
     new_engine_thread,
@@ -93,7 +93,7 @@ def run_python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 FORK = """
     import os, socket
-    from lmi_vllm.engine.vllm_processes import adopt_forked_engines, new_engine_thread
+    from lmi_vllm.engine.vllm.processes import adopt_forked_engines, new_engine_thread
     adopt_forked_engines()
     adopt_forked_engines()  # once is enough
     listener = socket.create_server(("127.0.0.1", 0))
@@ -141,7 +141,7 @@ def test_forked_engine_dies_with_the_server(number: signal.Signals) -> None:
     """However the server ends, the kernel ends what it forked."""
     code = """
         import os, sys, time
-        from lmi_vllm.engine.vllm_processes import adopt_forked_engines, new_engine_thread
+        from lmi_vllm.engine.vllm.processes import adopt_forked_engines, new_engine_thread
         adopt_forked_engines()
 
         def fork():
@@ -171,7 +171,7 @@ def test_plugin_prepares_a_spawned_process(tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     code = """
         import logging, os
-        from lmi_vllm.engine.vllm_processes import ENGINE_LOGGERS, register_plugin
+        from lmi_vllm.engine.vllm.processes import ENGINE_LOGGERS, register_plugin
         register_plugin()
         logging.getLogger(ENGINE_LOGGERS[0]).error("it failed", exc_info=ValueError("x"))
         print(os.getpgid(0) == os.getpid())

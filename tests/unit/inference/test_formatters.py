@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.inference.candidates import Candidates
-from lmi_vllm.inference.formatters import (
+from lmi_vllm.inference.request.candidates import Candidates
+from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
+from lmi_vllm.inference.response.formatters import (
     FRAMINGS,
     LMI_SCHEMA,
     TGI_SCHEMA,
@@ -17,7 +18,6 @@ from lmi_vllm.inference.formatters import (
     format_result,
     rank_candidates,
 )
-from lmi_vllm.inference.payload import LmiRequest, parse_lmi_request
 from lmi_vllm.messages import (
     BeamSearch,
     GeneratedToken,

@@ -1,8 +1,9 @@
 import pytest
 
-from lmi_vllm.engine.scripted_engine import Fail, Step
+from lmi_vllm.engine.scripted import Fail, Step
 from lmi_vllm.errors import LmiError, RouteFamily, status_of
-from lmi_vllm.inference.formatters import (
+from lmi_vllm.inference.request.payload import LmiRequest, dispatch, parse_lmi_request
+from lmi_vllm.inference.response.formatters import (
     StreamFormatter,
     choose_framing,
     choose_schema,
@@ -10,7 +11,6 @@ from lmi_vllm.inference.formatters import (
     format_result,
     rank_candidates,
 )
-from lmi_vllm.inference.payload import LmiRequest, dispatch, parse_lmi_request
 from lmi_vllm.messages import GenerationChunk
 from tests.golden.cases import Golden, load_golden
 

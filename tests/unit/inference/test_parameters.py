@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.parameters import (
+from lmi_vllm.inference.request.parameters import (
     GenerationParameters,
     UnreadNames,
     is_sampling,

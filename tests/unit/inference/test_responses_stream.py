@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import ResponseErrorEvent
 
 from lmi_vllm.errors import DeadlineError
-from lmi_vllm.inference.responses_stream import ResponsesDialect
+from lmi_vllm.inference.response.responses_stream import ResponsesDialect
 
 CREATED = (
     b'event: response.created\ndata: {"type":"response.created","sequence_number":0,'

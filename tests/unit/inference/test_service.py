@@ -3,8 +3,8 @@ from typing import Any
 import orjson
 import pytest
 
-from lmi_vllm.engine.scripted_engine import Pause, ScriptedEngine
-from lmi_vllm.inference.adapters import AdapterRegistry
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.engine.scripted import Pause, ScriptedEngine
 from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 
 from lmi_vllm.errors import DeadlineError
-from lmi_vllm.inference.streams import (
+from lmi_vllm.inference.response.streams import (
     HeldStream,
     SilenceLimit,
     close_iterator,

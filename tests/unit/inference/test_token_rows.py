@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_vllm.inference.formatters import (
+from lmi_vllm.inference.request.payload import parse_lmi_request
+from lmi_vllm.inference.response.formatters import (
     FRAMINGS,
     LMI_SCHEMA,
     TGI_ROOT_SCHEMA,
@@ -15,7 +16,6 @@ from lmi_vllm.inference.formatters import (
     Schema,
     StreamFormatter,
 )
-from lmi_vllm.inference.payload import parse_lmi_request
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, ServingProfile
 
 SCHEMAS = {"LMI": LMI_SCHEMA, "TGI": TGI_SCHEMA, "TGI 3": TGI_ROOT_SCHEMA}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.startup.masking import mask_urls
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.telemetry.log_format import JsonFormatter, TextFormatter, chosen_format
 
 

@@ -1,4 +1,4 @@
-from lmi_vllm.web.docs_page import docs_page
+from lmi_vllm.extras.api_docs.page import docs_page
 
 NASTY = "<img src=x onerror=alert(1)>"
 SCHEMA = {

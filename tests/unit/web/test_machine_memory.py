@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.web.machine_memory import gpus_in_use, memory_in_use
+from lmi_vllm.extras.console.machine_memory import gpus_in_use, memory_in_use
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SMI = """#!/bin/sh

@@ -1,0 +1,187 @@
+"""Is this folder a LoRA adapter that the served model can take? Answered without torch or vLLM.
+
+What can be known from files is refused here, so that the engine's loader sees sound adapters only;
+what cannot be known (a base model that is not local, quantised, or of unknown layout) is left to
+the engine, which refuses it without harm (engine/vllm/isolation.py).
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, read_shapes
+from lmi_vllm.errors import AdapterRefusedError
+
+logger = logging.getLogger(__name__)
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+PICKLED_WEIGHTS: Final = ("adapter_model.bin", "adapter_model.pt")
+_PREFIX: Final = "base_model.model."
+_SHOWN_MODULES: Final = 3
+_MATRIX: Final = 2
+# Switches of PEFT that vLLM 0.32 does not implement (vllm/lora/peft_helper.py).
+_UNSUPPORTED: Final = (
+    "use_dora", "lora_bias", "alora_invocation_tokens", "layer_replication", "use_bdlora",
+    "use_qalora",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """What adapters are compared with: the served model's names, and the shapes of its weights.
+
+    `shapes` is by module name, without ".weight"; empty where they are not known.
+    """
+
+    names: tuple[str, ...] = ()
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    max_lora_rank: int = 16
+
+
+def describe_base(model: Path, names: tuple[str, ...], max_lora_rank: int) -> BaseModel:
+    """Return the base model as its files tell; damaged or absent files tell nothing."""
+    shapes: dict[str, Shape] = {}
+    try:
+        for file in sorted(model.glob("*.safetensors")):
+            shapes |= read_shapes(file)
+    except (DamagedFileError, OSError) as error:
+        logger.debug("no shapes of %s: %s", model, error)
+        shapes = {}
+    matrices = {
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) == _MATRIX
+    }
+    if any(name.endswith((".qweight", ".weight_packed", ".weight_scale")) for name in shapes):
+        matrices = {}  # a quantised checkpoint: what is stored has other shapes than the layer
+    return BaseModel(names, matrices, max_lora_rank)
+
+
+def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
+    """Return when nothing speaks against the adapter in `folder`; `shown` is its source.
+
+    Raises:
+        AdapterRefusedError: what is wrong with it.
+    """
+    if not folder.is_dir():
+        raise AdapterRefusedError(
+            f"Only local LoRA models are supported. {shown} is not a valid path"
+        )
+    try:
+        config = _read_config(folder / CONFIG, shown)
+        _check_config(config, shown, base)
+        shapes = _read_weights(folder, shown)
+    except OSError as error:
+        raise AdapterRefusedError(f"{shown} cannot be read: {error.strerror}") from error
+    if shapes is not None:
+        _check_weights(shapes, shown, base)
+
+
+def _read_config(path: Path, shown: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise AdapterRefusedError(f"{shown} has no {CONFIG}: it is not a LoRA adapter")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise AdapterRefusedError(f"{shown}: {CONFIG} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise AdapterRefusedError(f"{shown}: {CONFIG} is not a JSON object")
+    return config
+
+
+def _check_config(config: Mapping[str, Any], shown: str, base: BaseModel) -> None:
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise AdapterRefusedError(f"{shown}: peft_type is {kind}, only LORA can be served")
+    for name in _UNSUPPORTED:
+        if config.get(name):
+            raise AdapterRefusedError(f"{shown}: vLLM does not support {name}")
+    if config.get("bias", "none") != "none":
+        raise AdapterRefusedError(f"{shown}: vLLM does not support adapters with bias")
+    patterns = config.get("rank_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise AdapterRefusedError(f"{shown}: rank_pattern is not an object")
+    for rank in (config.get("r"), *patterns.values()):
+        _check_rank(rank, shown, base)
+    named = config.get("base_model_name_or_path")
+    if named and base.names and named not in base.names:
+        logger.info("%s was trained on %s; the model served is %s", shown, named, base.names[0])
+
+
+def _check_rank(rank: object, shown: str, base: BaseModel) -> None:
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise AdapterRefusedError(f"{shown}: the rank r must be a positive number, it is {rank!r}")
+    if rank > base.max_lora_rank:
+        raise AdapterRefusedError(
+            f"{shown}: LoRA rank {rank} is greater than max_lora_rank {base.max_lora_rank}"
+        )
+
+
+def _read_weights(folder: Path, shown: str) -> dict[str, Shape] | None:
+    """Return the shapes of the weights; None for a pickle, which only the engine opens."""
+    if not (folder / WEIGHTS).is_file():
+        if any((folder / name).is_file() for name in PICKLED_WEIGHTS):
+            return None
+        raise AdapterRefusedError(f"{shown} has no {WEIGHTS}: its weights are missing")
+    try:
+        shapes = read_shapes(folder / WEIGHTS)
+    except DamagedFileError as error:
+        raise AdapterRefusedError(f"{shown}: {WEIGHTS} is damaged: {error}") from error
+    if not shapes:
+        raise AdapterRefusedError(f"{shown}: {WEIGHTS} holds no weights")
+    return shapes
+
+
+def _check_weights(shapes: Mapping[str, Shape], shown: str, base: BaseModel) -> None:
+    pairs: dict[str, dict[str, Shape]] = {}
+    for name, shape in shapes.items():
+        module, _, part = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
+        if part in ("lora_A", "lora_B"):
+            pairs.setdefault(module, {})[part] = shape
+    for module, pair in pairs.items():
+        if len(pair) != 2:  # noqa: PLR2004 (A and B)
+            raise AdapterRefusedError(f"{shown}: {module} has {next(iter(pair))} only")
+        if _is_matrix_pair(pair):
+            _check_pair(module, pair, shown, base)
+    if base.shapes and (unknown := _unknown(list(pairs), base)):
+        more = f" and {len(unknown) - _SHOWN_MODULES} more" * (len(unknown) > _SHOWN_MODULES)
+        raise AdapterRefusedError(
+            f"{shown}: the base model has no {', '.join(unknown[:_SHOWN_MODULES])}{more}"
+        )
+
+
+def _is_matrix_pair(pair: Mapping[str, Shape]) -> bool:
+    return all(len(shape) == _MATRIX for shape in pair.values())
+
+
+def _unknown(modules: list[str], base: BaseModel) -> list[str]:
+    """Return the modules that the base does not have.
+
+    Where none is found under its full name (multi-modal models are stored under other prefixes),
+    only the last part of the names is compared. Experts and tied heads are stored otherwise.
+    """
+    compared = [name for name in modules if ".experts" not in name and "lm_head" not in name]
+    if any(name in base.shapes for name in compared):
+        return [name for name in compared if name not in base.shapes]
+    ends = {name.rpartition(".")[2] for name in base.shapes}
+    return [name for name in compared if name.rpartition(".")[2] not in ends]
+
+
+def _check_pair(module: str, pair: Mapping[str, Shape], shown: str, base: BaseModel) -> None:
+    (rank, columns), (rows, rank_b) = pair["lora_A"], pair["lora_B"]
+    if rank != rank_b:
+        raise AdapterRefusedError(
+            f"{shown}: {module} has rank {rank} in lora_A and {rank_b} in lora_B"
+        )
+    _check_rank(rank, f"{shown}: {module}", base)
+    wanted = base.shapes.get(module) if base.shapes else None
+    # GPT-2 and its like store some layers transposed.
+    if wanted is not None and wanted not in ((rows, columns), (columns, rows)):
+        raise AdapterRefusedError(
+            f"{shown} belongs to another base model: {module} is {rows} x {columns} in it, and "
+            f"{wanted[0]} x {wanted[1]} in the model served"
+        )

@@ -1,0 +1,181 @@
+"""Where an adapter's files are: `src` as a client or a folder gives it -> a checked directory."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from lmi_vllm.adapters.check import BaseModel, check_adapter
+from lmi_vllm.checks.secure_mode import adapter_violations, read_secure_mode
+from lmi_vllm.errors import (
+    AdapterConflictError,
+    AdapterRefusedError,
+    BadParameterError,
+    DownloadError,
+)
+from lmi_vllm.sources.archives import is_archive
+from lmi_vllm.sources.downloads import fetch_model
+from lmi_vllm.sources.local_archives import unpack
+from lmi_vllm.sources.s3.download import cache_directory
+
+HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
+ROOTS: Final = "LMI_ADAPTER_ROOTS"
+CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
+_SHOWN_CHARACTERS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSources:
+    """Resolves adapter sources for one served model (adapters-api.md 6)."""
+
+    environ: Mapping[str, str]
+    base: BaseModel = field(default_factory=BaseModel)
+    model_directory: Path | None = None
+    own: frozenset[str] = frozenset()  # the adapters that came with the model: wherever they lie
+
+    def resolve(self, src: str) -> str:
+        """Return the local directory of a source, once it is fetched and found sound.
+
+        Raises:
+            AdapterConflictError: a URL scheme that is never fetched.
+            AdapterRefusedError: it is not allowed, missing, cannot be fetched, or no good adapter.
+            BadParameterError: secure mode forbids what it brings.
+        """
+        folder, is_fetched = self._locate(src)
+        self._check_security(folder, src)
+        folder = _adapter_folder(folder)
+        check_adapter(folder, src, self.base)
+        self._check_code(folder, src, is_fetched=is_fetched)
+        return str(folder)
+
+    def _locate(self, src: str) -> tuple[Path, bool]:
+        """Return where the files are, and whether they were fetched."""
+        try:
+            scheme = urlsplit(src).scheme if "://" in src else ""
+        except ValueError as error:  # half of an IPv6 address
+            raise AdapterRefusedError(f"{src} is not a valid URL: {error}") from error
+        if scheme == "s3":
+            return self._unpacked(self._fetched(src), src), True
+        if scheme not in ("", "file"):
+            raise AdapterConflictError(
+                f"URL adapters are not currently supported: {scheme}:// sources"
+            )
+        path = Path(unquote(urlsplit(src).path) if scheme else src).absolute()
+        if _exists(path, src) or scheme or not _looks_like_hub_id(src):
+            self._check_root(path, src)
+            return self._unpacked(path, src), False
+        if self.environ.get(HUB_SWITCH, "").lower() != "true":
+            raise AdapterRefusedError(
+                f"Only local LoRA models are supported. {src} is not a valid path; if it is a hub "
+                f"id, set {HUB_SWITCH}=true"
+            )
+        return self._fetched(src), True
+
+    def _fetched(self, src: str) -> Path:
+        try:
+            return fetch_model(src, environ=self.environ)
+        except DownloadError as error:
+            raise AdapterRefusedError(error.text) from error
+
+    def _check_root(self, path: Path, src: str) -> None:
+        """Return when the path, links followed, lies below an allowed folder."""
+        if src in self.own:
+            return
+        roots, is_default = self._roots()
+        real = path.resolve()
+        if not roots or any(real.is_relative_to(root.resolve()) for root in roots):
+            return
+        if not is_default:
+            raise AdapterRefusedError(f"{src} is not below one of the folders of {ROOTS}")
+        found = adapter_violations(path, self.environ)
+        place = f"secure mode takes adapters from the model directory and {ROOTS} only"
+        raise BadParameterError(f"{src}: {'; '.join((place, *found))}")
+
+    def _roots(self) -> tuple[tuple[Path, ...], bool]:
+        """The folders that adapters may come from (none: any), and whether nobody set them.
+
+        Secure mode has some of its own then (configuration.md 13).
+        """
+        named = [item for item in self.environ.get(ROOTS, "").split(os.pathsep) if item]
+        if named or read_secure_mode(self.environ) is None:
+            return tuple(map(Path, named)), False
+        cache = cache_directory("", self.environ).parent.parent
+        return (cache, *([self.model_directory] if self.model_directory else [])), True
+
+    def _unpacked(self, path: Path, src: str) -> Path:
+        """Return the folder of an archive's content; other paths as they are."""
+        if not (path.is_file() and is_archive(path.name)):
+            return path
+        try:
+            return unpack(path, self.environ, src, kind="adapter")
+        except DownloadError as error:
+            raise AdapterRefusedError(error.text) from error
+
+    def _check_security(self, folder: Path, src: str) -> None:
+        """Return when secure mode, where it is on, allows the files (startup.md 11)."""
+        if violations := adapter_violations(folder, self.environ):
+            raise BadParameterError(f"{src}: {'; '.join(violations)}")
+
+    def _check_code(self, folder: Path, src: str, *, is_fetched: bool) -> None:
+        if not (folder / "model.py").is_file():
+            return
+        allowed = self.environ.get(CUSTOM_CODE, "local").lower()
+        if is_fetched and allowed != "all":
+            raise AdapterRefusedError(
+                f"{src} brings a model.py; code that was fetched is loaded only with "
+                f"{CUSTOM_CODE}=all"
+            )
+
+
+def resolve_adapter_source(src: str, environ: Mapping[str, str]) -> str:
+    """Return the local directory of a source, checked without a base model to compare with."""
+    return AdapterSources(environ).resolve(src)
+
+
+def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
+    """Return name -> path of the adapters below a model directory, in name order."""
+    root = directory / folder if directory is not None else None
+    if root is None or not root.is_dir():
+        return {}
+    return {
+        child.name: child.absolute()
+        for child in sorted(root.iterdir())
+        if child.is_dir() and not child.name.startswith(".")
+    }
+
+
+def _exists(path: Path, src: str) -> bool:
+    """Whether there is something at `path`.
+
+    Raises:
+        AdapterRefusedError: no path can be like that: too long, with a zero byte, links in a ring.
+    """
+    try:
+        path.lstat()
+        path.resolve()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, RuntimeError) as error:  # the last for a ring, up to Python 3.12
+        reason = getattr(error, "strerror", None) or str(error)
+        raise AdapterRefusedError(
+            f"Only local LoRA models are supported. {src[:_SHOWN_CHARACTERS]!r} is not a valid "
+            f"path: {reason}"
+        ) from error
+    return True
+
+
+def _looks_like_hub_id(src: str) -> bool:
+    """Whether a source is `name` or `owner/name`, and no path."""
+    return not src.startswith(("/", ".", "~")) and src.count("/") == 1
+
+
+def _adapter_folder(folder: Path) -> Path:
+    """Return the folder itself, or the one folder in it: archives are often made one level up."""
+    if (folder / "adapter_config.json").exists() or not folder.is_dir():
+        return folder
+    inside = [child for child in folder.iterdir() if not child.name.startswith(".")]
+    if len(inside) == 1 and (inside[0] / "adapter_config.json").is_file():
+        return inside[0]
+    return folder

@@ -1,0 +1,95 @@
+"""A model's requirements.txt, installed by pip before the engine starts (startup.md 6).
+
+The model directory is only read: pip works from there, so that relative paths in the file hold, and
+writes into the interpreter's own environment and its cache.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.config.parsers import java_true
+from lmi_vllm.config.secrets import mask_urls
+
+logger = logging.getLogger(__name__)
+
+REQUIREMENTS: Final = "requirements.txt"
+WHEELS: Final = "requirements"
+_SHOWN_LINES: Final = 12
+_IMPORT_FAILURES: Final = ("No module named", "cannot import name", "ImportError")
+
+
+def requirements_of(directory: Path | None) -> Path | None:
+    """The requirements.txt of a model directory, None where it has none."""
+    path = directory / REQUIREMENTS if directory is not None else None
+    return path if path is not None and path.is_file() else None
+
+
+def pip_arguments(requirements: Path, environ: Mapping[str, str], *, is_quiet: bool) -> list[str]:
+    """What pip is told, without the interpreter.
+
+    `requirements/` beside the file is a place to find wheels; offline it is the only one, and
+    without it nothing but what the file itself names is installed.
+    """
+    words = ["install", "--disable-pip-version-check", "--no-input", "-r", str(requirements)]
+    if is_quiet:
+        words.insert(1, "--quiet")
+    wheels = requirements.with_name(WHEELS)
+    is_offline = java_true(environ.get("DJL_OFFLINE", ""))
+    if wheels.is_dir():
+        words += ["--find-links", str(wheels)]
+    if is_offline:
+        words.append("--no-index" if wheels.is_dir() else "--no-deps")
+    return words
+
+
+async def install_requirements(
+    requirements: Path, environ: Mapping[str, str], python: str = sys.executable
+) -> str | None:
+    """Install the file with the pip of `python`; returns why that failed, None when it did not.
+
+    A failure is a warning with pip's own last lines: the model may do without.
+    """
+    is_quiet = not logger.isEnabledFor(logging.DEBUG)
+    command = [python, "-m", "pip", *pip_arguments(requirements, environ, is_quiet=is_quiet)]
+    logger.info("installing %s", requirements)
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=requirements.parent,
+        env=dict(environ),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await process.communicate()
+    except asyncio.CancelledError:  # the server is stopping
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    importlib.invalidate_caches()
+    text = mask_urls(output.decode(errors="replace")).strip()
+    if process.returncode == 0:
+        logger.debug("pip: %s", text)
+        return None
+    shown = "\n".join(text.splitlines()[-_SHOWN_LINES:])
+    logger.warning(
+        "%s could not be installed, the start goes on without it; pip (exit code %s) said:\n%s",
+        requirements,
+        process.returncode,
+        shown or "(nothing)",
+    )
+    return f"{requirements} could not be installed (pip's reason is in the log above)"
+
+
+def with_failed_requirements(reason: str, failure: str | None) -> str:
+    """`reason`, and `failure` of the requirements where it looks like something is not there."""
+    if failure is None or not any(sign in reason for sign in _IMPORT_FAILURES):
+        return reason
+    return f"{reason}. Before that, {failure}"

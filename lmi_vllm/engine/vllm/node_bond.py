@@ -1,0 +1,82 @@
+"""What tells a leader that one of its nodes went, also while nothing is asked of it.
+
+vLLM's leader notices at the next step only: gloo's connections are not read in between. Each
+follower keeps one connection to the port after `master_port`, and says hello, so that no port
+scan counts. When one ends, the leader's engine is ended, and what ends an engine does the rest.
+This module imports no vLLM.
+"""
+
+import functools
+import logging
+import socket
+import threading
+from typing import Final
+
+from lmi_vllm.engine.vllm.processes import end_children
+
+logger = logging.getLogger(__name__)
+
+HELLO: Final = b"lmi-vllm follows\n"
+_KEEPALIVE: Final = {  # a machine that went says nothing: noticed after 10 + 3 x 5 s
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+}
+
+
+def bond_port(master_port: int) -> int:
+    """The port of the leader that followers keep a connection to."""
+    return master_port + 1
+
+
+@functools.cache
+def watch_followers(address: str, port: int) -> None:
+    """End the engine whenever a follower goes, from now on; once for each address."""
+    listener = socket.create_server((address, port))
+    threading.Thread(target=_accept, args=(listener,), daemon=True, name="node-bond").start()
+
+
+def connect(address: str, port: int) -> socket.socket:
+    """A connection to the leader that notices when its machine goes.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    connection = socket.create_connection((address, port))
+    _keep_alive(connection)
+    return connection
+
+
+def wait_for_end(connection: socket.socket) -> None:
+    """Return when the other side has gone."""
+    try:
+        while connection.recv(64):
+            pass
+    except OSError as error:
+        logger.info("the connection to another node broke: %s", error)
+
+
+def _accept(listener: socket.socket) -> None:
+    while True:
+        connection, address = listener.accept()
+        threading.Thread(target=_watch, args=(connection, address[0]), daemon=True).start()
+
+
+def _watch(connection: socket.socket, node: str) -> None:
+    with connection:
+        _keep_alive(connection)
+        try:
+            hello = connection.recv(len(HELLO), socket.MSG_WAITALL)
+        except OSError:
+            return
+        if hello != HELLO:
+            return
+        wait_for_end(connection)
+    logger.error("node %s has gone: the engine is ended", node)
+    end_children()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,191 @@
+"""What vLLM's engine processes need from us: die with the server, hold nothing of ours, say why.
+
+Two ways in, because vLLM forks on CPU and spawns elsewhere: a fork hook (`adopt_forked_engines`)
+and vLLM's general plugin (`register_plugin`, an entry point in pyproject.toml that vLLM calls in
+every process it starts). This module imports no vLLM: both run before or without it.
+"""
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.telemetry.log_format import configure_logging
+
+ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
+# Set by the server for the processes it starts; their absence means somebody else uses vLLM here.
+SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
+ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
+# How lines of the log are written; set where ours is the format of vLLM's lines, too.
+LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
+# Where vLLM 0.32 logs why an engine core or a worker could not start.
+ENGINE_LOGGERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+
+# Name in hf_overrides (extras/legacy_models/architectures.py) -> module and class.
+OUR_MODELS: Final = {
+    f"Lmi{name}": f"lmi_vllm.extras.legacy_models.classes:{name}"
+    for name in (
+        "BaichuanForCausalLM",
+        "BaichuanAlibiForCausalLM",
+        "Baichuan2ForCausalLM",
+        "Baichuan2AlibiForCausalLM",
+        "DbrxForCausalLM",
+        "DeciLMForCausalLM",
+        "MllamaTextForCausalLM",
+        "MptForCausalLM",
+        "QwenForCausalLM",
+    )
+}
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_IS_LINUX: Final = sys.platform == "linux"
+
+
+def new_engine_thread() -> ThreadPoolExecutor:
+    """Return an executor of one thread, the parent of every engine process.
+
+    It must live as long as the server: the kernel ends the engine with the thread that forked it.
+    """
+
+    def name_thread() -> None:
+        threading.current_thread().name = ENGINE_THREAD_NAME
+
+    return ThreadPoolExecutor(1, initializer=name_thread)
+
+
+class RootCauseFilter(logging.Filter):
+    """Write every exception the engine logs to a file the server reads; drops no record.
+
+    vLLM reports a failed engine start as "See root cause above": the cause is only in the log of
+    a child process. A filter, because vLLM's logging set-up removes handlers that it finds.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = Path(path)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Note an exception in one line; a failure to write must not hide the engine's own."""
+        cause = record.exc_info[1] if record.exc_info else None
+        if cause is not None:
+            text = " ".join(f"{type(cause).__name__}: {cause}".split())
+            with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+        return True
+
+
+def watch_root_causes(path: str) -> Callable[[], None]:
+    """Note what engine and worker processes log as exceptions; returns what ends the watch."""
+    watcher = RootCauseFilter(path)
+    loggers = [logging.getLogger(name) for name in ENGINE_LOGGERS]
+    for engine_logger in loggers:
+        engine_logger.addFilter(watcher)
+
+    def stop() -> None:
+        for engine_logger in loggers:
+            engine_logger.removeFilter(watcher)
+
+    return stop
+
+
+def read_root_cause(path: Path) -> str | None:
+    """Return the first recorded cause that says more than "see above"; None without one."""
+    if not path.exists():
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if "See root cause above" not in line and line), None)
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (Linux)."""
+    if not _IS_LINUX:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # the parent died before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_children() -> None:
+    """Kill every process this one started (Linux); theirs follow, see `end_with_parent`."""
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            for pid in map(int, listing.read_text(encoding="ascii").split()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def close_internet_sockets() -> None:
+    """Close every inherited TCP and UDP socket: our listener and our clients' connections."""
+    for name in os.listdir("/proc/self/fd" if _IS_LINUX else "/dev/fd"):  # noqa: PTH208 (names only)
+        descriptor = int(name)
+        try:
+            inherited = socket.socket(fileno=descriptor)
+        except OSError:  # no socket, or the descriptor of the listing itself
+            continue
+        is_internet = inherited.family in (socket.AF_INET, socket.AF_INET6)
+        inherited.detach()  # the descriptor stays whose it is
+        if is_internet:
+            os.close(descriptor)
+
+
+@functools.cache
+def adopt_forked_engines() -> None:
+    """Prepare every process forked from the engine thread, from now on."""
+    forking_pid = os.getpid()
+
+    def remember_parent() -> None:
+        nonlocal forking_pid
+        forking_pid = os.getpid()  # an engine process forks its workers through this hook too
+
+    def prepare_child() -> None:
+        if threading.current_thread().name != ENGINE_THREAD_NAME:
+            return
+        end_with_parent(forking_pid)
+        # Ctrl-C reaches a terminal's whole process group: the server drains, the engine waits.
+        os.setpgrp()
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)  # shared with the server's event loop
+        close_internet_sockets()
+
+    os.register_at_fork(before=remember_parent, after_in_child=prepare_child)
+
+
+def log_as_the_server() -> None:
+    """Give a process that was not forked the log format of the server; forks have it."""
+    kind = os.environ.get(LOG_FORMAT_VARIABLE)
+    if kind in ("text", "json") and not logging.getLogger().handlers:
+        level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+        configure_logging("json" if kind == "json" else "text", level)
+
+
+def register_models() -> None:
+    """Make our model classes known by name; they are imported when a model asks for one."""
+    if "vllm" not in sys.modules:  # it is there when vLLM itself calls its plugins
+        return
+    models = importlib.import_module("vllm.model_executor.models")
+    for name, place in OUR_MODELS.items():
+        models.ModelRegistry.register_model(name, place)
+
+
+def register_plugin() -> None:
+    """Entry point for vLLM: runs in the server and in each process that vLLM starts."""
+    server_pid = os.environ.get(SERVER_PID_VARIABLE)
+    if server_pid is None or int(server_pid) == os.getpid():
+        return
+    register_models()
+    end_with_parent(os.getppid())
+    log_as_the_server()
+    with contextlib.suppress(PermissionError):  # already a group or session leader
+        os.setpgrp()
+    if error_file := os.environ.get(ERROR_FILE_VARIABLE):
+        watch_root_causes(error_file)

@@ -1,0 +1,249 @@
+"""The OpenAPI 3.1 description of a running server, and its routes (http-api.md 1).
+
+Requests are described by the models that validate them: ours, and those of the vLLM that is loaded;
+before one is, OpenAI bodies are objects of which nothing more is said.
+"""
+
+import asyncio
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from aiohttp import web
+
+from lmi_vllm._version import __version__
+from lmi_vllm.errors import FAMILY_STATUS, STATUS, Fault, RouteFamily
+from lmi_vllm.extras.api_docs.operations import (
+    JSON,
+    OPERATIONS,
+    PATH_PARAMETERS,
+    QUERY_PARAMETERS,
+    Operation,
+    TgiForm,
+)
+from lmi_vllm.extras.api_docs.page import docs_page
+from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import OpenAISchemas
+from lmi_vllm.web.keys import OPTIONS, SERVICE
+from lmi_vllm.web.route_families import OPEN_PATHS, family_of
+
+if TYPE_CHECKING:
+    from lmi_vllm.web.app import WebOptions
+
+OPENAPI_VERSION: Final = "3.1.0"
+_OPENAI_PREFIX: Final = "openai:"
+_FAMILY_ERRORS: Final[Mapping[RouteFamily, str]] = {
+    RouteFamily.SERVER: "ServerError",
+    RouteFamily.LMI: "HandlerError",
+    RouteFamily.OPENAI: "OpenAIError",
+    RouteFamily.TGI: "TgiError",
+}
+_PARAMETER_IN_PATH: Final = re.compile(r"{(\w+)}")
+
+
+def add_description_routes(app: web.Application) -> None:
+    """Register the routes."""
+    app.router.add_get("/openapi.json", openapi)
+    app.router.add_get("/docs", docs)
+
+
+async def openapi(request: web.Request) -> web.Response:
+    """Answer with the description of this server."""
+    body = orjson.dumps(await _document_of(request)) + b"\n"
+    return web.Response(body=body, content_type=JSON)
+
+
+async def docs(request: web.Request) -> web.Response:
+    """Answer with the description as one page that loads nothing from anywhere."""
+    page = docs_page(await _document_of(request))
+    return web.Response(text=page, content_type="text/html", charset="utf-8")
+
+
+async def _document_of(request: web.Request) -> dict[str, Any]:
+    """Return the description; vLLM's schemas take a second the first time, in a thread."""
+    app = request.app
+    return await asyncio.to_thread(build_document, app[SERVICE], app[OPTIONS])
+
+
+def build_document(service: InferenceService, options: "WebOptions") -> dict[str, Any]:
+    """Return the OpenAPI document of a server with this service and these options."""
+    engine = service.loaded_engine
+    openai = OpenAISchemas() if engine is None else engine.openai_schemas
+    schemas = {**openai.definitions, **_composed(openai), **own_schemas()}
+    document: dict[str, Any] = {
+        "openapi": OPENAPI_VERSION,
+        "info": {
+            "title": "lmi_vllm",
+            "version": __version__,
+            "description": "A model server for LMI, OpenAI and TGI clients.",
+        },
+        "paths": _paths(service, options, openai),
+        "components": {"schemas": schemas},
+    }
+    if options.api_keys:
+        document["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"bearer": []}, {"key": []}]
+    return document
+
+
+def _composed(openai: OpenAISchemas) -> dict[str, Any]:
+    """Return what `/invocations` takes and answers: any family's."""
+    kinds = ("completions", "chat/completions", "embeddings", "rerank", "score", "classify")
+    own = [reference("LmiRequest"), reference("EmbeddingInputs")]
+    answers = [reference("Generation"), reference("Generations"), reference("Vectors")]
+    return {
+        "Invocation": any_of(*own, *(_openai_schema(openai.requests, kind) for kind in kinds)),
+        "Inference": any_of(*answers, *(_openai_schema(openai.answers, kind) for kind in kinds)),
+        "Description": {"type": "object", "description": "An OpenAPI document."},
+    }
+
+
+def _paths(
+    service: InferenceService, options: "WebOptions", openai: OpenAISchemas
+) -> dict[str, dict[str, Any]]:
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        if operation.is_tgi and not service.profile.tgi_compat:
+            continue
+        entry: dict[str, Any] = {
+            "tags": [operation.tag],
+            "summary": operation.summary,
+            "operationId": _operation_id(operation),
+            "responses": _responses(operation, service, options, openai),
+        }
+        if parameters := [*_path_parameters(operation, service), *_query_parameters(operation)]:
+            entry["parameters"] = parameters
+        if operation.takes:
+            entry["requestBody"] = _request_body(operation, openai)
+        if operation.tgi_form is not None and service.profile.tgi_compat:
+            _add_tgi_form(entry, operation.tgi_form)
+        if options.api_keys and operation.path in OPEN_PATHS:
+            entry["security"] = []
+        paths.setdefault(operation.path, {})[operation.method] = entry
+    return paths
+
+
+def _add_tgi_form(entry: dict[str, Any], form: TgiForm) -> None:
+    """Let an entry take TGI's body as well, and answer it in TGI's words."""
+    content = entry["requestBody"]["content"][JSON]
+    content["schema"] = any_of(content["schema"], reference(form.takes))
+    content["examples"] = {
+        "vllm": {"summary": "vLLM's", "value": content.pop("example")},
+        "tgi": {"summary": "TGI's", "value": form.example},
+    }
+    responses = entry["responses"]
+    overload = str(FAMILY_STATUS[RouteFamily.TGI][Fault.OVERLOAD])
+    responses.setdefault(overload, copy.deepcopy(responses[str(STATUS[Fault.OVERLOAD])]))
+    responses[overload]["description"] = _phrase(int(overload))
+    for status, answer in responses.items():
+        name = form.answers if status == "200" else _FAMILY_ERRORS[RouteFamily.TGI]
+        json = answer["content"][JSON]
+        json["schema"] = any_of(json["schema"], reference(name))
+
+
+def _operation_id(operation: Operation) -> str:
+    words = re.findall(r"\w+", operation.path)
+    return "_".join((operation.method, *words))
+
+
+def _path_parameters(operation: Operation, service: InferenceService) -> Iterable[dict[str, Any]]:
+    for name in _PARAMETER_IN_PATH.findall(operation.path):
+        parameter = {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1},
+            "description": PATH_PARAMETERS[name],
+        }
+        if name == "model":
+            parameter["example"] = service.admission.model_name
+        if name == "action":
+            parameter["schema"] = {"enum": ["update"]}
+        yield parameter
+
+
+def _query_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
+    for name in operation.query:
+        yield {"name": name, "in": "query", "required": False, **QUERY_PARAMETERS[name]}
+
+
+def _request_body(operation: Operation, openai: OpenAISchemas) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": _schema(operation.takes, openai.requests)}
+    if operation.examples:
+        content["examples"] = {
+            name.replace(" ", "-"): {"summary": name, "value": value}
+            for name, value in operation.examples.items()
+        }
+    elif operation.example is not None:
+        content["example"] = operation.example
+    # An adapter may be given in the query alone.
+    return {"required": operation.takes != "NewAdapter", "content": {JSON: content}}
+
+
+def _responses(
+    operation: Operation, service: InferenceService, options: "WebOptions", openai: OpenAISchemas
+) -> dict[str, Any]:
+    content = {
+        content_type: {"schema": _schema(name, openai.answers)}
+        for content_type, name in operation.answers.items()
+    }
+    if operation.answer_example is not None:
+        next(iter(content.values()))["example"] = operation.answer_example
+    answer = {"description": "The answer.", "content": content}
+    found = {operation.status: answer}
+    if operation.path in OPEN_PATHS:
+        found |= {status: {**answer, "description": "Not ready."} for status in operation.statuses}
+    else:
+        found |= _errors(operation, service, options)
+    return {str(status): found[status] for status in sorted(found)}
+
+
+def _errors(
+    operation: Operation, service: InferenceService, options: "WebOptions"
+) -> dict[int, dict[str, Any]]:
+    """Return every error status of the path's dialect, from the one table of faults."""
+    family = family_of(operation.path, is_tgi=service.profile.tgi_compat)
+    is_configurable = family in (RouteFamily.SERVER, RouteFamily.LMI)
+    statuses = set(operation.statuses)
+    for fault in Fault:
+        if fault is Fault.UNAUTHORIZED and not options.api_keys:
+            continue
+        if fault is Fault.FORBIDDEN and operation.method in ("get", "options"):
+            continue
+        status = FAMILY_STATUS[family].get(fault, STATUS[fault])
+        statuses.add(options.statuses.get(fault, status) if is_configurable else status)
+    if family is RouteFamily.TGI:
+        statuses.add(STATUS[Fault.CLIENT])  # a request that failed in the engine
+    names = {
+        _FAMILY_ERRORS[family],
+        *(("ServerError",) if family is not RouteFamily.OPENAI else ()),
+    }
+    schema = any_of(*(reference(name) for name in sorted(names)))
+    return {
+        status: {"description": _phrase(status), "content": {JSON: {"schema": schema}}}
+        for status in statuses
+    }
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:  # a configured status may be any number
+        return f"Status {status}"
+
+
+def _schema(name: str, openai: Mapping[str, object]) -> Any:
+    if name.startswith(_OPENAI_PREFIX):
+        return _openai_schema(openai, name.removeprefix(_OPENAI_PREFIX))
+    return reference(name)
+
+
+def _openai_schema(openai: Mapping[str, object], kind: str) -> Any:
+    return openai.get(kind, {"type": "object"})

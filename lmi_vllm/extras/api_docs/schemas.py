@@ -1,0 +1,250 @@
+"""JSON schemas of our own requests and answers (http-api.md 2, 5, 6, 8, 10 and 12).
+
+A generation request's parameters are not written here: they come from the model that reads them.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from lmi_vllm.inference.request.parameters import GenerationParameters
+
+Schema = Mapping[str, Any]
+REFERENCE: Final = "#/components/schemas/"
+
+_TEXT: Final[Schema] = {"type": "string"}
+_WHOLE: Final[Schema] = {"type": "integer"}
+_NUMBER: Final[Schema] = {"type": "number"}
+_FLAG: Final[Schema] = {"type": "boolean"}
+_OR_NULL: Final[Schema] = {"type": "null"}
+
+
+def reference(name: str) -> Schema:
+    """Return a reference to a component."""
+    return {"$ref": REFERENCE + name}
+
+
+def any_of(*schemas: Schema) -> Schema:
+    """Return what allows any of the schemas."""
+    return {"anyOf": list(schemas)}
+
+
+def list_of(schema: Schema, **more: object) -> Schema:
+    """Return an array of what `schema` allows."""
+    return {"type": "array", "items": schema, **more}
+
+
+def _object(fields: Mapping[str, Schema], *required: str, **more: object) -> Schema:
+    return {"type": "object", "properties": dict(fields), "required": list(required), **more}
+
+
+_TOKEN: Final = {"id": _WHOLE, "text": _TEXT, "logprob": any_of(_NUMBER, _OR_NULL)}
+_SEQUENCE: Final = {
+    "finish_reason": {"enum": ["length", "eos_token", "stop_sequence", "abort", "error"]},
+    "generated_tokens": _WHOLE,
+    "prefill": list_of(reference("Token")),
+    "tokens": list_of(reference("Token")),
+    "top_tokens": list_of(list_of(reference("Token"))),
+}
+_ADAPTER_NAMES: Final = any_of(_TEXT, list_of(_TEXT), _OR_NULL)
+
+OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
+    {
+        "LmiRequest": _object(
+            {
+                "inputs": any_of(
+                    {"type": "string", "minLength": 1},
+                    list_of({"type": "string", "minLength": 1}, minItems=1),
+                ),
+                "parameters": any_of(reference("GenerationParameters"), _OR_NULL),
+                "stream": any_of(_FLAG, _OR_NULL),
+                "adapters": _ADAPTER_NAMES,
+                "model": _TEXT,
+            },
+            "inputs",
+        ),
+        "TgiRequest": _object(
+            {
+                "inputs": {"type": "string", "minLength": 1},
+                "parameters": any_of(reference("GenerationParameters"), _OR_NULL),
+                "stream": any_of(_FLAG, _OR_NULL),
+            },
+            "inputs",
+        ),
+        "TgiTokenize": _object({"inputs": _TEXT, "add_special_tokens": _FLAG}, "inputs"),
+        "TgiTokens": list_of(
+            _object(
+                {"id": _WHOLE, "text": _TEXT, "start": _WHOLE, "stop": _WHOLE},
+                "id",
+                "text",
+                "start",
+                "stop",
+            )
+        ),
+        "TgiInfo": _object(
+            {
+                "model_id": _TEXT,
+                "max_concurrent_requests": _WHOLE,
+                "max_best_of": _WHOLE,
+                "max_stop_sequences": _WHOLE,
+                "max_input_tokens": _WHOLE,
+                "max_total_tokens": _WHOLE,
+                "version": _TEXT,
+            },
+            "model_id",
+            "max_total_tokens",
+        ),
+        "EmbeddingInputs": _object(
+            {
+                "inputs": any_of(_TEXT, list_of(_TEXT, minItems=1)),
+                "parameters": any_of(
+                    _object({"normalize": _FLAG, "dimensions": _WHOLE, "truncate": _WHOLE}),
+                    _OR_NULL,
+                ),
+                "adapters": _ADAPTER_NAMES,
+            },
+            "inputs",
+            description="On a model that embeds: one vector per input.",
+        ),
+        "Vectors": list_of(list_of(_NUMBER)),
+        "Token": _object({**_TOKEN, "log_prob": _NUMBER, "special": _FLAG}, "id", "text"),
+        "Details": _object(
+            {
+                **_SEQUENCE,
+                "inputs": _TEXT,
+                "seed": any_of(_WHOLE, _OR_NULL),
+                "input_length": _WHOLE,
+                "best_of_sequences": list_of(_object({**_SEQUENCE, "generated_text": _TEXT})),
+            },
+            "finish_reason",
+            "generated_tokens",
+        ),
+        "Generation": _object(
+            {"generated_text": _TEXT, "details": any_of(reference("Details"), _OR_NULL)},
+            "generated_text",
+        ),
+        "Generations": list_of(reference("Generation")),
+        "StreamRow": _object(
+            {
+                "index": _WHOLE,
+                "token": reference("Token"),
+                "generated_text": any_of(_TEXT, _OR_NULL),
+                "details": any_of(reference("Details"), _OR_NULL),
+            },
+            description="One row per token; an error after the first byte is the last row.",
+        ),
+        "Stream": {"description": "Rows or events, each framed as the content type says."},
+        "HandlerError": _object(
+            {"error": _TEXT, "code": _WHOLE, "message": _TEXT}, "error", "code"
+        ),
+        "ServerError": _object(
+            {"code": _WHOLE, "type": _TEXT, "message": _TEXT}, "code", "type", "message"
+        ),
+        "OpenAIError": _object(
+            {
+                "error": _object(
+                    {
+                        "message": _TEXT,
+                        "type": _TEXT,
+                        "param": any_of(_TEXT, _OR_NULL),
+                        "code": _WHOLE,
+                    },
+                    "message",
+                    "type",
+                    "code",
+                )
+            },
+            "error",
+        ),
+        "TgiError": _object({"error": _TEXT, "error_type": _TEXT}, "error", "error_type"),
+        "Health": {
+            "type": "object",
+            "description": "One entry for the model, by its name; none without a model.",
+            "additionalProperties": _object(
+                {"status": _TEXT, "phase": _TEXT, "elapsed_seconds": _NUMBER}, "status"
+            ),
+        },
+        "Liveness": _object({"status": _TEXT}, "status"),
+        "Status": _object({"status": _TEXT}, "status"),
+        "Nothing": {"type": "object", "maxProperties": 0},
+        "Text": _TEXT,
+        "ModelPage": _object(
+            {
+                "models": list_of(
+                    _object(
+                        {
+                            "modelName": _TEXT,
+                            "modelUrl": _TEXT,
+                            "version": _TEXT,
+                            "status": {"enum": ["READY", "PENDING", "FAILED"]},
+                        },
+                        "modelName",
+                        "modelUrl",
+                        "status",
+                    )
+                ),
+                "nextPageToken": _TEXT,
+            },
+            "models",
+        ),
+        "ModelDescriptions": list_of(
+            _object(
+                {"workflowName": _TEXT, "models": list_of({"type": "object"})},
+                "workflowName",
+                "models",
+            )
+        ),
+        "NewModel": _object(
+            {
+                "url": _TEXT,
+                "model_name": _TEXT,
+                "job_queue_size": {"type": "integer", "minimum": 1},
+                "synchronous": _FLAG,
+            },
+            description="Also as query parameters, which win.",
+        ),
+        "Adapter": _object(
+            {"name": _TEXT, "src": _TEXT, "preload": _FLAG, "pin": _FLAG},
+            "name",
+            "src",
+            "preload",
+            "pin",
+        ),
+        "AdapterPage": _object(
+            {"adapters": list_of(reference("Adapter")), "nextPageToken": _TEXT}, "adapters"
+        ),
+        "NewAdapter": _object(
+            {"name": _TEXT, "src": _TEXT, "preload": _FLAG, "pin": _FLAG},
+            description="Also as query parameters, which win.",
+        ),
+        "AdapterChange": _object({"src": _TEXT, "preload": _FLAG, "pin": _FLAG}),
+        "LoadLora": _object(
+            {"lora_name": _TEXT, "lora_path": _TEXT, "load_inplace": _FLAG},
+            "lora_name",
+            "lora_path",
+        ),
+        "UnloadLora": _object({"lora_name": _TEXT}, "lora_name"),
+    }
+)
+
+
+# How pydantic writes a bound on a value that a function has seen before.
+_BOUNDS: Final = MappingProxyType(
+    {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+)
+
+
+def _in_json_schema_s_words(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_in_json_schema_s_words(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {_BOUNDS.get(key, key): _in_json_schema_s_words(value) for key, value in schema.items()}
+
+
+def own_schemas() -> dict[str, Schema]:
+    """Return our components; the parameters are those that requests are validated by."""
+    parameters = GenerationParameters.model_json_schema(ref_template=REFERENCE + "{model}")
+    shared = parameters.pop("$defs", {})
+    parameters = _in_json_schema_s_words(parameters)
+    return {**OWN_SCHEMAS, **shared, "GenerationParameters": parameters}

@@ -1,0 +1,216 @@
+"""The dialects of generation: a request's body, and the tokens in an answer's bytes."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a piece of an answer holds; `output_tokens` in all is known from some dialects."""
+
+    tokens: int = 0
+    is_end: bool = False
+    error: str | None = None
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+
+
+Body = Callable[[LoadRequest, LoadPlan, str], dict[str, Any]]
+Read = Callable[[Any], Found]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one family of servers is asked and understood."""
+
+    name: str
+    path: str
+    whole_path: str  # of answers that are not streamed
+    body: Body
+    read_row: Read  # of a stream
+    read_whole: Read
+
+
+def lmi_body(request: LoadRequest, plan: LoadPlan, _model: str) -> dict[str, Any]:
+    """Return LMI's payload."""
+    parameters = _parameters(request, plan)
+    if not plan.is_streaming:
+        parameters["details"] = True
+    body: dict[str, Any] = {"inputs": request.prompt, "parameters": parameters}
+    if plan.is_streaming:
+        body["stream"] = True
+    return body | ({"adapters": request.adapter} if request.adapter else {})
+
+
+def tgi_body(request: LoadRequest, plan: LoadPlan, _model: str) -> dict[str, Any]:
+    """Return TGI's payload; its own routes say whether it streams."""
+    parameters = _parameters(request, plan) | {"details": True}
+    if request.adapter:
+        parameters["adapter_id"] = request.adapter
+    return {"inputs": request.prompt, "parameters": parameters}
+
+
+def _parameters(request: LoadRequest, plan: LoadPlan) -> dict[str, Any]:
+    """Return what LMI and TGI call alike."""
+    parameters: dict[str, Any] = {"max_new_tokens": request.output_tokens}
+    if plan.ignores_eos:
+        parameters["ignore_eos_token"] = True
+    if plan.temperature is not None:
+        parameters["do_sample"] = plan.temperature > 0
+    if plan.temperature:  # TGI refuses 0
+        parameters["temperature"] = plan.temperature
+    return parameters
+
+
+def completion_body(request: LoadRequest, plan: LoadPlan, model: str) -> dict[str, Any]:
+    """Return OpenAI's payload for completions."""
+    body = _openai_body(request, plan, model)
+    return {"prompt": request.prompt, **body}
+
+
+def chat_body(request: LoadRequest, plan: LoadPlan, model: str) -> dict[str, Any]:
+    """Return OpenAI's payload for chats."""
+    messages = [{"role": "user", "content": request.prompt}]
+    return {"messages": messages, **_openai_body(request, plan, model)}
+
+
+def _openai_body(request: LoadRequest, plan: LoadPlan, model: str) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": request.adapter or model,
+        "max_tokens": request.output_tokens,
+    }
+    if plan.ignores_eos:
+        body["ignore_eos"] = True
+    if plan.temperature is not None:
+        body["temperature"] = plan.temperature
+    if plan.is_streaming:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
+
+
+def read_token_row(row: Any) -> Found:
+    """Read a row of LMI's or TGI's stream: one token each, the last with the whole text."""
+    if not isinstance(row, Mapping):
+        return Found(error=f"a row that is no object: {row!r:.100}")
+    if row.get("error"):
+        return Found(error=str(row["error"]))
+    token = row.get("token")
+    is_end = row.get("generated_text") is not None
+    details = row.get("details")
+    return Found(
+        int(isinstance(token, Mapping)),
+        is_end,
+        prompt_tokens=details.get("input_length") if isinstance(details, Mapping) else None,
+    )
+
+
+def read_token_whole(document: Any) -> Found:
+    """Read a whole answer of LMI or TGI."""
+    if isinstance(document, list) and document:
+        document = document[0]
+    if not isinstance(document, Mapping):
+        return Found(error=f"no object: {document!r:.100}")
+    if "generated_text" not in document:
+        return Found(error=_message(document))
+    details = document.get("details")
+    count = details.get("generated_tokens") if isinstance(details, Mapping) else None
+    return Found(0, is_end=True, output_tokens=count)
+
+
+def read_openai_row(row: Any) -> Found:
+    """Read an event of OpenAI's stream; how many tokens one holds is not said, `usage` is."""
+    if not isinstance(row, Mapping):
+        return Found(error=f"an event that is no object: {row!r:.100}")
+    if row.get("error"):
+        return Found(error=_message(row))
+    has_text, is_end = False, False
+    for choice in row.get("choices") or ():
+        delta = choice.get("delta") or {}
+        has_text |= bool(
+            choice.get("text")
+            or delta.get("content")
+            or delta.get("reasoning")
+            or delta.get("reasoning_content")
+            or delta.get("tool_calls")
+        )
+        is_end |= choice.get("finish_reason") is not None
+    usage = row.get("usage") or {}
+    return Found(
+        int(has_text),
+        is_end,
+        output_tokens=usage.get("completion_tokens"),
+        prompt_tokens=usage.get("prompt_tokens"),
+    )
+
+
+def read_openai_whole(document: Any) -> Found:
+    """Read a whole answer of OpenAI's routes."""
+    if not isinstance(document, Mapping) or not document.get("choices"):
+        return Found(error=_message(document))
+    usage = document.get("usage") or {}
+    return Found(
+        is_end=True,
+        output_tokens=usage.get("completion_tokens"),
+        prompt_tokens=usage.get("prompt_tokens"),
+    )
+
+
+def _message(document: Any) -> str:
+    """Return what an error says, in whichever dialect."""
+    error = document.get("error", document) if isinstance(document, Mapping) else document
+    if isinstance(error, Mapping):
+        error = error.get("message", error)
+    return str(error)
+
+
+DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {
+        dialect.name: dialect
+        for dialect in (
+            Dialect("lmi", "/invocations", "/invocations", lmi_body, read_token_row,
+                    read_token_whole),
+            Dialect("tgi", "/generate_stream", "/generate", tgi_body, read_token_row,
+                    read_token_whole),
+            Dialect("completions", "/v1/completions", "/v1/completions", completion_body,
+                    read_openai_row, read_openai_whole),
+            Dialect("chat", "/v1/chat/completions", "/v1/chat/completions", chat_body,
+                    read_openai_row, read_openai_whole),
+        )
+    }
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class RowReader:
+    """Bytes, cut anywhere, to rows: JSON lines, or the data of server-sent events."""
+
+    _rest: bytes = b""
+    is_done: bool = field(default=False)  # OpenAI's [DONE] has come
+
+    def feed(self, piece: bytes) -> list[Any]:
+        """Return the rows that are whole now; what is no JSON comes as its text."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return [row for line in lines for row in self._rows(line)]
+
+    def end(self) -> list[Any]:
+        """Return the last row, where no line end followed it."""
+        rest, self._rest = self._rest, b""
+        return self._rows(rest)
+
+    def _rows(self, line: bytes) -> list[Any]:
+        line = line.strip()
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+            return []
+        line = line.removeprefix(b"data:").strip()
+        if line == b"[DONE]":
+            self.is_done = True
+            return []
+        try:
+            return [json.loads(line)]
+        except ValueError:
+            return [line.decode("utf-8", "replace")]

@@ -1,0 +1,98 @@
+"""The run: who is sent when, and what has become of them so far."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, Outcome, Requests
+
+
+class Client(Protocol):
+    """Sends one request at a time, many at once."""
+
+    async def send(self, request: LoadRequest, outcome: Outcome, now: Callable[[], float]) -> None:
+        """Fill `outcome`; raises nothing for what goes wrong with the request."""
+        ...
+
+
+@dataclass(slots=True)
+class LoadRun:
+    """One run; `outcomes` are those that ended, `cut` how many an interruption took away."""
+
+    plan: LoadPlan
+    client: Client
+    outcomes: list[Outcome] = field(default_factory=list)
+    in_flight: int = 0
+    cut: int = 0
+    seconds: float = 0.0  # from the first request to the last answer
+    _began: float = field(default_factory=time.perf_counter)
+    _begun: int = 0
+
+    def now(self) -> float:
+        """Return the seconds since the run began."""
+        return time.perf_counter() - self._began
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Send the load until the plan is carried out, or `stop` is set."""
+        self._began = time.perf_counter()
+        sending = asyncio.create_task(self._send_all(self.plan.requests()))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not sending.done():
+            self.cut = self.in_flight
+            sending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+        self.seconds = self.now()
+
+    async def probe(self) -> Outcome:
+        """Send one request that does not count, and return what became of it."""
+        outcome = Outcome(0.0)
+        await self.client.send(self.plan.requests().next(), outcome, self.now)
+        return outcome
+
+    async def _send_all(self, requests: Requests) -> None:
+        async with asyncio.TaskGroup() as group:
+            if self.plan.rate:
+                await self._arrive(requests, group)
+                return
+            for _ in range(self.plan.concurrency):
+                group.create_task(self._one_after_another(requests))
+
+    async def _one_after_another(self, requests: Requests) -> None:
+        while self._may_begin():
+            await self._one(requests.next(), self.now())
+
+    async def _arrive(self, requests: Requests, group: asyncio.TaskGroup) -> None:
+        """Begin requests as they come; a late one keeps the time it should have begun at."""
+        room = asyncio.Semaphore(self.plan.concurrency or 1 << 30)
+        arrival = self.now()
+        while self._may_begin(arrival):
+            await asyncio.sleep(max(0.0, arrival - self.now()))
+            await room.acquire()
+            task = group.create_task(self._one(requests.next(), arrival))
+            task.add_done_callback(lambda _: room.release())
+            arrival += requests.pause()
+
+    def _may_begin(self, at: float | None = None) -> bool:
+        plan, at = self.plan, self.now() if at is None else at
+        if plan.number is not None and self._begun >= plan.number:
+            return False
+        if plan.seconds is not None and at >= plan.seconds:
+            return False
+        self._begun += 1
+        return True
+
+    async def _one(self, request: LoadRequest, began: float) -> None:
+        outcome = Outcome(began, adapter=request.adapter)
+        self.in_flight += 1
+        try:
+            await self.client.send(request, outcome, self.now)
+            outcome.ended = self.now()
+            self.outcomes.append(outcome)
+        finally:
+            self.in_flight -= 1

@@ -1,0 +1,219 @@
+"""One cache entry as one file: what a start compiled, and last a manifest that proves it whole.
+
+A file that was cut short has no manifest, one that was altered has other digests than it says, and
+one that belongs to another key says so: none of them is used.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from lmi_vllm.errors import DownloadError
+from lmi_vllm.sources.archives import Limits, extract_archive
+
+FORMAT: Final = 1
+SUFFIX: Final = ".tar.gz"
+MANIFEST: Final = "manifest.json"
+# A hundred times what was seen; an entry is read by every start, so it must not grow for ever.
+LIMITS: Final = Limits(files=200_000, total_bytes=4 << 30)
+_COMPRESSION: Final = 1  # the time to unpack is what counts
+# Not compiled code: pictures of examples, how this machine's GPUs are joined, files of a moment.
+_LEFT_OUT: Final = (
+    "assets", "gpu_p2p_access_cache_*", "*.lock", "locks", "*.tmp",
+    f"{MANIFEST}.*",
+)  # fmt: skip
+# Each child of these is named by vLLM after all that shaped it, so a new name is new work.
+_NAMED_BY_HASH: Final = (
+    "vllm/torch_compile_cache", "vllm/torch_compile_cache/torch_aot_compile", "vllm/modelinfos",
+)  # fmt: skip
+
+
+class ForeignEntryError(Exception):
+    """An entry that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an entry holds: its files with size and SHA-256, and what its key was made of."""
+
+    key: str
+    parts: Mapping[str, object]
+    files: Mapping[str, tuple[int, str]]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files, unpacked."""
+        return sum(size for size, _ in self.files.values())
+
+    @property
+    def caches(self) -> frozenset[str]:
+        """The caches in it, by the folders that vLLM names after what shaped them."""
+        return caches_of(self.files)
+
+    def encoded(self) -> bytes:
+        """The manifest as it is stored."""
+        record = {
+            "format": FORMAT, "key": self.key, "parts": dict(self.parts), "files": dict(self.files),
+        }  # fmt: skip
+        return json.dumps(record, indent=1, default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def caches_of(names: Mapping[str, object]) -> frozenset[str]:
+    """The caches that the files of these names belong to."""
+    found = set()
+    for name in names:
+        for parent in _NAMED_BY_HASH:
+            if name.startswith(f"{parent}/"):
+                found.add(f"{parent}/{name[len(parent) + 1 :].split('/', 1)[0]}")
+    return frozenset(found.difference(_NAMED_BY_HASH))
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """Every plain file below `folder` that an entry takes, by its name there; links are not."""
+    return dict(_walk(folder, ""))
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
+    with suppress(FileNotFoundError):  # vLLM tidies up while we look
+        for path in sorted(folder.iterdir()):
+            if path.is_symlink() or any(path.match(pattern) for pattern in _LEFT_OUT):
+                continue
+            name = f"{prefix}{path.name}"
+            if path.is_dir():
+                yield from _walk(path, f"{name}/")
+            elif path.is_file() and name != MANIFEST:
+                yield name, path
+
+
+def pack(
+    folder: Path,
+    archive: Path,
+    key: str,
+    parts: Mapping[str, object],
+    limits: Limits = LIMITS,
+) -> Manifest:
+    """Write what `folder` holds to `archive` and return the manifest, which is its last member.
+
+    Raises:
+        ForeignEntryError: there is more than an entry may hold.
+        OSError: it cannot be read, or there is no room.
+    """
+    found = files_in(folder)
+    total = sum(path.stat().st_size for path in found.values())
+    if len(found) >= limits.files or total > limits.total_bytes:
+        raise ForeignEntryError(
+            f"{len(found)} files of {total >> 20} MiB are more than an entry may hold "
+            f"({limits.files} files, {limits.total_bytes >> 20} MiB)"
+        )
+    with tarfile.open(archive, "w:gz", compresslevel=_COMPRESSION) as tar:
+        files = {name: _add(tar, name, path) for name, path in found.items()}
+        manifest = Manifest(key, parts, files)
+        body = manifest.encoded()
+        tar.addfile(_member(MANIFEST, len(body)), io.BytesIO(body))
+    return manifest
+
+
+def _add(tar: tarfile.TarFile, name: str, path: Path) -> tuple[int, str]:
+    """Add one file; one that vLLM replaces meanwhile stays what it was when it was opened."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        reader = _Hashed(file)
+        tar.addfile(_member(name, size), reader)
+    return size, reader.digest.hexdigest()
+
+
+class _Hashed(io.RawIOBase):
+    """A file that is hashed while it is read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes."""
+        body = self._file.read(size)
+        self.digest.update(body)
+        return body
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member
+
+
+def unpack(archive: Path, folder: Path, key: str, source: str, limits: Limits = LIMITS) -> Manifest:
+    """Unpack an entry into the new `folder`, and return its manifest once all of it is proven.
+
+    Raises:
+        ForeignEntryError: it is damaged, cut short, too large, unsafe, or another key's.
+    """
+    if archive.stat().st_size > limits.total_bytes:
+        raise ForeignEntryError("it is larger than an entry may be")
+    try:
+        sizes = extract_archive(archive, folder, source, limits)
+    except DownloadError as error:
+        raise ForeignEntryError(error.text) from error
+    manifest = _read_manifest(folder / MANIFEST)
+    if manifest is None:
+        raise ForeignEntryError("it has no manifest: it was cut short, or is no cache of ours")
+    if manifest.key != key:
+        raise ForeignEntryError(f"it was made for key {manifest.key}, and this start has {key}")
+    if set(sizes) != {*manifest.files, MANIFEST}:
+        raise ForeignEntryError("it does not hold the files that its manifest names")
+    for name, (size, digest) in manifest.files.items():
+        if sizes[name] != size or _digest(folder / name) != digest:
+            raise ForeignEntryError(f"{name} in it is not what its manifest says")
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of what was restored or saved in `folder`; None where neither was."""
+    return _read_manifest(folder / MANIFEST)
+
+
+def _read_manifest(path: Path) -> Manifest | None:
+    try:
+        record = json.loads(path.read_bytes())
+        if record["format"] != FORMAT:
+            return None
+        files = {
+            str(name): (int(size), str(digest)) for name, (size, digest) in record["files"].items()
+        }
+        return Manifest(str(record["key"]), dict(record["parts"]), files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def move_in(ready: Path, place: Path) -> None:
+    """Move every file of `ready` into `place`, the manifest last; `place` may be in use."""
+    for name, path in files_in(ready).items():
+        target = place / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    (ready / MANIFEST).replace(place / MANIFEST)
+    shutil.rmtree(ready, ignore_errors=True)
+
+
+def write_manifest(manifest: Manifest, place: Path) -> None:
+    """Note in `place` what the store holds of it."""
+    temporary = place / f"{MANIFEST}.new"
+    temporary.write_bytes(manifest.encoded())
+    temporary.replace(place / MANIFEST)

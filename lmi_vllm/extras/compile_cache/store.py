@@ -1,0 +1,132 @@
+"""Where cache entries are kept between containers: a folder here; `s3_cache` has the other kind.
+
+An entry is one file under one name. It appears at once and whole, or not at all, so that several
+replicas may save at the same time: the last one wins, and all of them are good.
+"""
+
+import os
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.extras.compile_cache.archive import ForeignEntryError
+from lmi_vllm.extras.compile_cache.s3 import S3CacheStore
+from lmi_vllm.sources.s3.store import SCHEME
+
+_PARTIAL: Final = ".partial"
+ABANDONED_SECONDS: Final = 86_400.0  # what a killed process left half done is removed
+
+
+class CacheStore(Protocol):
+    """Keeps entries. Every method raises `DownloadError`, `StoreUnreachableError` or `OSError`."""
+
+    @property
+    def shown(self) -> str:
+        """How the store may be called in a log."""
+
+    def fetch(self, name: str, scratch: Path) -> Path | None:
+        """A local file with the entry, which may lie in the folder `scratch`; None without one.
+
+        Raises:
+            ForeignEntryError: there is one that must not be read.
+        """
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an entry."""
+
+    def put(self, name: str, archive: Path) -> None:
+        """Keep `archive` under `name`, in the place of an earlier one."""
+
+
+def open_store(uri: str, environ: Mapping[str, str]) -> CacheStore:
+    """The store that LMI_CACHE_URI names; nothing is asked of it yet.
+
+    Raises:
+        DownloadError: an s3:// URL without a bucket.
+    """
+    if uri.startswith(SCHEME):
+        return S3CacheStore(uri, environ)
+    return FolderStore(Path(uri.removeprefix("file://")).expanduser().absolute())
+
+
+class FolderStore:
+    """A folder that replicas share, such as a mounted volume.
+
+    Compiled code is code: a folder or file that anybody can write is neither read nor written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def shown(self) -> str:
+        """The folder."""
+        return mask_urls(str(self._folder))
+
+    def fetch(self, name: str, scratch: Path) -> Path | None:
+        """The entry's own file."""
+        if not self._folder.exists():
+            return None
+        require_trusted(self._folder)
+        if not self.has(name):
+            return None
+        require_trusted(self._folder, self._folder / name)
+        return self._folder / name
+
+    def has(self, name: str) -> bool:
+        """Whether the entry is there."""
+        return (self._folder / name).is_file()
+
+    def put(self, name: str, archive: Path) -> None:
+        """Copy beside it under a name nobody reads, then rename."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        require_trusted(self._folder)
+        self._remove_abandoned()
+        partial = self._folder / f"{name}.{secrets.token_hex(8)}{_PARTIAL}"
+        try:
+            with archive.open("rb") as source, partial.open("xb") as target:
+                while block := source.read(1 << 20):
+                    target.write(block)
+                target.flush()
+                os.fsync(target.fileno())
+            partial.replace(self._folder / name)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _remove_abandoned(self) -> None:
+        """Remove what savers left that were killed while they wrote."""
+        for path in self._folder.glob(f"*{_PARTIAL}"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                    path.unlink()
+
+
+def require_trusted(folder: Path, entry: Path | None = None) -> None:
+    """Return only where nobody but the owner, the group and root can change `folder` and `entry`.
+
+    Raises:
+        ForeignEntryError: somebody else can; the text says what to do.
+    """
+    real = folder.resolve()
+    for place in (real, *real.parents) if entry is None else (entry, real, *real.parents):
+        mode = place.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            raise ForeignEntryError(f"{place} is a link")
+        is_scratch = place in real.parents and mode & stat.S_ISVTX  # /tmp: nobody renames ours
+        if mode & stat.S_IWOTH and not is_scratch:
+            raise ForeignEntryError(
+                f"everybody may write {place} (mode {stat.S_IMODE(mode):04o}), and compiled code "
+                f"is code: chmod o-w {place}"
+            )
+    for place in (real,) if entry is None else (entry, real):
+        owner = place.lstat().st_uid
+        if owner not in (0, os.geteuid()):
+            raise ForeignEntryError(
+                f"{place} belongs to user {owner}, and this server is user {os.geteuid()}: "
+                "compiled code is taken from root and from oneself only"
+            )

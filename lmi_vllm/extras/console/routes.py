@@ -1,0 +1,214 @@
+"""The console: its page, open to whoever may connect, and its data behind the key (http-api.md 1).
+
+The page changes nothing by itself: adapters go through the public routes. What it adds to the
+server is two answers, `/console/state` and `/console/settings`. They are read by the page only: no
+CORS header leaves here, another site's requests are refused, and without a key so is every host
+name that a stranger's DNS server could point at this machine.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from aiohttp import web
+
+from lmi_vllm._version import __version__
+from lmi_vllm.errors import CrossSiteError
+from lmi_vllm.extras.console.machine_memory import gpus_in_use, memory_in_use
+from lmi_vllm.extras.console.snapshot import read_snapshot
+from lmi_vllm.inference.admission import Phase
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.keys import OPTIONS, SERVICE
+from lmi_vllm.web.other_sites import is_foreign, is_unforgeable_host
+
+if TYPE_CHECKING:
+    from lmi_vllm.web.app import WebOptions
+
+CONSOLE_PATH: Final = "/console"
+STATE_PATH: Final = CONSOLE_PATH + "/state"
+SETTINGS_PATH: Final = CONSOLE_PATH + "/settings"
+PAGE: Final = Path(__file__).parent / "page"
+CONTENT_TYPES: Final = MappingProxyType(
+    {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+)
+SECURITY_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+        "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }
+)
+_MEMORY_SECONDS: Final = 1.5  # for so long one reading serves everybody who asks
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """What the console shows that no other room of the web layer knows.
+
+    `explain` is called in a thread; nothing in what it returns is secret. `inference_url` is where
+    requests are answered, when that is another listener. `reads_gpus` asks the NVIDIA driver.
+    """
+
+    explain: Callable[[], Mapping[str, object]]
+    inference_url: str = ""
+    reads_gpus: bool = False
+    visible_gpus: str | None = None
+
+
+def add_console_routes(app: web.Application, options: ConsoleOptions) -> None:
+    """Register the page, its files and its data."""
+    for path in sorted(PAGE.iterdir()):
+        if path.suffix in CONTENT_TYPES:
+            name = CONSOLE_PATH if path.name == "index.html" else f"{CONSOLE_PATH}/{path.name}"
+            app.router.add_get(
+                name, _StaticFile(path.read_bytes(), CONTENT_TYPES[path.suffix]).answer
+            )
+    data = _ConsoleData(options)
+    app.router.add_get(STATE_PATH, data.state)
+    app.router.add_get(SETTINGS_PATH, data.settings)
+
+
+def is_console(path: str) -> bool:
+    """Whether a path belongs to the console."""
+    return path == CONSOLE_PATH or path.startswith(CONSOLE_PATH + "/")
+
+
+def is_open_page(path: str) -> bool:
+    """Whether a path is the page itself or one of its files, which say nothing of this server."""
+    return is_console(path) and path not in (STATE_PATH, SETTINGS_PATH)
+
+
+def check_console_request(request: web.Request, options: "WebOptions") -> None:
+    """Return when it is the page of this server that asks.
+
+    Raises:
+        CrossSiteError: another site does, or one that has made its name point here.
+    """
+    if is_foreign(request) and not is_open_page(request.path):
+        raise CrossSiteError("the console's data is for its own page only")
+    if not options.api_keys and not is_unforgeable_host(request.headers.get("Host", "")):
+        raise CrossSiteError(
+            "without an API key the console answers to addresses and localhost only, not to host "
+            "names, which anybody's DNS may point here: use the address, or set LMI_API_KEY"
+        )
+
+
+class _StaticFile:
+    """One file of the page."""
+
+    def __init__(self, body: bytes, content_type: str) -> None:
+        self._body = body
+        self._content_type = content_type
+
+    async def answer(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._body,
+            content_type=self._content_type,
+            charset="utf-8",
+            headers=SECURITY_HEADERS,
+        )
+
+
+class _ConsoleData:
+    """What the page asks for."""
+
+    def __init__(self, options: ConsoleOptions) -> None:
+        self._options = options
+        self._memory: dict[str, object] = {}
+        self._memory_time = 0.0
+        self._turn = asyncio.Lock()
+
+    async def state(self, request: web.Request) -> web.Response:
+        """Answer with what changes from second to second."""
+        service, web_options = request.app[SERVICE], request.app[OPTIONS]
+        document = {
+            "version": __version__,
+            "time": time.monotonic(),
+            **_life(service),
+            **_work(service),
+            "memory": await self._memory_now(),
+            "has_key": bool(web_options.api_keys),
+            "inference_url": self._options.inference_url,
+        }
+        return _json(document)
+
+    async def settings(self, _: web.Request) -> web.Response:
+        """Answer with the configuration, as `lmi-vllm explain --format json` prints it."""
+        return _json(await asyncio.to_thread(self._options.explain))
+
+    async def _memory_now(self) -> dict[str, object]:
+        async with self._turn:  # several open pages cost no more than one
+            now = time.monotonic()
+            if not self._memory or now - self._memory_time > _MEMORY_SECONDS:
+                self._memory = await asyncio.to_thread(self._read_memory)
+                self._memory_time = now
+        return self._memory
+
+    def _read_memory(self) -> dict[str, object]:
+        options = self._options
+        gpus = gpus_in_use(options.visible_gpus) if options.reads_gpus else []
+        return {**memory_in_use(), "gpus": gpus}
+
+
+def _life(service: InferenceService) -> dict[str, Any]:
+    """Return whether and how far the model is up."""
+    admission = service.admission
+    seconds = admission.phase_seconds
+    return {
+        "model": admission.model_name if admission.has_model else "",
+        "state": str(admission.state),
+        "phase": str(admission.phase),
+        "elapsed_seconds": admission.elapsed_seconds,
+        "phases": [{"name": str(phase), "seconds": seconds.get(phase)} for phase in Phase],
+        "download": dict(admission.download),
+        "task": service.profile.task,
+        "tgi_compat": service.profile.tgi_compat,
+        "served_names": list(service.profile.served_names),
+    }
+
+
+def _work(service: InferenceService) -> dict[str, Any]:
+    """Return what the server does at the moment, and has done."""
+    found = read_snapshot()
+    adapters = service.registered_adapters
+    return {
+        "queue": {
+            "in_flight": service.admission.in_flight,
+            "limit": service.admission.limit,
+            "running": found.gauges.get("running"),
+            "waiting": found.gauges.get("waiting"),
+        },
+        "counters": found.counters,
+        "histograms": found.histograms,
+        "answers": found.answers,
+        "kv_cache": {
+            "usage": found.gauges.get("kv_usage"),
+            "tokens": _whole(found.cache.get("kv_cache_size_tokens")),
+            "bytes": _whole(found.cache.get("kv_cache_memory_bytes")),
+        },
+        "adapters": {
+            "enabled": service.profile.enable_lora,
+            "registered": len(adapters),
+            "loaded": sum(adapter.ref is not None for adapter in adapters),
+        },
+    }
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _json(document: object) -> web.Response:
+    body = orjson.dumps(document, default=str) + b"\n"
+    return web.Response(body=body, content_type="application/json", headers=SECURITY_HEADERS)

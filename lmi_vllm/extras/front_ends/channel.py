@@ -1,0 +1,263 @@
+"""What the first process and the other front-end processes say to each other, and how.
+
+Both ends are this program, started by the same user over an inherited socket pair: pickles are
+read from nobody else.
+"""
+
+import asyncio
+import copyreg
+import itertools
+import pickle
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.config.listen import ListenAddress
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import LmiError, NotReadyError
+from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.error_rates import ErrorKind
+from lmi_vllm.inference.model_control import ModelInfo
+from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile, SharedAdapter
+
+_LENGTH: Final = struct.Struct("!I")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message to a new process: what it needs before the engine is there."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    arguments: EngineArguments
+    board: str  # the path of its file
+    processes: int  # rows of the board
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The engine is up: join it and answer at the address.
+
+    `first` is the socket of the first process, which answers what this one cannot.
+    """
+
+    settings: Settings
+    seat: EngineSeat
+    arguments: EngineArguments
+    profile: ServingProfile
+    model: ModelInfo
+    model_name: str
+    address: ListenAddress
+    first: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterList:
+    """All adapters there are from now on; answered when no request uses another any more."""
+
+    number: int
+    adapters: tuple[Adapter, ...]
+    shared: tuple[SharedAdapter, ...]
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateIs:
+    """The state of the server, and whether there is a model to ask."""
+
+    state: State
+    limit: int
+    has_model: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndAll:
+    """Requests in flight are to end now, each with its last word."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGone:
+    """The engine has died: nobody else hears of it who is not its parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """Leave the engine: it ends, or has. Answered when its sockets are closed."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogLevel:
+    """Log from this level on."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Close the port and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The process has vLLM and can join an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The process answers requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A request goes to the engine, under this id of the engine's."""
+
+    engine_request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """All requests that this process has in the engine."""
+
+    engine_requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A request is about to use an adapter; answered once it may."""
+
+    number: int
+    engine_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The request of that `Hold` has left the engine, or waits no more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """A request names an adapter that is registered but not loaded."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """An error that counts towards the error rates."""
+
+    kind: ErrorKind
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryLine:
+    """A line for SageMaker's telemetry file."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was asked under that number has been done, or refused."""
+
+    number: int
+    error: LmiError | None = None
+
+
+class ChannelClosedError(Exception):
+    """The other process is gone."""
+
+
+@dataclass(slots=True)
+class Channel:
+    """One end of the line: messages in order, and questions with answers."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+    _waiting: dict[int, "asyncio.Future[None]"] = field(default_factory=dict)
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> "Channel":
+        """Return the channel over one end of a socket pair."""
+        end.setblocking(False)
+        return cls(*await asyncio.open_connection(sock=end))
+
+    def send(self, message: object) -> None:
+        """Send a message; to nobody where the other process is gone."""
+        if self.writer.is_closing():
+            return
+        payload = pickle.dumps(message)
+        self.writer.write(_LENGTH.pack(len(payload)) + payload)
+
+    async def receive(self) -> object:
+        """Return the next message.
+
+        Raises:
+            ChannelClosedError: the other process is gone.
+        """
+        try:
+            (length,) = _LENGTH.unpack(await self.reader.readexactly(_LENGTH.size))
+            return pickle.loads(await self.reader.readexactly(length))
+        except (EOFError, OSError) as error:  # an IncompleteReadError is the former
+            raise ChannelClosedError from error
+
+    def new_number(self) -> int:
+        """Return a number that no question of this end has had."""
+        return next(self._numbers)
+
+    async def ask(self, message: Any) -> None:
+        """Send a message that has a number, and return when the other end has done it.
+
+        Raises:
+            LmiError: as the other end raised it.
+            NotReadyError: the other process is gone.
+        """
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[message.number] = answer
+        try:
+            self.send(message)
+            if self.writer.is_closing():
+                raise _gone()
+            await answer
+        finally:
+            self._waiting.pop(message.number, None)
+
+    def answered(self, done: Done) -> None:
+        """Hand the answer to whoever asked, if somebody still waits."""
+        waiting = self._waiting.get(done.number)
+        if waiting is None or waiting.done():
+            return
+        if done.error is None:
+            waiting.set_result(None)
+        else:
+            waiting.set_exception(done.error)
+
+    def close(self) -> None:
+        """Close the line; who still waits for an answer is told."""
+        self.writer.close()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_gone())
+
+
+def _gone() -> NotReadyError:
+    return NotReadyError("another process of this server ended while it was asked")
+
+
+def _read_only(mapping: dict[Any, Any]) -> "MappingProxyType[Any, Any]":
+    return MappingProxyType(mapping)
+
+
+# Pickle itself does not know the type by the name it has.
+copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))

@@ -1,0 +1,70 @@
+"""The adapters of a front-end process that does not decide about them: it follows the first one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+
+from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import UnknownAdapterError
+from lmi_vllm.inference.hooks.functions import NO_HOOKS
+from lmi_vllm.messages import AdapterRef
+
+AskToLoad = Callable[[str], Awaitable[None]]  # by name; raises as AdapterRegistry.ensure_loaded
+
+
+class FollowedAdapters(AdapterRegistry):
+    """Routes requests to adapters as the first process says; changes are made there only."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        ask_to_load: AskToLoad,
+        *,
+        is_enabled: bool,
+        reserved_names: Collection[str] = (),
+    ) -> None:
+        super().__init__(engine, _no_source, is_enabled=is_enabled, reserved_names=reserved_names)
+        self._ask_to_load = ask_to_load
+
+    async def follow(self, adapters: Collection[Adapter]) -> list[AdapterRef]:
+        """Route by this list from now on; return the loads that are no longer in it.
+
+        Lists have to be followed one after the other.
+        """
+        before = self._loads()
+        new = {adapter.name: adapter for adapter in adapters}
+        wanted = {adapter.ref.engine_id: adapter.ref for adapter in new.values() if adapter.ref}
+        gone = [ref for number, ref in before.items() if number not in wanted]
+        for number, ref in wanted.items():
+            if number not in before:
+                await self._engine.load_adapter(ref)
+        self._adapters = new
+        return gone
+
+    async def let_go(self, gone: Collection[AdapterRef], timeout_seconds: float) -> None:
+        """Return when no request uses these loads any more, or the time is up."""
+        await asyncio.gather(*(self._drop(ref, timeout_seconds) for ref in gone))
+
+    def _loads(self) -> dict[int, AdapterRef]:
+        return {a.ref.engine_id: a.ref for a in self._adapters.values() if a.ref is not None}
+
+    async def _load_on_first_use(self, name: str, alias: str | None) -> Adapter:
+        try:
+            await self._ask_to_load(name)
+        except UnknownAdapterError as error:
+            raise UnknownAdapterError(alias or name) from error
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise UnknownAdapterError(alias or name)
+        return adapter
+
+
+def without_hooks(adapter: Adapter) -> Adapter:
+    """Return the adapter as another process can have it."""
+    return replace(adapter, hooks=NO_HOOKS)
+
+
+def _no_source(source: str) -> str:
+    raise NotImplementedError(source)  # adapters are registered in the first process

@@ -1,0 +1,248 @@
+"""One of the other front-end processes, seen from the first: its line, and what it asks for."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Collection, Coroutine
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.errors import EngineFailureError, LmiError
+from lmi_vllm.extras.front_ends.channel import (
+    AdapterList,
+    Began,
+    Channel,
+    ChannelClosedError,
+    Counted,
+    Detach,
+    Done,
+    Hello,
+    Hold,
+    Imported,
+    LoadAdapter,
+    Ready,
+    Release,
+    Running,
+    Stop,
+    TelemetryLine,
+)
+from lmi_vllm.extras.front_ends.followed_adapters import without_hooks
+from lmi_vllm.messages import SharedAdapter
+from lmi_vllm.telemetry.registry import OTHER_PROCESSES, forget_process
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS: Final = 3.0
+DETACH_SECONDS: Final = 8.0  # a client of a dead engine tells its requests first
+ADAPTER_GRACE_SECONDS: Final = 15.0  # beyond the time that its requests get
+
+
+class Company(Protocol):
+    """Who answers for all front-end processes."""
+
+    def hold(self, engine_id: int) -> AbstractAsyncContextManager[None]:
+        """Keep an adapter usable for a request of another process."""
+        ...
+
+    async def load(self, name: str) -> None:
+        """Load an adapter that a request of another process names."""
+        ...
+
+    async def abort(self, engine_requests: Collection[str]) -> None:
+        """End requests in the engine whose process is gone."""
+        ...
+
+    def note(self, message: Counted | TelemetryLine) -> None:
+        """Take note of what has happened to a request of another process."""
+        ...
+
+
+class EndedError(Exception):
+    """The process ended before it had come so far."""
+
+
+@dataclass(slots=True)
+class FrontEnd:
+    """One of the other processes."""
+
+    company: Company
+    row: int
+    imported: asyncio.Event = field(default_factory=asyncio.Event)
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
+    is_serving: asyncio.Event = field(default_factory=asyncio.Event)
+    is_routed: bool = False  # it hears of each change of the adapters
+    ending: str = ""
+    pid: int = 0
+    _line: Channel | None = None
+    _process: asyncio.subprocess.Process | None = None
+    _engine_requests: set[str] = field(default_factory=set)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _questions: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def channel(self) -> Channel:
+        """The line to the process."""
+        if self._line is None:
+            raise RuntimeError("the process has not been started")
+        return self._line
+
+    async def run(self, hello: Hello) -> None:
+        """Start the process and serve its questions until it ends."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "lmi_vllm.extras.front_ends.process",
+                str(theirs.fileno()), str(os.getpid()),
+                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the first process: it drains
+            )  # fmt: skip
+        self.pid = self._process.pid
+        OTHER_PROCESSES.add(self.pid)
+        self._line = await Channel.over(ours)
+        try:
+            self._line.send(hello)
+            while True:
+                self._answer(await self._line.receive())
+        except ChannelClosedError:
+            self._line.close()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()  # a half of it is of no use
+            code = await self._process.wait()
+            # Before the adapters they use are let go: the engine runs on with what nobody reads.
+            await self.company.abort(self._engine_requests)
+            for question in self._questions.values():
+                question.cancel()
+            self.ending = f"signal {-code}" if code < 0 else f"code {code}"
+            forget_process(self.pid)
+            self._ended.set()
+
+    async def wait_for(self, event: asyncio.Event) -> None:
+        """Return when the process has come so far.
+
+        Raises:
+            EndedError: it ended.
+        """
+        waits = [asyncio.create_task(one.wait()) for one in (event, self._ended)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not event.is_set():
+            raise EndedError(self.ending)
+
+    def tell(self, message: object) -> None:
+        """Send a message, if there is somebody to hear it."""
+        if self._line is not None:
+            self._line.send(message)
+
+    async def tell_adapters(
+        self,
+        adapters: Collection[Adapter],
+        shared: Collection[SharedAdapter],
+        timeout_seconds: float,
+    ) -> None:
+        """Have the process route by this list; ended if it does not say in time that it does."""
+        message = AdapterList(
+            self.channel.new_number(),
+            tuple(without_hooks(adapter) for adapter in adapters),
+            tuple(shared),
+            timeout_seconds,
+        )
+        try:
+            async with asyncio.timeout(timeout_seconds + ADAPTER_GRACE_SECONDS):
+                await self.channel.ask(message)
+        except TimeoutError:
+            logger.error("front-end process %d does not answer: it is ended", self.pid)
+            self.kill()
+        except LmiError as error:
+            logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
+
+    async def detach(self) -> None:
+        """Have the process leave its engine; ended if it does not in time."""
+        self.is_routed = False
+        self.joined.clear()
+        self.is_serving.clear()
+        if self._line is None or not self.imported.is_set():
+            return  # it has not come so far
+        try:
+            async with asyncio.timeout(DETACH_SECONDS):
+                await self._line.ask(Detach(self._line.new_number()))
+        except TimeoutError:
+            self.kill()
+        except LmiError as error:
+            logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
+
+    async def stop(self) -> None:
+        """End the process."""
+        self.tell(Stop())
+        try:
+            await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
+        except TimeoutError:
+            self.kill()
+            await self._ended.wait()
+
+    def kill(self) -> None:
+        """End the process at once; another takes its place."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def _answer(self, message: object) -> None:
+        match message:
+            case Imported():
+                self.imported.set()
+            case Ready():
+                self.joined.set()
+            case Done():
+                self.channel.answered(message)
+            case Began():
+                self._engine_requests.add(message.engine_request)
+            case Running():
+                self._engine_requests = set(message.engine_requests)
+            case _:
+                self._serve(message)
+
+    def _serve(self, message: object) -> None:
+        match message:
+            case Counted() | TelemetryLine():
+                self.company.note(message)
+            case Hold():
+                self._answer_later(message.number, self._hold(message))
+            case LoadAdapter():
+                self._answer_later(message.number, self._load(message))
+            case Release() if message.number in self._questions:
+                self._questions[message.number].cancel()
+
+    def _answer_later(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        task = self._questions[number] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._questions.pop(number, None))
+
+    async def _hold(self, message: Hold) -> None:
+        """Hold an adapter until the process releases it, or ends: then this task is cancelled."""
+        try:
+            async with self.company.hold(message.engine_id):
+                self.channel.send(Done(message.number))
+                await asyncio.Event().wait()
+        except Exception as error:  # noqa: BLE001 (told to whoever asked)
+            self._refuse(message.number, error)
+
+    async def _load(self, message: LoadAdapter) -> None:
+        try:
+            await self.company.load(message.name)
+        except Exception as error:  # noqa: BLE001 (told to whoever asked)
+            self._refuse(message.number, error)
+        else:
+            self.channel.send(Done(message.number))
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        if not isinstance(error, LmiError):
+            logger.error("front-end process %d asked in vain", self.pid, exc_info=error)
+            error = EngineFailureError()
+        self.channel.send(Done(number, error))

@@ -1,0 +1,214 @@
+"""Architectures that vLLM no longer runs by their name and does by another, by `hf_overrides`.
+
+Families whose layers are those of a class vLLM has: some with the same tensor names, the others
+read by a class of ours (classes.py). All compared token by token with Transformers
+(config/models.md). The user's own `hf_overrides` and `model_impl` win.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.checks.model_config import read_directory
+from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.sources.model_store import is_directory
+from lmi_vllm.translate.draft import ArgumentDraft
+
+_Config = Mapping[str, object]
+_ORIGIN: Final = "the model's architecture"
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What one architecture is served as.
+
+    `fields` are further overrides, out of its config.json: None where this checkpoint is not of
+    the shape that was compared, and vLLM's own answer stands.
+    """
+
+    served_as: str
+    why: str
+    fields: Callable[[_Config], _Config | None] = lambda _: {}
+    even_if_listed: bool = False  # vLLM has the name and cannot load the checkpoint
+
+
+def _baichuan(config: _Config) -> _Config | None:
+    """The 7B models; 13B ones have ALiBi and state no `max_position_embeddings`."""
+    is_rotary = "max_position_embeddings" in config and config.get("hidden_size") != 5120  # noqa: PLR2004
+    return {} if is_rotary else None
+
+
+def _baichuan_alibi(config: _Config) -> _Config | None:
+    """The 13B models, which state no positions but a length."""
+    longest = config.get("model_max_length")
+    if "max_position_embeddings" in config or not isinstance(longest, int):
+        return None
+    return {"max_position_embeddings": longest}
+
+
+def _first_baichuan_alibi(config: _Config) -> _Config | None:
+    """Those of the first generation."""
+    return None if _is_second_baichuan(config) else _baichuan_alibi(config)
+
+
+def _is_second_baichuan(config: _Config) -> bool:
+    """Both generations of 13B have one name; the second states `z_loss_weight`."""
+    return "z_loss_weight" in config or config.get("vocab_size") == 125696  # noqa: PLR2004
+
+
+def _mllama(config: _Config) -> _Config | None:
+    """A text part with layers that read pictures: they are left out."""
+    text = config.get("text_config")
+    seeing = text.get("cross_attention_layers") if isinstance(text, Mapping) else None
+    return {} if isinstance(seeing, list) and seeing else None
+
+
+def _decilm(config: _Config) -> _Config | None:
+    """DeciLM-7B; later ones have `block_configs`, which vLLM reads itself."""
+    counts = config.get("num_key_value_heads_per_layer")
+    if not isinstance(counts, list) or not counts or not all(isinstance(n, int) for n in counts):
+        return None
+    most = max(counts)
+    return {"num_key_value_heads": most} if all(n > 0 and most % n == 0 for n in counts) else None
+
+
+def _qwen(config: _Config) -> _Config | None:
+    """Qwen2's names for what Qwen's configuration says."""
+    width, heads = config.get("intermediate_size"), config.get("num_attention_heads")
+    if not isinstance(width, int) or not isinstance(heads, int):
+        return None
+    return {
+        "intermediate_size": width // 2,  # Qwen counts both halves of its gated layer
+        "num_key_value_heads": heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.get("layer_norm_epsilon", 1e-6),
+        "max_position_embeddings": config.get("seq_length", 8192),
+    }
+
+
+def _mpt(config: _Config) -> _Config | None:
+    """MPT with ALiBi as BLOOM computes it, and nothing else around its attention."""
+    attention = config.get("attn_config")
+    known = attention if isinstance(attention, Mapping) else {}
+    heads = config.get("n_heads")
+    if not isinstance(heads, int) or heads < 1 or heads & (heads - 1):
+        return None
+    is_plain = (
+        known.get("alibi", True) is True
+        and known.get("alibi_bias_max", 8) == 8  # noqa: PLR2004
+        and not any(known.get(name) for name in ("clip_qkv", "softmax_scale", "qk_ln", "prefix_lm"))
+        and config.get("expansion_ratio", 4) == 4  # noqa: PLR2004
+    )
+    if not is_plain:
+        return None
+    return {
+        "n_head": heads,
+        "layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
+        "apply_residual_connection_post_layernorm": False,
+    }
+
+
+_LLAMA: Final = (_Family("LlamaForCausalLM", "same layers and tensor names"),)
+_MPT: Final = (_Family("LmiMptForCausalLM", "BLOOM's layers", _mpt),)
+_ALIBI: Final = "Llama's layers with ALiBi"
+# The first family whose fields are not None counts.
+_FAMILIES: Final[Mapping[str, tuple[_Family, ...]]] = MappingProxyType(
+    {
+        "AquilaForCausalLM": _LLAMA,  # gone since vLLM 0.24
+        "AquilaModel": _LLAMA,
+        "InternLMForCausalLM": _LLAMA,  # gone since vLLM 0.23; its `bias` is read
+        "BaiChuanForCausalLM": (_Family("LmiBaichuanForCausalLM", "Llama's layers", _baichuan),),
+        "BaichuanForCausalLM": (
+            _Family("LmiBaichuan2ForCausalLM", "Llama's layers", _baichuan),
+            _Family("LmiBaichuanAlibiForCausalLM", _ALIBI, _first_baichuan_alibi),
+            _Family("LmiBaichuan2AlibiForCausalLM", _ALIBI, _baichuan_alibi),
+        ),
+        "MllamaForConditionalGeneration": (  # gone since vLLM 0.10.2
+            _Family("LmiMllamaTextForCausalLM", "text only, pictures are refused", _mllama),
+        ),
+        "QWenLMHeadModel": (_Family("LmiQwenForCausalLM", "Qwen2's layers", _qwen),),
+        "MptForCausalLM": _MPT,  # gone since vLLM 0.28
+        "MPTForCausalLM": _MPT,
+        "DeciLMForCausalLM": (
+            _Family(
+                "LmiDeciLMForCausalLM", "Llama's layers, key-value heads repeated", _decilm,
+                even_if_listed=True,
+            ),
+        ),
+        "DbrxForCausalLM": (
+            _Family(
+                "LmiDbrxForCausalLM", "its experts under the names vLLM has now",
+                even_if_listed=True,
+            ),
+        ),
+    }
+)  # fmt: skip
+OUR_CLASSES: Final = frozenset(
+    family.served_as
+    for families in _FAMILIES.values()
+    for family in families
+    if family.served_as.startswith("Lmi")
+)
+
+
+def map_architecture(draft: ArgumentDraft) -> None:
+    """Put the override that a local checkpoint needs."""
+    if draft.model is None or not is_directory(draft.model.model):
+        return
+    mapped = _mapped(Path(draft.model.model), draft.values)
+    if mapped is not None:
+        overrides, sentence = mapped
+        draft.put("hf_overrides", overrides, draft.origins.get("hf_overrides", _ORIGIN))
+        draft.warn(sentence)
+
+
+def with_mapped_architecture(
+    arguments: EngineArguments, directory: Path
+) -> tuple[EngineArguments, tuple[str, ...]]:
+    """`arguments` for the checkpoint fetched to `directory`, and what is to be said of it."""
+    mapped = _mapped(directory, arguments.values)
+    if mapped is None:
+        return arguments, ()
+    overrides, sentence = mapped
+    return replace(arguments, values={**arguments.values, "hf_overrides": overrides}), (sentence,)
+
+
+def served_architectures(
+    architectures: tuple[str, ...], arguments: Mapping[str, object]
+) -> tuple[str, ...]:
+    """The names vLLM will look for: those of `hf_overrides` where it has some."""
+    overrides = arguments.get("hf_overrides")
+    named = overrides.get("architectures") if isinstance(overrides, Mapping) else None
+    return tuple(map(str, named)) if isinstance(named, list | tuple) else architectures
+
+
+def _mapped(directory: Path, arguments: Mapping[str, object]) -> tuple[_Config, str] | None:
+    """The overrides with the architecture in them, and the sentence about it."""
+    given = arguments.get("hf_overrides") or {}
+    if not isinstance(given, Mapping) or "architectures" in given:
+        return None
+    if arguments.get("model_impl", "auto") not in (None, "auto"):
+        return None
+    config = read_directory(directory).config or {}
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named:
+        return None
+    own, release = str(named[0]), load_release()
+    fitting = (
+        (family, fields)
+        for family in _FAMILIES.get(own, ())
+        if (family.even_if_listed or own not in release.architectures)
+        and (fields := family.fields(config)) is not None
+    )
+    family, fields = next(fitting, (None, {}))
+    if family is None:
+        return None
+    gone = "cannot load it" if family.even_if_listed else f"has no {own}"
+    sentence = (
+        f"architecture {own} is served as {family.served_as} ({family.why}; vLLM "
+        f"{release.release} {gone}); architectures in option.hf_overrides would win"
+    )
+    return {"architectures": [family.served_as], **fields, **given}, sentence

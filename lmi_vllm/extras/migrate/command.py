@@ -1,0 +1,160 @@
+"""`lmi-vllm migrate`: an existing deployment's configuration, rewritten for this server."""
+
+import argparse
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmi_vllm.commands.output import write_answer
+from lmi_vllm.config.properties import PropertiesFile, read_properties
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.migrate.migration import (
+    Migration,
+    as_properties,
+    as_variables,
+    migrate_lmi,
+    migrate_sagemaker_vllm,
+    migrate_tgi,
+    migrate_vllm,
+    recognise,
+)
+
+ORIGINS = ("auto", "lmi", "tgi", "vllm", "sm-vllm")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
+    parser.add_argument("--from", dest="origin", choices=ORIGINS, default="auto",
+                        help="which server the configuration is for")  # fmt: skip
+    parser.add_argument("--properties", metavar="FILE", help="a serving.properties")
+    about = "variables: NAME=value lines or a JSON object (default: our own environment)"
+    parser.add_argument("--environment", metavar="FILE", help=about)
+    parser.add_argument("--output", metavar="FILE", help="write serving.properties there")
+    parser.add_argument(
+        "--format",
+        choices=("text", "environment", "json"),
+        default="text",
+        help="serving.properties, variables alone, or both as JSON",
+    )
+    parser.add_argument("flags", nargs=argparse.REMAINDER,
+                        help="flags of `vllm serve`, after --")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the new configuration and the report; 2 where something was refused."""
+    if arguments.flags[:1] and arguments.flags[0].endswith(".properties"):
+        _take_leading_file(arguments)
+    variables = _read_environment(arguments.environment) if arguments.environment else environ
+    flags = [word for word in arguments.flags if word != "--"]
+    file = _read_properties(arguments.properties) if arguments.properties else None
+    origin = arguments.origin
+    if origin == "auto":
+        origin = recognise(variables, file, bool(flags))
+    migration = _migrate(origin, variables, file, flags)
+    if arguments.output:
+        Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
+    formats = {"json": _as_json, "environment": _as_environment, "text": _as_text}
+    write_answer(formats[arguments.format](migration))
+    return 0 if migration.is_complete else 2
+
+
+def _take_leading_file(arguments: argparse.Namespace) -> None:
+    """Read a file that was typed first as --properties, and what follows as our own flags."""
+    file, *rest = arguments.flags
+    parser = argparse.ArgumentParser(prog="lmi-vllm migrate")
+    add_arguments(parser)
+    parser.parse_args(["--properties", file, *rest], arguments)
+
+
+def _migrate(
+    origin: str, environ: Mapping[str, str], file: PropertiesFile | None, flags: list[str]
+) -> Migration:
+    """The migration from server `origin`."""
+    if origin == "vllm":
+        return migrate_vllm(flags)
+    if origin == "sm-vllm":
+        return migrate_sagemaker_vllm(environ)
+    return migrate_tgi(environ) if origin == "tgi" else migrate_lmi(environ, file)
+
+
+def _read_properties(path: str) -> PropertiesFile:
+    """The file; ConfigurationError where it cannot be read."""
+    try:
+        return read_properties(Path(path))
+    except OSError as error:
+        raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from error
+
+
+def _read_environment(path: str) -> dict[str, str]:
+    """The variables in a file, as `docker --env-file` or SageMaker's Environment has them."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from error
+    if text.lstrip().startswith("{"):
+        return {str(name): str(value) for name, value in json.loads(text).items()}
+    lines = (line.strip().removeprefix("export ") for line in text.splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {name.strip(): _unquoted(value) for name, _, value in pairs}
+
+
+def _unquoted(value: str) -> str:
+    """`value` without shell quotes around it."""
+    stripped = value.strip()
+    if stripped[:1] in ("'", '"') and stripped[-1:] == stripped[:1]:
+        return stripped[1:-1]
+    return stripped
+
+
+def _as_json(migration: Migration) -> str:
+    """The migration as one JSON object."""
+    steps = [
+        {"outcome": step.outcome, "source": step.source, "becomes": step.becomes, "why": step.why}
+        for step in migration.steps
+    ]
+    document = {
+        "from": migration.origin,
+        "properties": migration.properties,
+        "environment": migration.environment,
+        **{
+            outcome: [step for step in steps if step["outcome"] == outcome]
+            for outcome in ("mapped", "approximated", "refused")
+        },
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _as_text(migration: Migration) -> str:
+    """serving.properties, the variables beside it, and the report as comments."""
+    lines = [f"# serving.properties, migrated from {migration.origin}"]
+    lines += as_properties(migration.properties).splitlines()
+    if migration.environment:
+        lines += ["", "# environment variables, to be set beside it:"]
+        lines += [f"#   {name}={shlex.quote(text)}" for name, text in migration.environment.items()]
+    return "\n".join([*lines, *_report(migration)])
+
+
+def _as_environment(migration: Migration) -> str:
+    """Variables as `docker --env-file` takes them, and the report as comments."""
+    variables, rest = as_variables(migration)
+    lines = [f"# environment, migrated from {migration.origin}"]
+    lines += [f"{name}={text}" for name, text in variables.items()]
+    if rest:
+        lines += ["", "# for serving.properties, where alone it can stand:"]
+        lines += [f"#   {line}" for line in as_properties(rest).splitlines()]
+    return "\n".join([*lines, *_report(migration)])
+
+
+def _report(migration: Migration) -> list[str]:
+    """What was mapped, approximated and refused, as comments."""
+    lines: list[str] = []
+    for outcome in ("mapped", "approximated", "refused"):
+        steps = [step for step in migration.steps if step.outcome == outcome]
+        if steps:
+            lines += ["", f"# {outcome}"]
+        for step in steps:
+            becomes = f" -> {step.becomes}" if step.becomes else ""
+            why = f" ({' '.join(step.why.split())})" if step.why else ""
+            lines.append(f"#   {step.source}{becomes}{why}")
+    return lines

@@ -1,0 +1,282 @@
+"""OpenAI calls on the Transformers engine: read by vLLM's request models, answered in its bytes.
+
+vLLM's handlers want vLLM's engine, so what lies between is ours: completions, chat where the
+tokenizer has a template, and the list of models. What a client asks for and this engine does not
+have is refused by name (400); the names that mean nothing without tools or reasoning pass.
+"""
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import orjson
+from jinja2 import TemplateError
+
+from lmi_vllm.engine.vllm.routes import ROUTES, STORED_ROUTES
+from lmi_vllm.errors import (
+    PayloadError,
+    RequestError,
+    ResourceNotFoundError,
+    RouteFamily,
+    openai_error,
+    status_of,
+)
+from lmi_vllm.extras.seq2seq.replies import Asked, ReplyRows, Usage, opening
+from lmi_vllm.extras.seq2seq.requests import (
+    CHAT,
+    COMPLETIONS,
+    KINDS,
+    read_request,
+    request_faults,
+    sampling_fields,
+)
+from lmi_vllm.extras.seq2seq.sampling import Sampling
+from lmi_vllm.extras.seq2seq.text import TokenTexts
+from lmi_vllm.messages import GenerationChunk, OpenAICall, OpenAIReply, ServingProfile
+
+DONE: Final = b"data: [DONE]\n\n"
+NO_TEMPLATE: Final = (
+    "this model's tokenizer has no chat template: set option.chat_template, or send `prompt`"
+)
+
+
+class Runner(Protocol):
+    """What answers need of the engine."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt, and longest answer."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        ...
+
+    def sampling(self, given: Mapping[str, Any], *, has_style: bool) -> Sampling:
+        """Return the checked sampling."""
+        ...
+
+    async def encode(
+        self, text: str, *, truncate: int | None = None, side: str = "left", special: bool = True
+    ) -> Sequence[int]:
+        """Return the tokens of a prompt."""
+        ...
+
+    def checked_prompt(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of a prompt that has them already."""
+        ...
+
+    async def with_tokenizer(self, work: Any) -> Any:
+        """Do work with the tokenizer, alone."""
+        ...
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, is_streaming: bool
+    ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+        """Yield the chunks of all prompts."""
+        ...
+
+
+class OpenAIAnswers:
+    """Answers OpenAI calls over the engine."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        profile: ServingProfile,
+        defaults: Mapping[str, Any],
+        texts: TokenTexts,
+    ) -> None:
+        self._runner = runner
+        self._profile = profile
+        self._defaults = dict(defaults)
+        self._rows = ReplyRows(texts)
+        self._started = int(time.time())
+
+    async def answer(self, call: OpenAICall) -> OpenAIReply:
+        """Answer `call`; faults of the request are replies.
+
+        Raises:
+            LmiError: the engine is gone, or failed.
+        """
+        try:
+            if call.kind == "models":
+                return _json(200, self._models())
+            asked = await self._read(call)
+            if asked.request.stream:
+                chunks = self._runner.run(asked.prompts, asked.sampling, is_streaming=True)
+                return OpenAIReply(
+                    200, content_type="text/event-stream", stream=self._events(asked, chunks)
+                )
+            return await self._whole(asked)
+        except (RequestError, ResourceNotFoundError) as error:
+            status = status_of(error, RouteFamily.OPENAI)
+            return _json(status, openai_error(error, error.text, status))
+
+    async def _read(self, call: OpenAICall) -> Asked:
+        if call.kind not in KINDS:
+            route = ROUTES["responses" if call.kind in STORED_ROUTES else call.kind]
+            raise ResourceNotFoundError(f"The model does not support {route.interface}")
+        with request_faults():
+            request = read_request(call.kind, call.body)
+            names = self._profile.served_names
+            if request.model and request.model not in names:
+                raise ResourceNotFoundError(f"The model `{request.model}` does not exist.")
+            sampling = self._sampling(call.kind, request)
+        prompts = await (
+            self._prompts(request) if call.kind == COMPLETIONS else self._conversation(request)
+        )
+        is_chat = call.kind == CHAT
+        head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{call.request_id}",
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": int(time.time()),
+            "model": names[0],
+        }
+        return Asked(call.kind, request, head, prompts, sampling)
+
+    def _sampling(self, kind: str, request: Any) -> Sampling:
+        """Return the sampling as vLLM's own request model would give it to vLLM."""
+        given = sampling_fields(kind, request, self._runner.max_model_len, self._defaults)
+        # `has_style` is false: the request model has put the model's defaults already.
+        return self._runner.sampling(given, has_style=False)
+
+    async def _prompts(self, request: Any) -> list[Sequence[int]]:
+        given = request.prompt
+        if given is None or given == []:
+            raise PayloadError("prompt: expected text, a list of texts, or token ids")
+        is_one = isinstance(given, str) or isinstance(given[0], int)
+        return [await self._prompt(request, one) for one in ([given] if is_one else given)]
+
+    async def _prompt(self, request: Any, prompt: str | list[int]) -> Sequence[int]:
+        truncate, side = self._truncation(request)
+        if isinstance(prompt, str):
+            special = bool(request.add_special_tokens)
+            return await self._runner.encode(prompt, truncate=truncate, side=side, special=special)
+        if truncate is not None:
+            prompt = prompt[-truncate:] if side == "left" else prompt[:truncate]
+        return self._runner.checked_prompt(prompt)
+
+    async def _conversation(self, request: Any) -> list[Sequence[int]]:
+        template = self._template()
+        if template is None and not self._runner.tokenizer.chat_template:
+            raise PayloadError(NO_TEMPLATE)
+        messages = [_text_message(message) for message in request.messages]
+
+        def render() -> str:
+            text: str = self._runner.tokenizer.apply_chat_template(
+                messages,
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                **(request.chat_template_kwargs or {}),
+            )
+            return text
+
+        try:
+            text = await self._runner.with_tokenizer(render)
+        except (TemplateError, ValueError, TypeError) as error:
+            raise PayloadError(f"messages: the chat template refuses them: {error}") from error
+        return [await self._prompt(request, text)]
+
+    def _truncation(self, request: Any) -> tuple[int | None, str]:
+        """Return how many tokens of a prompt stay (None: all) and at which side it is cut."""
+        wanted = request.truncate_prompt_tokens
+        if wanted == -1:
+            wanted = self._runner.max_model_len
+        return wanted, request.truncation_side or "right"
+
+    def _template(self) -> str | None:
+        given = self._profile.chat_template
+        if given is None or "{" in given:
+            return given
+        return Path(given).read_text("utf-8")
+
+    async def _whole(self, asked: Asked) -> OpenAIReply:
+        found: dict[int, GenerationChunk] = {}
+        run = self._runner.run(asked.prompts, asked.sampling, is_streaming=False)
+        async with aclosing(run) as chunks:
+            async for number, chunk in chunks:
+                found[number * asked.sampling.n + chunk.index] = chunk
+        usage = Usage(sum(map(len, asked.prompts)))
+        choices = []
+        for index, chunk in sorted(found.items()):
+            usage.completion += len(chunk.tokens)
+            choices.append(self._rows.choice(asked, index, chunk))
+        body = {**asked.head, "choices": choices, "usage": usage.row()}
+        if asked.kind == CHAT and asked.shows_ids:
+            body["prompt_token_ids"] = list(asked.prompts[0])
+        response = ROUTES[asked.kind].response
+        answer = next(
+            one for one in getattr(response, "__args__", (response,)) if "choices" in
+            getattr(one, "model_fields", ())
+        ).model_validate(body)  # fmt: skip
+        return replace(_json(200, answer.model_dump()), response=answer)
+
+    async def _events(
+        self, asked: Asked, chunks: AsyncGenerator[tuple[int, GenerationChunk], None]
+    ) -> AsyncIterator[bytes]:
+        """Yield vLLM's events; closing this one closes the chunks, which aborts."""
+        options = asked.request.stream_options
+        runs = bool(options and options.include_usage and options.continuous_usage_stats)
+        total, each = Usage(sum(map(len, asked.prompts))), dict[int, Usage]()
+        offsets = dict[int, int]()
+        is_chat = asked.kind == CHAT
+        head = {**asked.head, "object": "chat.completion.chunk"} if is_chat else asked.head
+        for index in range(asked.sampling.n if is_chat else 0):
+            yield _event({**head, **opening(asked, index), **(total.row_if(runs))})
+        async with aclosing(chunks):
+            async for number, chunk in chunks:
+                index = number * asked.sampling.n + chunk.index
+                usage = each.setdefault(index, Usage(len(asked.prompts[number])))
+                row = self._rows.delta(asked, index, chunk, offsets, is_first=not usage.completion)
+                usage.completion += len(chunk.tokens)
+                total.completion += len(chunk.tokens)
+                yield _event({**head, "choices": [row], **usage.row_if(runs)})
+        if options and options.include_usage:
+            yield _event({**head, "choices": [], "usage": total.row()})
+        yield DONE
+
+    def _models(self) -> dict[str, Any]:
+        cards: list[dict[str, Any]] = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._started,
+                "owned_by": "vllm",
+                "root": self._profile.model_name,
+                "parent": None,
+                "max_model_len": self._runner.max_model_len,
+                "permission": [],
+            }
+            for name in self._profile.served_names
+        ]
+        return {"object": "list", "data": cards}
+
+
+def _text_message(message: Any) -> dict[str, Any]:
+    """Return a message with its content as one text.
+
+    Raises:
+        PayloadError: it holds something else than text.
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return {**message, "content": content or ""}
+    parts = list(content)
+    if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in parts):
+        raise PayloadError("messages: this model takes text only")
+    return {**message, "content": "\n".join(str(part["text"]) for part in parts)}
+
+
+def _event(row: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(row) + b"\n\n"
+
+
+def _json(status: int, body: Mapping[str, Any]) -> OpenAIReply:
+    return OpenAIReply(status, orjson.dumps(body))

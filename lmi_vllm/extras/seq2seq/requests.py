@@ -1,0 +1,120 @@
+"""Requests in vLLM's own request models, for an engine that is not vLLM's.
+
+What a client asks for and the Transformers engine does not have is refused by name here; what
+remains is sampling as vLLM's models read it.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+from vllm.exceptions import VLLMClientError
+
+from lmi_vllm.engine.vllm.routes import request_adapter
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.extras.seq2seq.sampling import NO_GRAMMARS
+
+COMPLETIONS: Final = "completions"
+CHAT: Final = "chat/completions"
+KINDS: Final = (COMPLETIONS, CHAT)
+# Fields of vLLM's request models that are obeyed here, and those that change nothing.
+_OBEYED: Final = frozenset(
+    {
+        "model", "n", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "top_k",
+        "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
+        "logprobs", "max_tokens", "min_tokens", "stop_token_ids", "include_stop_str_in_output",
+        "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "bad_words",
+        "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "add_special_tokens",
+        "return_token_ids", "prompt_logprobs", "response_format", "structured_outputs",
+        "prompt", "messages", "top_logprobs", "max_completion_tokens", "add_generation_prompt",
+        "continue_final_message", "chat_template_kwargs",
+        "user", "request_id", "session_id", "parallel_tool_calls", "include_reasoning",
+        "length_penalty",
+    }
+)  # fmt: skip
+# Of SamplingParams: how vLLM delivers, and what it derives from other fields.
+_DELIVERY: Final = frozenset(
+    {
+        "output_kind",
+        "detokenize",
+        "skip_clone",
+        "output_text_buffer_length",
+        "skip_reading_prefix_cache",
+    }
+)
+
+
+@contextmanager
+def request_faults() -> Iterator[None]:
+    """Turn what reading a request may raise into the request's fault."""
+    try:
+        yield
+    except ValidationError as error:
+        raise PayloadError(_problems(error)) from error
+    except VLLMClientError as error:
+        raise PayloadError(str(error)) from error
+    except (AttributeError, LookupError, RecursionError, ValueError, TypeError) as error:
+        raise PayloadError(f"the request cannot be read: {error}") from error
+
+
+def read_request(kind: str, body: Mapping[str, object]) -> Any:
+    """Return the body in vLLM's request model; inside `request_faults`."""
+    request = _reader(kind).validate_python(dict(body))
+    _refuse_unread(request)
+    return request
+
+
+@functools.cache
+def _reader(kind: str) -> "TypeAdapter[Any]":
+    return request_adapter(kind)
+
+
+def sampling_fields(
+    kind: str, request: Any, max_model_len: int, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of SamplingParams that differ from vLLM's own, as its model gives them."""
+    wanted = vars(request)["max_tokens"]  # asking the attribute of a chat is deprecated
+    if kind == CHAT and request.max_completion_tokens is not None:
+        wanted = request.max_completion_tokens
+    params = request.to_sampling_params(max_model_len if wanted is None else wanted, dict(defaults))
+    usual = type(params)()
+    given = {
+        name: getattr(params, name)
+        for name in params.__struct_fields__
+        if not name.startswith("_")
+        and name not in _DELIVERY
+        and getattr(params, name) != getattr(usual, name)
+    }
+    return {"max_tokens": params.max_tokens, "temperature": params.temperature, **given}
+
+
+def _refuse_unread(request: Any) -> None:
+    """Refuse what somebody asked for and nobody would read.
+
+    Raises:
+        PayloadError: names it.
+    """
+    if gone := [name for name in request.model_extra or () if name.startswith("guided_")]:
+        raise PayloadError(NO_GRAMMARS.format(name=gone[0]))
+    fields = type(request).model_fields
+    for name in fields:
+        if name in _OBEYED or name not in request.model_fields_set:
+            continue
+        value = vars(request)[name]
+        if value in (None, fields[name].default, [], {}) or (name, value) == (
+            "tool_choice",
+            "none",
+        ):
+            continue
+        raise PayloadError(
+            f"{name} is not available: encoder-decoder models run on the Transformers engine"
+        )
+
+
+def _problems(error: ValidationError) -> str:
+    """Return one sentence for each thing that is wrong with a body."""
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors()
+    )

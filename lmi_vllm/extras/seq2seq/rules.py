@@ -1,0 +1,182 @@
+"""Models with an encoder and a decoder for text: vLLM has none of them, our own engine runs them.
+
+The choice is made by the architecture in the model's config.json, among those whose tokens were
+compared with Transformers' (config/models.md). Whoever sets `model_impl` to one of vLLM's own
+implementations gets vLLM and its answer. What the engine does not have is refused here, by option.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.checks.model_config import read_directory
+from lmi_vllm.config.front_end_rules import NAME as PROCESSES
+from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Settings
+from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.sources.model_store import is_directory
+from lmi_vllm.translate.draft import ArgumentDraft
+
+ARCHITECTURES: Final = frozenset(
+    {
+        "T5ForConditionalGeneration",  # Flan-T5 too
+        "MT5ForConditionalGeneration",
+        "UMT5ForConditionalGeneration",
+        "BartForConditionalGeneration",
+        "MBartForConditionalGeneration",
+        "PegasusForConditionalGeneration",
+        "BlenderbotForConditionalGeneration",
+    }
+)
+_OBEYED: Final = frozenset(
+    {
+        "model", "tokenizer", "revision", "tokenizer_revision", "code_revision", "dtype",
+        "trust_remote_code", "max_model_len", "max_num_seqs", "served_model_name", "seed",
+        "max_logprobs", "generation_config", "override_generation_config", "model_impl",
+    }
+)  # fmt: skip
+_UNUSED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_memory", "block_size",
+             "cpu_offload_gb", "enable_prefix_caching", "enable_chunked_prefill",
+             "max_num_batched_tokens", "disable_sliding_window", "limit_mm_per_prompt"),
+            "has no paged cache to size or share",
+        ),
+        **dict.fromkeys(
+            ("enforce_eager", "compilation_config", "cudagraph_capture_sizes",
+             "max_cudagraph_capture_size", "attention_backend", "async_scheduling"),
+            "always runs the model as PyTorch does",
+        ),
+        **dict.fromkeys(
+            ("max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "lora_dtype"),
+            "has no LoRA adapters",
+        ),
+        **dict.fromkeys(
+            ("disable_log_stats", "enable_log_requests", "otlp_traces_endpoint"),
+            "counts and traces only what the server itself does",
+        ),
+    }
+)  # fmt: skip
+_REFUSED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "enable_lora": "has no LoRA adapters",
+        "quantization": "runs the weights as they are stored",
+        "speculative_config": "does not decode speculatively",
+        "runner": "only generates",
+        "convert": "only generates",
+        "hf_overrides": "reads config.json as it is",
+        "load_format": "reads safetensors and PyTorch files",
+        "reasoning_parser": "has no parsers",
+        "scheduling_policy": "serves in the order of arrival",
+        **dict.fromkeys(
+            ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes",
+             "device_ids", "enable_expert_parallel", "distributed_executor_backend"),
+            "runs on one device",
+        ),
+    }
+)  # fmt: skip
+# Values that ask for nothing.
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
+    {
+        "scheduling_policy": ("fcfs",),
+        "load_format": ("auto", "safetensors", "hf"),
+        "tokenizer_mode": ("auto", "hf"),
+        "runner": ("auto", "generate"),
+        "convert": ("auto", "none"),
+        **dict.fromkeys(
+            ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes"),
+            (1,),
+        ),
+    }
+)
+_COPIES: Final = "free GPUs"  # where copies come from that nobody asked for (parallel.py)
+_SETTINGS: Final = ("enable_auto_tool_choice", "tool_call_parser", "enable_reasoning")
+
+
+def runs_here(architectures: Sequence[str], arguments: Mapping[str, object]) -> str | None:
+    """The architecture that our own engine runs; None where vLLM is to run the model."""
+    if arguments.get("model_impl") not in (None, "auto", "transformers") or not architectures:
+        return None
+    own = architectures[0]
+    return own if own in ARCHITECTURES and own not in load_release().architectures else None
+
+
+def encoder_decoder(model: str, arguments: Mapping[str, object]) -> str | None:
+    """The architecture of a local model that our own engine runs; None for others."""
+    if not is_directory(model):
+        return None
+    named = (read_directory(Path(model)).config or {}).get("architectures")
+    return runs_here([str(name) for name in named] if isinstance(named, list) else [], arguments)
+
+
+def choose_engine(draft: ArgumentDraft) -> None:
+    """Say that a local model gets our own engine, and what of the settings that does not have."""
+    model = "" if draft.model is None else draft.model.model
+    own = encoder_decoder(model, draft.values)
+    if own is None:
+        return
+    arguments = EngineArguments(draft.values, draft.origins)
+    for sentence in refusals(own, arguments, draft.settings):
+        draft.fail(sentence)
+    for sentence in remarks(own, arguments, draft.settings):
+        draft.warn(sentence)
+
+
+def check_fetched(model: str, arguments: EngineArguments, settings: Settings) -> tuple[str, ...]:
+    """The remarks about a model that has just been fetched; nothing where vLLM runs it.
+
+    Raises:
+        ConfigurationError: something is set that our own engine does not have.
+    """
+    own = encoder_decoder(model, arguments.values)
+    if own is None:
+        return ()
+    if problems := tuple(refusals(own, arguments, settings)):
+        raise ConfigurationError(problems)
+    return tuple(remarks(own, arguments, settings))
+
+
+def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterator[str]:
+    """What is set and cannot be had, one sentence each."""
+    why_here = f"{own} runs on the Transformers engine"
+    for name, value in _set(arguments):
+        if name not in _OBEYED and name not in _UNUSED:
+            stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
+            yield f"{stated}: {why_here}, which {_REFUSED.get(name, 'has no such argument')}"
+    stored = read_directory(Path(str(arguments.values["model"]))).config or {}
+    if stored.get("quantization_config") is not None:
+        yield f"quantization_config in config.json: {why_here}, which reads plain weights only"
+    for name in _SETTINGS:
+        setting = settings.options.get(name)
+        if setting is not None and setting.is_set and setting.value not in (None, False):
+            yield f"{setting.stated}: {why_here}, which has no parsers"
+    processes = settings.server.get(PROCESSES)
+    if processes is not None and processes.value not in (None, 1):
+        yield f"{processes.stated}: {why_here}, which lives in one process"
+
+
+def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterator[str]:
+    """Which engine is used, and what is set and changes nothing on it."""
+    yield (
+        f"{own} is an encoder-decoder model, which vLLM {load_release().release} does not run: it "
+        f"is served by the Transformers engine (no LoRA, no grammars, one device, less throughput)"
+    )
+    for name, value in _set(arguments):
+        if name in _UNUSED:
+            stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
+            yield f"{stated} has no effect on the Transformers engine, which {_UNUSED[name]}"
+    cache = settings.server.get("LMI_CACHE_URI")
+    if cache is not None and cache.value:
+        yield "LMI_CACHE_URI has no effect on the Transformers engine, which compiles nothing"
+
+
+def _set(arguments: EngineArguments) -> Iterator[tuple[str, object]]:
+    """The arguments that somebody set to something."""
+    for name, value in arguments.values.items():
+        is_default = arguments.origins.get(name, DEFAULT_ORIGIN) in (DEFAULT_ORIGIN, _COPIES)
+        is_nothing = value is None or value is False or value in _NEUTRAL.get(name, ())
+        if not is_default and not is_nothing:
+            yield name, value

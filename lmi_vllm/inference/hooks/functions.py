@@ -1,0 +1,220 @@
+"""Hooks as values: what a file defines, how each is called, what it may return."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.inference.hooks.djl_python.inputs import Input
+
+_POSITIONAL: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+# Ways in which objects say their JSON, tried in this order; the first is pydantic's.
+_JSON_DUMPS: Final = ("model_dump_json", "to_json", "json")
+
+
+class HookError(Exception):
+    """A hook cannot be called, or returned something that is no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooked:
+    """What a hook may be told about its request; `request` is the payload."""
+
+    request: Any
+    tokenizer: Any = None
+    body: bytes = b""
+    content_type: str = ""
+    accept: str = ""
+    input: Input | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputHook:
+    """A function that turns a decoded payload into another."""
+
+    function: Callable[..., Any]
+    names: frozenset[str] = frozenset()  # what it takes by keyword
+    wants_input: bool = False  # the older style: an Input instead of the payload
+    is_sagemaker: bool = False
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], *, is_sagemaker: bool = False) -> "InputHook":
+        """Return the hook for a function.
+
+        Raises:
+            HookError: it needs arguments that nobody has.
+        """
+        if is_sagemaker:
+            return cls(function, is_sagemaker=True)
+        first, names, extra = _signature(function, frozenset({"tokenizer"}))
+        if extra:
+            raise HookError(
+                f"the input formatter {_name(function)} needs {extra}; it is called with the "
+                "payload and tokenizer"
+            )
+        wants_input = first is not None and first.annotation in (Input, "Input")
+        return cls(function, names, wants_input)
+
+    def call(self, told: Hooked) -> Any:
+        """Return what the function makes of the request; a coroutine where it is async."""
+        if self.is_sagemaker:
+            return self.function(told.body, told.content_type)
+        known = {"tokenizer": told.tokenizer}
+        arguments = {name: known[name] for name in self.names}
+        return self.function(told.input if self.wants_input else told.request, **arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHook:
+    """A function that makes the final body out of vLLM's response, or of one of its events."""
+
+    function: Callable[..., Any]
+    names: frozenset[str] = frozenset()
+    takes_request: bool = False  # a second positional argument
+    is_sagemaker: bool = False
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], *, is_sagemaker: bool = False) -> "OutputHook":
+        """Return the hook for a function.
+
+        Raises:
+            HookError: it needs arguments that nobody has.
+        """
+        if is_sagemaker:
+            return cls(function, is_sagemaker=True)
+        _, names, extra = _signature(function, frozenset({"tokenizer", "request", "parameters"}))
+        if len(extra) > 1:
+            raise HookError(
+                f"the output formatter {_name(function)} needs {extra}; it is called with the "
+                "response, and if it takes a second argument with the request"
+            )
+        return cls(function, names, takes_request=bool(extra))
+
+    def call(self, response: Any, told: Hooked) -> Any:
+        """Return what the function makes of the response; a coroutine where it is async."""
+        if self.is_sagemaker:
+            return self.function(response, told.accept or "application/json")
+        request = told.request if isinstance(told.request, dict) else {}
+        known = {
+            "tokenizer": told.tokenizer,
+            "request": request,
+            "parameters": request.get("parameters") or {},
+        }
+        arguments = {name: known[name] for name in self.names}
+        if self.takes_request:
+            return self.function(response, request, **arguments)
+        return self.function(response, **arguments)
+
+
+def nothing() -> None:
+    """Release nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The functions of one file; None where it has none."""
+
+    handle: Callable[..., Any] | None = None
+    input: InputHook | None = None
+    output: OutputHook | None = None
+    forget: Callable[[], None] = nothing  # removes the file's modules
+
+    def __bool__(self) -> bool:
+        return bool(self.handle or self.input or self.output)
+
+    def over(self, base: "Hooks") -> "Hooks":
+        """Return these hooks, and each that is missing from `base`."""
+        return Hooks(base.handle, self.input or base.input, self.output or base.output)
+
+    def with_handle(self, handle: Callable[..., Any] | None) -> "Hooks":
+        """Return these hooks with a handler."""
+        return replace(self, handle=handle)
+
+    def owning(self, forget: Callable[[], None]) -> "Hooks":
+        """Return these hooks with what removes their modules."""
+        return replace(self, forget=forget)
+
+
+NO_HOOKS: Final = Hooks()
+
+
+def new_payload(result: Any) -> dict[str, Any]:
+    """Return the payload an input hook made; the older API's TextInput counts as one.
+
+    Raises:
+        HookError: it is none.
+    """
+    if isinstance(result, dict):
+        return result
+    if hasattr(result, "input_text"):
+        payload = {"inputs": result.input_text, "parameters": dict(result.parameters or {})}
+        if getattr(result, "adapters", None):
+            payload["adapters"] = result.adapters
+        return payload
+    raise HookError(f"the input formatter returned {_kind(result)}, expected a dict")
+
+
+def new_body(result: Any) -> bytes:
+    """Return what an output hook made as bytes: text as it is, everything else as JSON.
+
+    Raises:
+        HookError: it has no JSON.
+    """
+    if isinstance(result, str):
+        return result.encode()
+    if isinstance(result, (bytes, bytearray)):
+        return bytes(result)
+    for name in _JSON_DUMPS:
+        if callable(dump := getattr(result, name, None)):
+            return new_body(dump())
+    if callable(dump := getattr(result, "model_dump", None)):
+        result = dump()
+    try:
+        return orjson.dumps(result, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError as error:
+        raise HookError(f"the output formatter returned {_kind(result)}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if callable(dump := getattr(value, "model_dump", None)):
+        return dump()
+    if callable(to_list := getattr(value, "tolist", None)):  # numpy
+        return to_list()
+    raise TypeError(f"{_kind(value)} cannot be written as JSON")
+
+
+def _signature(
+    function: Callable[..., Any], known: frozenset[str]
+) -> tuple[inspect.Parameter | None, frozenset[str], list[str]]:
+    """Return the first parameter, the known ones passed by keyword, and the unknown required."""
+    try:
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built in C: takes what it is given
+        return None, frozenset(), []
+    if not parameters:
+        raise HookError(f"{_name(function)} takes no argument")
+    first, *rest = parameters.values()
+    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    by_keyword = {item.name for item in rest if item.name in known and item.kind != _POSITIONAL[0]}
+    names = known if takes_any else frozenset(by_keyword)
+    extra = [
+        item.name
+        for item in rest
+        if item.default is inspect.Parameter.empty
+        and item.name not in names
+        and item.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+    ]
+    return first, names, extra
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,153 @@
+"""Import a user's file and find the functions in it that count (http-api.md 11).
+
+The model's own file is imported as LMI does: its folder is the working directory and first on the
+Python path. An adapter's file never is: see `private_modules`.
+"""
+
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from lmi_vllm.inference.hooks.functions import HookError, Hooks, InputHook, OutputHook
+from lmi_vllm.inference.hooks.marks import (
+    INIT_HANDLER,
+    INPUT_FORMATTER,
+    OUTPUT_FORMATTER,
+    PREDICTION_HANDLER,
+)
+from lmi_vllm.inference.hooks.private_modules import PrivateModules, SourceLoader
+from lmi_vllm.inference.hooks.sagemaker_style import sagemaker_hooks
+from lmi_vllm.inference.hooks.shim import provide_djl_python
+
+logger = logging.getLogger(__name__)
+
+CODE_FILE: Final = "model.py"
+
+
+class CodeError(Exception):
+    """A file of the user's cannot be loaded; the text names file, line and reason."""
+
+
+def check_syntax(path: Path) -> None:
+    """Return when the file is Python at all; nothing of it is run.
+
+    Raises:
+        CodeError: it cannot be read, or is not Python.
+    """
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise CodeError(_described(path, error)) from error
+
+
+def load_model_code(path: Path, handler: str, formatter: str | None) -> Hooks:
+    """Return the functions of the model's own file; `formatter` names its output hook if set.
+
+    Raises:
+        CodeError: the file cannot be imported, or a function has a signature nobody can call.
+    """
+    _prepare_imports()
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    os.chdir(folder)
+    name = path.stem if path.stem not in sys.modules else f"lmi_vllm_custom_{path.stem}"
+    module = _imported(name, path)
+    handle = getattr(module, handler, None)
+    return _hooks(path, module, handle if callable(handle) else None, formatter)
+
+
+def load_adapter_code(folder: Path) -> Hooks:
+    """Return the input and output hooks of an adapter's own file.
+
+    Raises:
+        CodeError: as `load_model_code`.
+    """
+    _prepare_imports()
+    path = folder / CODE_FILE
+    modules = PrivateModules(folder)
+    try:
+        module = modules.load(path.stem)
+        return _hooks(path, module, None, None).owning(modules.forget)
+    except CodeError:
+        modules.forget()
+        raise
+    except (Exception, SystemExit) as error:
+        modules.forget()
+        raise CodeError(_described(path, error)) from error
+
+
+def _prepare_imports() -> None:
+    """Provide LMI's names; the folder may be a read-only mount, so nothing is written there."""
+    sys.dont_write_bytecode = True
+    provide_djl_python()
+
+
+def _imported(name: str, path: Path) -> ModuleType:
+    loader = SourceLoader(name, str(path))
+    spec = importlib.machinery.ModuleSpec(name, loader, origin=str(path))
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise CodeError(_described(path, error)) from error
+    return module
+
+
+def _hooks(path: Path, module: ModuleType, handle: Any, formatter: str | None) -> Hooks:
+    for mark in (PREDICTION_HANDLER, INIT_HANDLER):
+        if (unused := _marked(path, module, mark)) is not None:
+            logger.warning("%s: %s has no effect with vLLM", path, unused.__name__)
+    to_input, to_output = (_marked(path, module, m) for m in (INPUT_FORMATTER, OUTPUT_FORMATTER))
+    named = getattr(module, formatter, None) if formatter else None
+    if callable(named):
+        to_output = named
+    try:
+        if to_input is None and to_output is None:
+            found = sagemaker_hooks(path, module, has_handle=handle is not None)
+        else:
+            found = Hooks(
+                input=None if to_input is None else InputHook.of(to_input),
+                output=None if to_output is None else OutputHook.of(to_output),
+            )
+    except HookError as error:
+        raise CodeError(f"{path}: {error}") from error
+    return found.with_handle(handle)
+
+
+def _marked(path: Path, module: ModuleType, mark: str) -> Any:
+    found = [
+        value
+        for value in vars(module).values()
+        if callable(value) and getattr(value, mark, None) is True
+    ]
+    if len({id(value) for value in found}) > 1:
+        names = ", ".join(value.__name__ for value in found)
+        logger.warning(
+            "%s: several functions are marked %s (%s); the first counts", path, mark, names
+        )
+    return found[0] if found else None
+
+
+def _described(path: Path, error: BaseException) -> str:
+    """Return file, line and reason; the whole trace goes to the log."""
+    logger.error("%s cannot be loaded", path, exc_info=error)
+    if isinstance(error, SyntaxError):
+        return f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename) == path
+    ]
+    place = f"{path}, line {lines[-1]}" if lines else str(path)
+    return f"{place}: {type(error).__name__}: {reason}"

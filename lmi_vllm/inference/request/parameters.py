@@ -1,0 +1,284 @@
+"""The `parameters` of an LMI generation request and what they mean to vLLM (http-api.md 5).
+
+Pydantic lives here and in the settings sources only: a request's parameters are validated once,
+then turned into frozen types.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+)
+
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.inference.request.constraints import structured_outputs
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_NEW_TOKENS: Final = 30
+INT32_MAX: Final = (1 << 31) - 1
+INT64_MAX: Final = (1 << 63) - 1  # what the engine's messages and torch's seeds can hold
+
+
+def _whole(value: object) -> object:
+    """Let 30.0 pass for 30, as JSON writers without integers send it; true is not a number."""
+    if isinstance(value, bool):
+        raise ValueError("expected a whole number, not true or false")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        raise ValueError("expected a number, not text")
+    return value
+
+
+def _number(value: object) -> object:
+    if isinstance(value, (bool, str)):
+        raise ValueError("expected a number")
+    return value
+
+
+def _seed(value: object) -> object:
+    """A seed may also be a numeric string (documented)."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise ValueError("expected a whole number or its text") from None
+    return _whole(value)
+
+
+def _strings(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+TokenId = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=INT32_MAX)]
+Number = Annotated[float, BeforeValidator(_number)]
+Strings = Annotated[list[str], BeforeValidator(_strings, json_schema_input_type=list[str] | str)]
+
+
+class GenerationParameters(BaseModel):
+    """Every parameter we know; unknown names are kept aside and named in a warning."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    max_new_tokens: Whole | None = Field(None, ge=1)
+    max_tokens: Whole | None = Field(None, ge=1)
+    min_new_tokens: Whole | None = Field(
+        None, ge=0, validation_alias=AliasChoices("min_new_tokens", "min_tokens")
+    )
+    do_sample: StrictBool | None = None
+    temperature: Number | None = Field(None, ge=0.0)
+    top_k: Whole | None = Field(None, ge=-1, le=INT32_MAX)
+    top_p: Number | None = Field(None, gt=0.0, le=1.0)
+    min_p: Number | None = Field(None, ge=0.0, le=1.0)
+    repetition_penalty: Number | None = Field(None, gt=0.0, le=2.0)
+    presence_penalty: Number | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: Number | None = Field(None, ge=-2.0, le=2.0)
+    seed: Annotated[int, BeforeValidator(_seed, json_schema_input_type=int | str)] | None = Field(
+        None, ge=-INT64_MAX - 1, le=INT64_MAX
+    )
+    stop_sequences: Strings | None = None
+    stop: Strings | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: StrictBool | None = None
+    skip_special_tokens: StrictBool | None = None
+    spaces_between_special_tokens: StrictBool | None = None
+    ignore_eos_token: StrictBool | None = Field(
+        None, validation_alias=AliasChoices("ignore_eos_token", "ignore_eos")
+    )
+    return_full_text: StrictBool | None = None
+    details: StrictBool | None = None
+    decoder_input_details: StrictBool | None = None
+    truncate: Whole | None = Field(None, ge=1, le=INT32_MAX)
+    n: Whole | None = Field(None, ge=1)
+    best_of: Whole | None = Field(None, ge=1)
+    num_beams: Whole | None = Field(None, ge=1)
+    top_n_tokens: Whole | None = Field(None, ge=0)
+    logprobs: StrictBool | Whole | None = None
+    prompt_logprobs: Whole | None = Field(None, ge=0)
+    stream: StrictBool | None = None
+    logit_bias: dict[str, Number] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    priority: Whole | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: dict[str, Any] | None = None
+    length_penalty: Number | None = Field(None, ge=-10.0, le=10.0)
+    # Accepted, without effect: table of http-api.md 5.
+    typical_p: Any = None
+    watermark: Any = None
+    early_stopping: Any = None
+    cached_prompt: Any = None
+    adapters: Any = None
+    adapter_id: str | None = None
+
+
+WITHOUT_EFFECT: Final = (
+    "typical_p",
+    "watermark",
+    "early_stopping",
+    "cached_prompt",
+    "adapters",  # it belongs beside `parameters`
+)
+CONSTRAINTS: Final = frozenset(
+    {
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "grammar",
+        "response_format",
+    }
+)
+_SAMPLING_HINTS: Final = ("temperature", "top_p", "top_k", "min_p")
+# Ours -> vLLM's SamplingParams; only what the request gives is passed on.
+_SAME_MEANING: Final[Mapping[str, str]] = {
+    "min_new_tokens": "min_tokens",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+    "stop_token_ids": "stop_token_ids",
+    "include_stop_str_in_output": "include_stop_str_in_output",
+    "skip_special_tokens": "skip_special_tokens",
+    "spaces_between_special_tokens": "spaces_between_special_tokens",
+    "ignore_eos_token": "ignore_eos",
+    "bad_words": "bad_words",
+    "allowed_token_ids": "allowed_token_ids",
+    "prompt_logprobs": "prompt_logprobs",
+}
+
+
+def parse_parameters(raw: Mapping[str, Any]) -> GenerationParameters:
+    """Return the validated parameters.
+
+    Raises:
+        PayloadError: names each parameter at fault and what is allowed.
+    """
+    try:
+        return GenerationParameters.model_validate(dict(raw))
+    except ValidationError as error:
+        raise PayloadError("; ".join(_problems(error))) from None
+
+
+def _problems(error: ValidationError) -> list[str]:
+    # A union reports each branch; one sentence per parameter is enough.
+    seen: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        name = str(item["loc"][0]) if item["loc"] else "parameters"
+        message = item["msg"].removeprefix("Value error, ")
+        seen.setdefault(name, f"parameters.{name}: {message} (got {_shown(item['input'])})")
+    return list(seen.values())
+
+
+def _shown(value: object) -> str:
+    """Return a short JSON text of what came in; containers may be deep, and say what they are."""
+    if isinstance(value, (list, dict)):
+        return "an array" if isinstance(value, list) else "an object"
+    return json.dumps(value, default=str, ensure_ascii=False)[:80]
+
+
+def unread_names(parameters: GenerationParameters) -> Sequence[str]:
+    """Return the names that nobody will read, for one warning each."""
+    extra = parameters.model_extra or {}
+    ignored = [name for name in WITHOUT_EFFECT if getattr(parameters, name) is not None]
+    if parameters.length_penalty is not None and (parameters.num_beams or 1) == 1:
+        ignored.append("length_penalty")
+    return [*extra, *ignored]
+
+
+@dataclass(slots=True)
+class UnreadNames:
+    """Warns of each parameter name without effect, once; a client may invent any number of them."""
+
+    most: int = 1000
+    _seen: set[str] = field(default_factory=set)
+
+    def warn(self, names: Iterable[str]) -> None:
+        """Log one warning for each name that is new."""
+        for name in names:
+            if len(self._seen) >= self.most or name in self._seen:
+                continue
+            self._seen.add(name)
+            logger.warning("request parameter %.80r has no effect", name)  # a client's text
+            if len(self._seen) == self.most:
+                logger.warning("no further request parameters without effect are named")
+
+
+def is_sampling(parameters: GenerationParameters) -> bool:
+    """Whether to sample: asked for, or implied by a sampling value; else greedy as documented."""
+    if parameters.do_sample is not None:
+        return parameters.do_sample and parameters.temperature != 0
+    if parameters.temperature == 0:
+        return False
+    return any(getattr(parameters, name) is not None for name in _SAMPLING_HINTS)
+
+
+def top_count(parameters: GenerationParameters) -> int:
+    """Return how many of the most probable tokens are wanted at each position."""
+    wanted = parameters.logprobs
+    is_count = wanted is not None and not isinstance(wanted, bool)
+    return parameters.top_n_tokens or (wanted if is_count else 0) or 0
+
+
+def sampling_fields(
+    parameters: GenerationParameters, default_max_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
+) -> dict[str, Any]:
+    """Return the vLLM SamplingParams fields that the parameters ask for.
+
+    `default_max_tokens` None means up to the end of the context.
+    """
+    fields: dict[str, Any] = {
+        target: value
+        for name, target in _SAME_MEANING.items()
+        if (value := getattr(parameters, name)) is not None
+    }
+    if not is_sampling(parameters):
+        fields["temperature"] = 0.0
+    if fields.get("top_k") == -1:
+        fields["top_k"] = 0  # both mean off
+    wanted = parameters.max_new_tokens or parameters.max_tokens or default_max_tokens
+    if wanted is not None and (least := parameters.min_new_tokens or 0) > wanted:
+        raise PayloadError(
+            f"parameters.min_new_tokens: {least} is more than max_new_tokens ({wanted})"
+        )
+    fields["max_tokens"] = wanted
+    stop = list(dict.fromkeys([*(parameters.stop_sequences or ()), *(parameters.stop or ())]))
+    if stop:
+        if "" in stop:
+            raise PayloadError("parameters.stop_sequences: an empty stop string is not allowed")
+        fields["stop"] = stop
+    if parameters.logit_bias is not None:
+        fields["logit_bias"] = _logit_bias(parameters.logit_bias)
+    given = {name: getattr(parameters, name) for name in CONSTRAINTS}
+    if (constraint := structured_outputs(given)) is not None:
+        fields["structured_outputs"] = constraint
+    return fields
+
+
+def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in raw.items()}
+    except ValueError:
+        raise PayloadError("parameters.logit_bias: keys must be token ids") from None

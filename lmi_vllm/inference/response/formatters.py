@@ -1,0 +1,295 @@
+"""Chunks -> bytes: schemas (LMI, TGI-compatible) times framings (json, jsonlines, sse).
+
+No I/O here: a formatter is made per request, is told about chunks and returns bytes. The shapes are
+those of http-api.md section 6; JSON is compact and not ASCII-escaped.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.errors import tgi_error
+from lmi_vllm.inference.request.candidates import Candidates
+from lmi_vllm.inference.request.payload import LmiRequest
+from lmi_vllm.messages import (
+    GeneratedToken,
+    GenerationChunk,
+    ServingProfile,
+    TgiRoute,
+    TokenLogprob,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How one row becomes bytes on the wire."""
+
+    content_type: str
+    before: bytes
+    after: bytes
+
+    def frame(self, row: object) -> bytes:
+        """Return `row` as one framed event."""
+        return self.before + orjson.dumps(row) + self.after
+
+
+FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
+    {
+        "json": Framing("application/json", before=b"", after=b"\n"),
+        "jsonlines": Framing("application/jsonlines", before=b"", after=b"\n"),
+        "sse": Framing("text/event-stream", before=b"data: ", after=b"\n\n"),
+    }
+)
+# What of an Accept header chooses the framing of a stream; anything else changes nothing.
+ACCEPTED_FRAMINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {"text/event-stream": "sse", "application/jsonlines": "jsonlines"}
+)
+
+# vLLM's finish reasons in LMI's words; `stop` is told apart by its stop reason.
+_FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
+    {"length": "length", "abort": "abort", "error": "error"}
+)
+
+
+def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: bool) -> Framing:
+    """Return the framing of a stream (http-api.md 6.3)."""
+    for part in accept.split(","):
+        name = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
+        if name is not None:
+            return FRAMINGS[name]
+    if output_formatter in ("jsonlines", "sse"):
+        return FRAMINGS[output_formatter]
+    return FRAMINGS["sse" if tgi_compat else "jsonlines"]
+
+
+def finish_reason(chunk: GenerationChunk) -> str:
+    """Return LMI's finish reason of a last chunk (http-api.md 6.1)."""
+    known = _FINISH_REASONS.get(chunk.finish_reason)
+    if known is not None:
+        return known
+    return "eos_token" if chunk.stop_reason is None else "stop_sequence"
+
+
+def lmi_token(token: GeneratedToken) -> dict[str, Any]:
+    """Return a token of the default schema: both spellings of the log probability."""
+    row = bare_token(token)
+    if token.logprob is not None:
+        row["log_prob"] = row["logprob"] = token.logprob
+    return row
+
+
+def bare_token(token: GeneratedToken) -> dict[str, Any]:
+    """Return a token without its log probability, as `logprobs: false` asks for."""
+    return {"id": token.id, "text": token.text}
+
+
+def tgi_token(token: GeneratedToken) -> dict[str, Any]:
+    """Return a token of TGI's schema."""
+    return {
+        "id": token.id,
+        "text": token.text,
+        "logprob": token.logprob,
+        "special": token.is_special,
+    }
+
+
+def lmi_error(text: str, status: int) -> dict[str, Any]:
+    """Return the row that says why a stream ended early."""
+    return {"error": text, "code": status}
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What distinguishes the dialects of generated text."""
+
+    token: Callable[[GeneratedToken], dict[str, Any]]
+    error: Callable[[str, int], Mapping[str, Any]]
+    is_wrapped: bool  # a single non-streamed object comes in a one-element array
+    is_tgi3: bool = False  # rows of a stream are numbered and hold what is not there as null
+
+
+LMI_SCHEMA: Final = Schema(lmi_token, lmi_error, is_wrapped=False)
+TGI_SCHEMA: Final = Schema(tgi_token, tgi_error, is_wrapped=True)
+# TGI's own routes (http-api.md 6.5): `/` wraps its answer, `/generate` does not.
+TGI_ROOT_SCHEMA: Final = replace(TGI_SCHEMA, is_tgi3=True)
+TGI_GENERATE_SCHEMA: Final = replace(TGI_ROOT_SCHEMA, is_wrapped=False)
+
+
+def choose_schema(profile: ServingProfile, tgi_route: TgiRoute | None) -> Schema:
+    """Return the dialect of answers to `inputs`."""
+    if tgi_route:
+        return TGI_ROOT_SCHEMA if tgi_route.is_wrapped else TGI_GENERATE_SCHEMA
+    return TGI_SCHEMA if profile.tgi_compat else LMI_SCHEMA
+
+
+# A token whose values are nowhere else in a row, and what stands for them in a template.
+_SAMPLE: Final = GeneratedToken(987654321, "the text", -98765.4321)
+# In the order in which a row has them.
+_ID, _TEXT, _LOGPROB = map(orjson.dumps, (_SAMPLE.id, _SAMPLE.text, _SAMPLE.logprob))
+_Template = tuple[bytes, int]  # a row, and how often it says the log probability
+
+
+@dataclass(slots=True)
+class StreamFormatter:
+    """Formats one streamed sequence: one framed row per token."""
+
+    request: LmiRequest
+    prompt: str
+    schema: Schema
+    framing: Framing
+    _texts: list[str] = field(default_factory=list)
+    _tokens: int = 0
+    _templates: dict[bool, _Template] = field(default_factory=dict)  # by: with a log probability
+
+    def rows(self, chunk: GenerationChunk) -> bytes:
+        """Return the rows of `chunk`; the last one closes the stream when the chunk ends it."""
+        self._texts.append(chunk.text)
+        is_end = chunk.finish_reason is not None
+        plain = chunk.tokens[:-1] if is_end else chunk.tokens
+        out = [self.framing.frame(self._row(token)) for token in plain]
+        if is_end:
+            out.append(self.framing.frame(self._last_row(chunk)))
+        return b"".join(out)
+
+    def token_row(self, token: int, text: str, logprob: float | None) -> bytes:
+        """Return the row of a chunk that is one ordinary token and not the last.
+
+        The same bytes as those of `rows`, put into a row that was rendered once.
+        """
+        has_logprob = logprob is not None
+        template = self._templates.get(has_logprob)
+        if template is None:
+            if self.schema.is_tgi3 or self.request.top_n_tokens:
+                return self.rows(GenerationChunk(0, (GeneratedToken(token, text, logprob),), text))
+            template = self._render_template(has_logprob=has_logprob)
+        self._texts.append(text)
+        self._tokens += 1
+        row, logprobs = template
+        if logprobs:
+            return row % (token, orjson.dumps(text), *(orjson.dumps(logprob),) * logprobs)
+        return row % (token, orjson.dumps(text))
+
+    def _render_template(self, *, has_logprob: bool) -> _Template:
+        """Return the row of a token with places for what differs between tokens."""
+        sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
+        row = {"index": 0, "token": _as_row(self.request, self.schema)(sample)}
+        frame = self.framing.frame(row).replace(b"%", b"%%")
+        places = frame.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
+        self._templates[has_logprob] = template = places, frame.count(_LOGPROB)
+        return template
+
+    def error(self, text: str, code: int) -> bytes:
+        """Return the row that ends a stream which failed after its first byte."""
+        return self.framing.frame(self.schema.error(text, code))
+
+    def _row(self, token: GeneratedToken | None) -> dict[str, Any]:
+        row: dict[str, Any] = {"index": 0}
+        if token is not None:
+            self._tokens += 1
+            row["token"] = _as_row(self.request, self.schema)(token)
+            if self.request.top_n_tokens:
+                row["top_tokens"] = _top_tokens(token.top, self.schema)
+        if self.schema.is_tgi3:
+            row |= {"index": self._tokens, "generated_text": None, "details": None}
+        return row
+
+    def _last_row(self, chunk: GenerationChunk) -> dict[str, Any]:
+        text = "".join(self._texts)
+        # An aborted sequence may end without a token.
+        row = self._row(chunk.tokens[-1] if chunk.tokens else None)
+        row["generated_text"] = self.prompt + text if self.request.return_full_text else text
+        if self.request.details:
+            row["details"] = {
+                "finish_reason": finish_reason(chunk),
+                "generated_tokens": self._tokens,
+                "inputs": self.prompt,
+                "seed": self.request.seed,
+                "input_length": chunk.prompt_tokens,
+            }
+        return row
+
+
+def _as_row(request: LmiRequest, schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
+    """Return what makes a token's row; ranked candidates have probabilities nobody asked for."""
+    return schema.token if request.wants_logprobs else bare_token
+
+
+def format_result(
+    request: LmiRequest, prompt: str, sequences: Sequence[GenerationChunk], schema: Schema
+) -> dict[str, Any]:
+    """Return the result object of one prompt; `sequences` are its candidates, best first."""
+    best = sequences[0]
+    result: dict[str, Any] = {"generated_text": _full_text(request, prompt, best)}
+    others = sequences[1:]
+    if request.details or others:
+        result["details"] = {
+            "finish_reason": finish_reason(best),
+            "generated_tokens": len(best.tokens),
+            "inputs": prompt,
+            "seed": request.seed,
+            "tokens": list(map(_as_row(request, schema), best.tokens)),
+            "prefill": _prefill(best, schema),
+            **_all_top_tokens(request, best, schema),
+        }
+        if others:
+            result["details"]["best_of_sequences"] = [
+                _other_sequence(request, prompt, chunk, schema) for chunk in others
+            ]
+    return result
+
+
+def rank_candidates(
+    sequences: Sequence[GenerationChunk], candidates: Candidates
+) -> list[GenerationChunk]:
+    """Return the sequences to answer, best first: by probability, or as a beam search ranks."""
+    if candidates.beams:
+        ranked = sorted(sequences, key=lambda chunk: chunk.index)
+    else:
+        ranked = sorted(sequences, key=lambda chunk: -(chunk.cumulative_logprob or 0.0))
+    return ranked[: candidates.returned]
+
+
+def encode_results(results: Sequence[dict[str, Any]], *, is_list: bool, schema: Schema) -> bytes:
+    """Return the body of a non-streamed answer: an array for a list, else one object."""
+    document: object = results
+    if not is_list:
+        document = [results[0]] if schema.is_wrapped else results[0]
+    return FRAMINGS["json"].frame(document)
+
+
+def _full_text(request: LmiRequest, prompt: str, chunk: GenerationChunk) -> str:
+    return prompt + chunk.text if request.return_full_text else chunk.text
+
+
+def _other_sequence(
+    request: LmiRequest, prompt: str, chunk: GenerationChunk, schema: Schema
+) -> dict[str, Any]:
+    prefill = {"prefill": _prefill(chunk, schema)} if request.decoder_input_details else {}
+    return {
+        "finish_reason": finish_reason(chunk),
+        "generated_tokens": len(chunk.tokens),
+        "tokens": list(map(_as_row(request, schema), chunk.tokens)),
+        "generated_text": _full_text(request, prompt, chunk),
+        **prefill,
+        **_all_top_tokens(request, chunk, schema),
+    }
+
+
+def _prefill(chunk: GenerationChunk, schema: Schema) -> list[dict[str, Any]]:
+    return [
+        schema.token(GeneratedToken(item.id, item.text, item.logprob))
+        for item in chunk.prompt_logprobs
+    ]
+
+
+def _all_top_tokens(request: LmiRequest, chunk: GenerationChunk, schema: Schema) -> dict[str, Any]:
+    if not request.top_n_tokens:
+        return {}
+    return {"top_tokens": [_top_tokens(token.top, schema) for token in chunk.tokens]}
+
+
+def _top_tokens(top: Sequence[TokenLogprob], schema: Schema) -> list[dict[str, Any]]:
+    return [schema.token(GeneratedToken(item.id, item.text, item.logprob)) for item in top]

@@ -1,0 +1,137 @@
+"""The adapters of a start: those in the model directory, then those of the state file.
+
+An adapter of the model directory that fails stops the start. One of the state file does not: the
+others come back, the log names it, and its entry stays in the file until its name is registered
+again (a source may be out of reach for an hour; forgetting it would be for good).
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from lmi_vllm.adapters.check import describe_base
+from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry, ignore_change
+from lmi_vllm.adapters.source import AdapterSources, local_adapters
+from lmi_vllm.adapters.state import Entry, read_state, write_state
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import LmiError, ModelSourceError
+from lmi_vllm.inference.hooks.custom_code import CustomCode
+from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.server.code_start import adapter_code
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_LORA_RANK = 16
+
+
+class AdapterMemory:
+    """What the state file is to hold: the registry's own, and what could not be restored."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._unrestored: dict[str, Entry] = {}
+        self._is_restored = False
+
+    async def restore(self, registry: AdapterRegistry) -> None:
+        """Register every adapter of the file.
+
+        Raises:
+            ModelSourceError: the file cannot be read.
+        """
+        entries = read_state(self._path)
+        for entry in entries:
+            await self._restore_one(registry, entry)
+        self._is_restored = True
+
+    def keep(self, adapters: Collection[Adapter]) -> None:
+        """Write the file; local adapters come back without it."""
+        if not self._is_restored:
+            return
+        kept = {adapter.name: _entry(adapter) for adapter in adapters if not adapter.is_local}
+        self._unrestored = {
+            name: entry for name, entry in self._unrestored.items() if name not in kept
+        }
+        write_state(self._path, [*kept.values(), *self._unrestored.values()])
+
+    async def _restore_one(self, registry: AdapterRegistry, entry: Entry) -> None:
+        name = entry["name"]
+        try:
+            await registry.register(
+                Adapter(**{**entry, "options": MappingProxyType(entry["options"])})
+            )
+        except LmiError as error:
+            logger.error(
+                "adapters_state %s: adapter %s could NOT be restored: %s",
+                self._path,
+                name,
+                error.text,
+            )
+            self._unrestored[name] = entry
+
+
+async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
+    model: ModelArtifacts,
+    arguments: EngineArguments,
+    profile: ServingProfile,
+    settings: Settings,
+    environ: Mapping[str, str],
+    engine: Engine,
+    *,
+    code: CustomCode,
+) -> AdapterRegistry:
+    """Return the registry with every adapter of this start loaded.
+
+    Raises:
+        ModelSourceError: an adapter of the model directory is not usable, or the state file.
+    """
+    state = settings.option_value("adapters_state")
+    memory = AdapterMemory(Path(str(state))) if state and profile.enable_lora else None
+    local = _local(model, str(settings.option_value("adapters") or "adapters"))
+    sources = _sources(model, arguments, environ)
+    registry = AdapterRegistry(
+        engine,
+        replace(sources, own=frozenset(map(str, local.values()))).resolve,
+        is_enabled=profile.enable_lora,
+        reserved_names=profile.served_names,
+        load_code=adapter_code(settings, code),
+        on_change=memory.keep if memory else ignore_change,
+    )
+    if not profile.enable_lora:
+        return registry
+    for name, path in local.items():
+        try:
+            await registry.register(Adapter(name, str(path), is_local=True))
+        except LmiError as error:
+            raise ModelSourceError(f"local adapter {name}: {error.text}") from error
+    if memory:
+        await memory.restore(registry)
+    return registry
+
+
+def _local(model: ModelArtifacts, folder: str) -> dict[str, Path]:
+    """The adapters of the model directory, then those of an S3 prefix that brought the weights."""
+    fetched = Path(model.model) if model.reference.startswith("s3://") else None
+    return {**local_adapters(fetched, folder), **local_adapters(model.directory, folder)}
+
+
+def _sources(
+    model: ModelArtifacts, arguments: EngineArguments, environ: Mapping[str, str]
+) -> AdapterSources:
+    rank = int(str(arguments.values.get("max_lora_rank") or DEFAULT_MAX_LORA_RANK))
+    # Its path is where the files are by now; its reference is what adapters may name.
+    base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
+    return AdapterSources(environ, base, model.directory)
+
+
+def _entry(adapter: Adapter) -> Entry:
+    return {
+        "name": adapter.name,
+        "src": adapter.src,
+        "preload": adapter.preload,
+        "pin": adapter.pin,
+        "options": dict(adapter.options),
+    }

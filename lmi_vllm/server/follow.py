@@ -1,0 +1,79 @@
+"""`serve` on a node behind the leader: no port, only workers, until the leader or we are told."""
+
+import asyncio
+import importlib
+import logging
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from lmi_vllm.config.resolved import CommandLine
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.vllm.processes import new_engine_thread
+from lmi_vllm.errors import LmiError
+from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.model_settings import complete_settings
+from lmi_vllm.server.model_start import ModelStart, StartPlan, plan_start
+from lmi_vllm.translate.nodes import node_rank
+
+logger = logging.getLogger(__name__)
+
+LAST_WORD_SECONDS = 5.0  # workers may notice before us that the leader went
+
+
+async def follow(
+    settings: Settings, typed: CommandLine, environ: Mapping[str, str]
+) -> tuple[int, str]:
+    """Run this node's workers; returns the exit code and the reason of a failure.
+
+    0 after a signal and when the leader ended, whatever it ended of: that is the leader's to say.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    life = asyncio.create_task(_live(settings, typed, environ))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    return life.result() if life.done() else (0, "")
+
+
+async def _live(
+    settings: Settings, typed: CommandLine, environ: Mapping[str, str]
+) -> tuple[int, str]:
+    service = InferenceService(Admission())
+    try:
+        settings = await complete_settings(settings, typed, environ, service.admission)
+        plan = plan_start(settings, environ)
+        if plan is None:
+            return 1, "a node of a cluster needs the model: set HF_MODEL_ID"
+        return await _run_workers(service, settings, environ, plan)
+    except LmiError as error:
+        return 1, error.text
+
+
+async def _run_workers(
+    service: InferenceService, settings: Settings, environ: Mapping[str, str], plan: StartPlan
+) -> tuple[int, str]:
+    ready = await ModelStart(service, settings, environ, plan, "vllm").prepare()
+    module: Any = importlib.import_module("lmi_vllm.engine.vllm.follower")
+    thread = new_engine_thread()
+    follower = module.Follower(ready.arguments)
+    leader = ready.arguments.values["master_addr"]
+    seconds = float(str(settings.option_value("model_loading_timeout")))
+    try:
+        async with asyncio.timeout(seconds or None):
+            await asyncio.get_running_loop().run_in_executor(thread, follower.start)
+    except TimeoutError:
+        return 1, f"the leader {leader} was not met within model_loading_timeout ({seconds:g} s)"
+    nodes = ready.arguments.values["nnodes"]
+    print(f"Following {leader} as node {node_rank(ready.arguments.values)} of {nodes}", flush=True)
+    workers = asyncio.create_task(asyncio.to_thread(follower.wait_for_workers))
+    leading = asyncio.create_task(asyncio.to_thread(follower.wait_for_leader))
+    await asyncio.wait({workers, leading}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({leading}, timeout=LAST_WORD_SECONDS)
+    if leading.done():
+        logger.info("the leader %s has gone: this node ends", leader)
+        return 0, ""
+    return 1, "a worker process of this node died"

@@ -1,0 +1,310 @@
+"""The open ports: one listener for all routes, or a second one for management (startup.md 13)."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+
+from lmi_vllm.config.listen import ListenAddress, has_console, listen_plan
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import Fault, StartupError
+from lmi_vllm.extras.console.routes import ConsoleOptions
+from lmi_vllm.extras.front_ends.forwarding import Forwarder
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.translate.devices import detect_devices
+from lmi_vllm.web.app import Routes, WebOptions, create_app
+from lmi_vllm.web.connection import (
+    TLS_HANDSHAKE_SECONDS,
+    ClientPatience,
+    GuardedConnection,
+)
+from lmi_vllm.web.tls import tls_context
+
+BACKLOG: Final = 2048
+CLOSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """What is open; `url` is where requests are answered."""
+
+    url: str
+    runners: tuple[web.AppRunner, ...]
+    address: ListenAddress
+    forwarder: Forwarder | None = None
+
+    async def close(self) -> None:
+        """Close every port and connection."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                asyncio.gather(*(runner.cleanup() for runner in self.runners)), 2 * CLOSE_SECONDS
+            )
+        if self.forwarder is not None:
+            await self.forwarder.close()
+
+
+async def open_listeners(
+    service: InferenceService,
+    settings: Settings,
+    environ: Mapping[str, str],
+    explain: Callable[[], Mapping[str, object]],
+    inner_socket: str = "",
+) -> Listeners:
+    """Open what the settings ask for; the application answers `/ping` from here on.
+
+    `explain` is what the console shows of the configuration. With `inner_socket` other processes
+    may open the same port, and reach this one there.
+
+    Raises:
+        StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
+    """
+    plan = listen_plan(settings)
+    options = _web_options(settings, environ)
+    is_tls = plan.inference.is_tls or (plan.management is not None and plan.management.is_tls)
+    tls = tls_context(plan.certificate_file, plan.private_key_file) if is_tls else None
+    console = _console_options(environ, explain)
+    if plan.management is None:
+        if has_console(settings, plan.inference, has_key=bool(options.api_keys)):
+            options = replace(options, console=console)
+        runner, address = await _open(plan.inference, service, options, tls, inner_socket)
+        _say_where(f"Listening on {address.url()}", address.url(), options)
+        return Listeners(address.url(), (runner,), address)
+    inference = replace(options, routes=Routes.INFERENCE)
+    management = replace(options, routes=Routes.MANAGEMENT)
+    runner, address = await _open(plan.inference, service, inference, tls, inner_socket)
+    url = address.url()
+    if has_console(settings, plan.management, has_key=bool(options.api_keys)):
+        management = replace(management, console=replace(console, inference_url=url))
+    try:
+        second, second_address = await _open(plan.management, service, management, tls)
+    except StartupError:
+        await runner.cleanup()
+        raise
+    print(f"Management on {second_address.url()}")
+    _say_where(f"Listening on {url}", second_address.url(), management)
+    return Listeners(url, (runner, second), address)
+
+
+async def open_front_end(
+    service: InferenceService,
+    settings: Settings,
+    environ: Mapping[str, str],
+    address: ListenAddress,
+    first: str,
+) -> Listeners:
+    """Open the port that the first process listens on already; `first` is its inner socket.
+
+    Raises:
+        StartupError: the address cannot be shared.
+    """
+    plan = listen_plan(settings)
+    tls = tls_context(plan.certificate_file, plan.private_key_file) if address.is_tls else None
+    forwarder = Forwarder(first)
+    options = replace(_web_options(settings, environ), forwarder=forwarder)
+    runner = await _set_up(service, options)
+    await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))
+    return Listeners(address.url(), (runner,), address, forwarder)
+
+
+def _say_where(line: str, url: str, options: WebOptions) -> None:
+    """Print what scripts and people wait for."""
+    if options.console is not None:
+        print(f"Console on {reachable_url(url)}/console")
+    print(line, flush=True)
+
+
+def _console_options(
+    environ: Mapping[str, str], explain: Callable[[], Mapping[str, object]]
+) -> ConsoleOptions:
+    has_gpus = bool(detect_devices(environ).gpu_count)
+    return ConsoleOptions(
+        explain, reads_gpus=has_gpus, visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
+    )
+
+
+class _Site(web.BaseSite):
+    """A listener whose connections are ours; aiohttp's sites make its own."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        address: ListenAddress,
+        tls: ssl.SSLContext | None,
+        patience: ClientPatience,
+        *,
+        reuse_port: bool = False,
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
+        self._address = address
+        self._reuse_port = reuse_port
+        self._patience = patience
+
+    @property
+    def name(self) -> str:
+        """The address as configured."""
+        return self._address.url()
+
+    async def end(self) -> None:
+        """End the whole application."""
+        await self._runner.cleanup()
+
+    async def start(self) -> None:
+        """Open the port."""
+        await super().start()
+        loop = asyncio.get_running_loop()
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("the runner is not set up")
+        connection = partial(GuardedConnection, server, self._patience, loop=loop, access_log=None)
+        if self._address.path:
+            self._server = await loop.create_unix_server(
+                connection, self._address.path, backlog=self._backlog
+            )
+            return
+        self._server = await loop.create_server(
+            connection,
+            self._address.host,
+            self._address.port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            reuse_port=self._reuse_port,
+            ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS if self._ssl_context else None,
+        )
+
+
+async def _open(
+    address: ListenAddress,
+    service: InferenceService,
+    options: WebOptions,
+    tls: ssl.SSLContext | None,
+    inner_socket: str = "",
+) -> tuple[web.AppRunner, ListenAddress]:
+    """Return the running application of one listener and its address, the port being bound."""
+    runner = await _set_up(service, options)
+    tls = tls if address.is_tls else None
+    if inner_socket:
+        # Two servers that both share their port would share it with each other, unawares.
+        await _check_free(address)
+        inner = ListenAddress("unix", path=inner_socket)
+        await _listen(_Site(runner, inner, None, options.patience))
+    await _listen(_Site(runner, address, tls, options.patience, reuse_port=bool(inner_socket)))
+    if not address.path:  # port 0 means any free one
+        address = replace(address, port=runner.addresses[-1][1])
+    return runner, address
+
+
+async def _set_up(service: InferenceService, options: WebOptions) -> web.AppRunner:
+    # A client that goes away cancels its handler, and with it the engine's work.
+    runner = web.AppRunner(
+        create_app(service, options),
+        handler_cancellation=True,
+        shutdown_timeout=CLOSE_SECONDS,
+    )
+    await runner.setup()
+    return runner
+
+
+async def _listen(site: _Site) -> None:
+    try:
+        await site.start()
+    except OSError as error:
+        await site.end()
+        raise _cannot_listen(site.name, error) from error
+
+
+async def _check_free(address: ListenAddress) -> None:
+    """Raise StartupError when somebody listens at the address."""
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, address.host, address.port
+        )
+    except OSError as error:
+        raise _cannot_listen(address.url(), error) from error
+    server.close()
+    await server.wait_closed()
+
+
+def _cannot_listen(url: str, error: OSError) -> StartupError:
+    return StartupError(f"cannot listen on {url}: {error.strerror or error}")
+
+
+def reachable_url(url: str) -> str:
+    """Return the URL that leads there from this machine; an address of all means its own."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
+
+
+def curl_line(url: str, *, has_key: bool) -> str:
+    """Return a command that tries the server."""
+    body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
+    reachable = reachable_url(url)
+    if url.startswith("unix:"):
+        reachable = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
+    key = ' -H "Authorization: Bearer $LMI_API_KEY"' if has_key else ""
+    return f"curl -s {reachable}/invocations{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
+    cors = {
+        f"Access-Control-Allow-{header}": str(value)
+        for header, key in (
+            ("Origin", "cors_allowed_origin"),
+            ("Methods", "cors_allowed_methods"),
+            ("Headers", "cors_allowed_headers"),
+        )
+        if (value := settings.server_value(key))
+    }
+    return WebOptions(
+        max_request_size=int(str(settings.server_value("max_request_size"))),
+        request_id_header=str(settings.server_value("request_id_header_key") or "x-request-id"),
+        api_keys=api_keys(environ),
+        allows_handler_override=bool(settings.server_value("ALLOW_REQUEST_HANDLER_OVERRIDE")),
+        statuses=_statuses(settings),
+        cors_headers=MappingProxyType(cors),
+        patience=ClientPatience(
+            *(
+                float(str(settings.server_value(f"LMI_{name}_TIMEOUT")))
+                for name in ("HEADER", "BODY", "SEND")
+            )
+        ),
+    )
+
+
+def _statuses(settings: Settings) -> Mapping[Fault, int]:
+    """Return the configured error codes by fault (http-api.md 12)."""
+    keys = {
+        Fault.BAD_PARAMETER: "bad_request_http_code",
+        Fault.OVERLOAD: "throttle_error_http_code",
+        Fault.NOT_READY: "wlm_error_http_code",
+        Fault.ENGINE: "server_error_http_code",
+        Fault.DEADLINE: "server_error_http_code",
+    }
+    return MappingProxyType(
+        {fault: int(str(settings.server_value(key))) for fault, key in keys.items()}
+    )
+
+
+def api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys that open the server; none means it is open.
+
+    Raises:
+        StartupError: the key file cannot be read, or holds no key: never an open server instead.
+    """
+    keys = [environ["LMI_API_KEY"]] if environ.get("LMI_API_KEY") else []
+    if path := environ.get("LMI_API_KEY_FILE"):
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
+            raise StartupError(f"LMI_API_KEY_FILE {path}: {reason}") from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
+        keys += found
+    return tuple(keys)

@@ -1,0 +1,200 @@
+"""What a start needs on the disk: the model and what belongs to it fetched, checked, installed.
+
+The engine then gets local paths only, so that it works with the network cut.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.checks.model import checkpoint_warnings
+from lmi_vllm.checks.requirements import REQUIREMENTS, install_requirements, requirements_of
+from lmi_vllm.checks.secure_mode import start_violations
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.legacy_models.architectures import with_mapped_architecture
+from lmi_vllm.extras.seq2seq.rules import check_fetched
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.sources.downloads import DownloadProgress, fetch_model, fetch_text
+from lmi_vllm.sources.model_source import with_files
+from lmi_vllm.sources.model_store import is_directory, is_file
+from lmi_vllm.translate.lmcache import lmcache_exports
+from lmi_vllm.translate.nodes import cluster_exports
+from lmi_vllm.translate.speculation import draft_reference, with_draft_files
+
+logger = logging.getLogger(__name__)
+
+# What vLLM would fetch by itself beside the model, and the argument with its revision.
+_BESIDE_THE_MODEL: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyFiles:
+    """The model with local paths, what the engine is started with, and what it must find set."""
+
+    model: ModelArtifacts
+    arguments: EngineArguments
+    exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class ModelFiles:
+    """The files of one start. `report` gets the progress, from another thread."""
+
+    def __init__(
+        self,
+        model: ModelArtifacts,
+        arguments: EngineArguments,
+        settings: Settings,
+        environ: Mapping[str, str],
+        report: Callable[[DownloadProgress], None],
+    ) -> None:
+        self.failed_requirements: str | None = None
+        self._model = model
+        self._arguments = arguments
+        self._settings = settings
+        self._environ = {**environ, **settings.environment_exports}
+        self._report = report
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether vLLM itself streams the weights from object storage."""
+        load_format = str(self._arguments.values.get("load_format"))
+        return load_format.startswith("runai_streamer") and self._model.model.startswith("s3://")
+
+    async def install_first(self) -> bool:
+        """Install the packages that are known before anything is fetched.
+
+        Returns whether the model still to be fetched brings some: vLLM must then be imported after
+        them, since they may replace what it imports.
+        """
+        found = requirements_of(self._model.directory)
+        if found is not None:
+            await self._install(found)
+            return False
+        url = self._model.reference.rstrip("/*")
+        if not self._is_directory_fetched() or not url.startswith("s3://"):
+            return False
+        return (
+            await asyncio.to_thread(fetch_text, f"{url}/{REQUIREMENTS}", self._environ) is not None
+        )
+
+    async def fetch(self) -> ReadyFiles:
+        """Fetch what is not here yet and install what it needs.
+
+        Raises:
+            DownloadError: the text says what cannot be had and why.
+            ConfigurationError: secure mode forbids what was fetched, or LMCache cannot be set up.
+        """
+        model, arguments = await self._fetch_model()
+        arguments = await self._fetch_draft(arguments)
+        arguments = await self._fetch_beside(model, arguments)
+        self._check_security(model)
+        found = requirements_of(model.directory) if self._is_directory_fetched() else None
+        if found is not None:
+            await self._install(found)
+        exports = lmcache_exports(self._settings, model, arguments, self._environ)
+        exports |= await asyncio.to_thread(cluster_exports, arguments, self._environ)
+        return ReadyFiles(model, arguments, exports)
+
+    def _is_directory_fetched(self) -> bool:
+        """Whether the model directory itself comes from a store."""
+        return self._model.directory is None and not self._model.is_local
+
+    async def _fetch_model(self) -> tuple[ModelArtifacts, EngineArguments]:
+        if self._model.is_local:
+            return self._model, self._arguments
+        local = await self._fetched(
+            self._model.model,
+            self._model.revision,
+            load_format=_text(self._arguments.values.get("load_format")),
+            ignore_patterns=_texts(self._settings.option_value("ignore_patterns")),
+        )
+        model = with_files(self._model, self._settings, local)
+        values: dict[str, object] = {**self._arguments.values, "model": str(local)}
+        values.pop("revision", None)  # what was fetched is that revision
+        if self.is_streamed:  # what was fetched are the small files beside the weights
+            values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
+        fetched = replace(self._arguments, values=values)
+        arguments, mapped = with_mapped_architecture(fetched, local)
+        warnings = (*mapped, *checkpoint_warnings(model, values), *self._unread(model))
+        engine = check_fetched(str(local), arguments, self._settings)
+        for warning in (*warnings, *engine):
+            logger.warning("%s", warning)
+        return model, arguments
+
+    def _unread(self, model: ModelArtifacts) -> Iterator[str]:
+        """Options that came too late: of a prefix that held nothing but one archive."""
+        path = model.directory / "serving.properties" if model.directory else None
+        if path and path.is_file() and self._settings.properties is None:
+            yield (
+                f"{path} is not read: it was in an archive that is alone under its prefix; name "
+                "the archive itself in HF_MODEL_ID"
+            )
+
+    async def _fetch_draft(self, arguments: EngineArguments) -> EngineArguments:
+        draft = draft_reference(arguments.values)
+        if draft is None:
+            return arguments
+        local = await self._fetched(draft.model, draft.revision)
+        return with_draft_files(arguments, local)
+
+    async def _fetch_beside(
+        self, model: ModelArtifacts, arguments: EngineArguments
+    ) -> EngineArguments:
+        """A tokenizer or configuration of another repository than the model's."""
+        values = dict(arguments.values)
+        for name, revision_name in _BESIDE_THE_MODEL.items():
+            reference = values.get(name)
+            if not isinstance(reference, str) or is_directory(reference) or is_file(reference):
+                continue
+            revision = _text(values.pop(revision_name, None)) if revision_name else None
+            if reference == self._model.model and revision in (None, self._model.revision):
+                values[name] = model.model
+            else:
+                values[name] = str(await self._fetched(reference, revision, load_format="dummy"))
+        return replace(arguments, values=values)
+
+    async def _fetched(
+        self,
+        reference: str,
+        revision: str | None,
+        load_format: str | None = None,
+        ignore_patterns: tuple[str, ...] | None = None,
+    ) -> Path:
+        fetch = partial(
+            fetch_model,
+            reference,
+            revision=revision,
+            environ=self._environ,
+            load_format=load_format,
+            ignore_patterns=ignore_patterns,
+            download_dir=_path(self._settings.option_value("download_dir")),
+            on_progress=self._report,
+        )
+        return await asyncio.to_thread(fetch)
+
+    def _check_security(self, model: ModelArtifacts) -> None:
+        if violations := start_violations(self._settings, self._environ, model.directory):
+            raise ConfigurationError(violations)
+
+    async def _install(self, requirements: Path) -> None:
+        self.failed_requirements = await install_requirements(requirements, self._environ)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
+
+
+def _path(value: object) -> Path | None:
+    return None if value is None else Path(str(value))

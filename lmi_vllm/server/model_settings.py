@@ -1,0 +1,69 @@
+"""Settings that come with the model itself, where it is not an open directory of this machine.
+
+A prefix is asked for its serving.properties alone: it is small, and decides whether the rest is
+worth fetching (startup.md 2). An archive has to be here first.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.config.properties import PropertiesFile, parse_properties, read_properties
+from lmi_vllm.config.settings import CommandLine, Settings, load_settings
+from lmi_vllm.inference.admission import Admission, Phase
+from lmi_vllm.sources.archives import is_archive
+from lmi_vllm.sources.downloads import fetch_model, fetch_text
+from lmi_vllm.sources.local_archives import unpack
+from lmi_vllm.sources.model_source import find_in_store
+
+logger = logging.getLogger(__name__)
+
+_PROPERTIES: Final = "serving.properties"
+_S3: Final = "s3://"
+
+
+async def complete_settings(
+    settings: Settings,
+    typed: CommandLine,
+    environ: Mapping[str, str],
+    admission: Admission,
+) -> Settings:
+    """`settings` with those of the model's own serving.properties, which is fetched or unpacked.
+
+    Raises:
+        DownloadError: the model is not there, or its archive is damaged.
+    """
+    finding = find_in_store(settings, environ)
+    if finding.archive is not None and finding.directory is None:
+        admission.enter_phase(Phase.DOWNLOAD)
+        logger.info("unpacking %s", finding.archive)
+        await asyncio.to_thread(unpack, finding.archive, environ, str(finding.archive))
+        settings = load_settings(environ, typed)
+    named = typed.model or environ.get("HF_MODEL_ID", "").strip()
+    if "model_id" not in settings.options and finding.url:
+        named = finding.url
+    if not named.startswith(_S3) or settings.properties is not None:
+        return settings
+    if not is_archive(named):
+        url = f"{named.rstrip('/*')}/{_PROPERTIES}"
+        text = await asyncio.to_thread(fetch_text, url, environ)
+        found = None if text is None else parse_properties(text, url)
+    else:
+        admission.enter_phase(Phase.DOWNLOAD)
+        fetch = partial(
+            fetch_model,
+            named,
+            environ=environ,
+            on_progress=lambda progress: admission.report_progress(asdict(progress)),
+        )
+        found = _properties_in(await asyncio.to_thread(fetch))
+    return settings if found is None else load_settings(environ, typed, found)
+
+
+def _properties_in(directory: Path) -> PropertiesFile | None:
+    path = directory / _PROPERTIES
+    return read_properties(path) if path.is_file() else None

@@ -1,0 +1,228 @@
+"""The place of one model in a server that was started without (http-api.md 2 and 10).
+
+A registered model goes through the same start as any other; when it is unregistered, the place is
+free again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from lmi_vllm.config.settings import CommandLine, Settings, load_settings
+from lmi_vllm.errors import (
+    BadParameterError,
+    DownloadError,
+    LmiError,
+    ModelCapacityError,
+    ModelSourceError,
+    NotReadyError,
+    ResourceNotFoundError,
+)
+from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.model_control import NewModel
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.model_settings import complete_settings
+from lmi_vllm.server.model_start import StartPlan, plan_start
+from lmi_vllm.server.supervisor import Outcome, Supervisor
+
+logger = logging.getLogger(__name__)
+
+# vLLM's and torch's words for too little memory (startup.md 8).
+# How torch, vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) and our own check say it.
+_NO_MEMORY: Final = (
+    "out of memory",
+    "outofmemory",
+    "memoryerror",
+    "can't allocate memory",
+    "no available memory",
+    "not enough memory",
+    "not enough gpu memory",
+    "less than requested memory",
+    "less than desired gpu memory",
+    "less than desired cpu memory",
+    "larger than the available kv cache memory",
+)
+MakeSupervisor = Callable[[StartPlan, Settings], Supervisor]
+
+
+class ModelSlot:
+    """Holds at most one registered model; `make` prepares the service and returns a supervisor."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        typed: CommandLine,
+        environ: Mapping[str, str],
+        make: MakeSupervisor,
+    ) -> None:
+        self._service = service
+        self._typed = typed
+        self._environ = environ
+        self._make = make
+        self._supervisor: Supervisor | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> Outcome:
+        """Return how the server has to end because of a model; else wait for ever."""
+        self._empty()
+        return await self._ended
+
+    async def register(self, new: NewModel) -> str:
+        """Load the model; see `ModelControl.register`."""
+        admission = self._service.admission
+        if admission.state is State.DRAINING:
+            raise NotReadyError("the server is shutting down")
+        if admission.has_model:
+            self._refuse(new)
+        async with self._turn:
+            if admission.has_model:
+                self._refuse(new)
+            plan, settings = await self._planned(new)
+            if new.arguments.get("job_queue_size", "").isdecimal():
+                admission.limit = int(new.arguments["job_queue_size"])
+            self._supervisor = self._make(plan, settings)
+            admission.has_model = True
+            admission.is_registered = True
+            admission.begin_restart()
+            loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._life = asyncio.create_task(self._live(self._supervisor, loaded))
+        if new.is_synchronous:
+            await asyncio.shield(loaded)
+        else:
+            loaded.add_done_callback(_log_failure)
+        return plan.model.name
+
+    async def unregister(self) -> None:
+        """Unload the model; see `ModelControl.unregister`."""
+        async with self._turn:
+            supervisor, life = self._supervisor, self._life
+            self._empty()  # new requests are for a model that is not there
+            await self._service.admission.wait_idle(self._service.profile.predict_timeout)
+            if life is not None:
+                life.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await life
+            if supervisor is not None:
+                await supervisor.close()
+
+    async def close(self) -> None:
+        """End the engine, if there is one."""
+        if self._supervisor is not None:
+            await self._supervisor.close()
+
+    async def _live(self, supervisor: Supervisor, loaded: "asyncio.Future[None]") -> None:
+        ready = asyncio.create_task(supervisor.ready.wait())
+        run: asyncio.Task[Outcome] = asyncio.create_task(supervisor.run())
+        try:
+            await asyncio.wait({ready, run}, return_when=asyncio.FIRST_COMPLETED)
+            if supervisor.ready.is_set():
+                loaded.set_result(None)
+                outcome = await run
+                if not self._ended.done():
+                    self._ended.set_result(outcome)
+                return
+            self._empty()
+            loaded.set_exception(_load_error(run.exception()))
+        finally:
+            await _cancelled(run, ready)
+            if not loaded.done():
+                loaded.set_exception(NotReadyError("the model was unregistered while it loaded"))
+
+    async def _planned(self, new: NewModel) -> tuple[StartPlan, Settings]:
+        try:
+            typed = _command_line(self._typed, new)
+            settings = load_settings(_without_chosen_models(self._environ), typed)
+            settings = await complete_settings(
+                settings, typed, self._environ, self._service.admission
+            )
+            plan = plan_start(settings, self._environ)
+        except ResourceNotFoundError:
+            raise
+        except (ModelSourceError, DownloadError) as error:
+            raise ResourceNotFoundError(error.text, "ModelNotFoundException") from error
+        except LmiError as error:
+            kind = ModelCapacityError if _is_about_memory(error.text) else BadParameterError
+            raise kind(error.text) from error
+        if plan is None:
+            raise ResourceNotFoundError(f"there is no model at {new.url}", "ModelNotFoundException")
+        return _named(plan, new.name), settings
+
+    def _refuse(self, new: NewModel) -> None:
+        raise ModelCapacityError(
+            f"{new.name or new.url} cannot be loaded: this server serves one model at a time; "
+            f"unregister {self._service.admission.model_name} first"
+        )
+
+    def _empty(self) -> None:
+        self._supervisor = self._life = None
+        self._service.detach()
+        admission = self._service.admission
+        admission.has_model = admission.is_registered = False
+        admission.become(State.HEALTHY)
+
+
+def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:
+    """Return what would have been typed to start with this model.
+
+    Raises:
+        ResourceNotFoundError: it is a path, and there is nothing.
+    """
+    try:
+        parts = urlsplit(new.url)
+    except ValueError as error:  # half of an IPv6 address
+        raise BadParameterError(f"url: {new.url} is not a valid URL: {error}") from error
+    path = unquote(parts.path) if parts.scheme == "file" else new.url
+    if path.startswith(("/", ".", "~")) and not Path(path).exists():
+        raise ResourceNotFoundError(f"there is no model at {new.url}", "ModelNotFoundException")
+    if parts.scheme not in ("", "file") or Path(path).exists():
+        return replace(typed, model=None, demo=False, models=path)
+    return replace(typed, model=path, demo=False, models="NONE")
+
+
+def _without_chosen_models(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment without the models of the start: another one is asked for."""
+    return {name: text for name, text in environ.items() if name != "SERVING_LOAD_MODELS"}
+
+
+def _named(plan: StartPlan, name: str) -> StartPlan:
+    """Return the plan under the name that was asked for, if any was."""
+    if not name:
+        return plan
+    return replace(
+        plan,
+        model=replace(plan.model, name=name),
+        profile=replace(plan.profile, model_name=name),
+    )
+
+
+def _load_error(error: BaseException | None) -> LmiError:
+    """Return what whoever registered the model is told about its failed start."""
+    text = error.text if isinstance(error, LmiError) else f"{type(error).__name__}: {error}"
+    if _is_about_memory(text):
+        return ModelCapacityError(text)
+    if isinstance(error, DownloadError):
+        return ResourceNotFoundError(text, "ModelNotFoundException")
+    return error if isinstance(error, LmiError) else LmiError(text)
+
+
+def _is_about_memory(text: str) -> bool:
+    return any(word in text.lower() for word in _NO_MEMORY)
+
+
+def _log_failure(loaded: "asyncio.Future[None]") -> None:
+    if (error := loaded.exception()) is not None:
+        logger.error("the registered model could not be loaded: %s", error)
+
+
+async def _cancelled(*tasks: "asyncio.Task[Outcome] | asyncio.Task[bool]") -> None:
+    for task in tasks:
+        task.cancel()
+    waiting: Awaitable[object] = asyncio.gather(*tasks, return_exceptions=True)
+    await waiting

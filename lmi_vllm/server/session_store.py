@@ -1,0 +1,64 @@
+"""Sticky sessions as the settings have them, and their copy in S3 at the end."""
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import LmiError, StartupError
+from lmi_vllm.inference.sessions import DEFAULT_ROOT, Sessions
+from lmi_vllm.sources.s3.upload import upload_directory
+
+logger = logging.getLogger(__name__)
+
+COPY_SECONDS: Final = 8.0
+
+
+def sessions_of(settings: Settings) -> Sessions:
+    """Return the sessions of these settings; nothing is written before the first is created.
+
+    Raises:
+        StartupError: the directory that is asked for cannot be made or written.
+    """
+    is_enabled = settings.option_value("enable_stateful_sessions") is not False
+    setting = settings.options.get("sessions_path")
+    root = Path(str(settings.option_value("sessions_path") or DEFAULT_ROOT)).absolute()
+    if setting is None or not setting.is_set:
+        # /dev/shm is not everywhere, nor everybody's.
+        if not os.access(root.parent, os.W_OK):
+            root = Path(tempfile.gettempdir()) / DEFAULT_ROOT.name
+    elif is_enabled:
+        _check(root, setting.origin)
+    seconds = float(str(settings.option_value("sessions_expiration")))
+    return Sessions(root, seconds, is_enabled=is_enabled)
+
+
+async def copy_sessions(settings: Settings, sessions: Sessions, environ: Mapping[str, str]) -> None:
+    """Copy the directory to `sessions_s3url`, where set; at the end there is nobody to fail for."""
+    url = settings.option_value("sessions_s3url")
+    if not url or not sessions.root.is_dir():
+        return
+    shown = mask_urls(str(url))
+    upload = asyncio.to_thread(upload_directory, sessions.root, str(url), environ)
+    try:
+        count = await asyncio.wait_for(upload, COPY_SECONDS)
+    except TimeoutError:
+        logger.error("sessions are NOT all at %s: %g s were not enough", shown, COPY_SECONDS)
+    except (LmiError, OSError) as error:
+        logger.error("sessions could NOT be copied to %s: %s", shown, error)
+    else:
+        logger.info("copied %d session files to %s", count, shown)
+
+
+def _check(root: Path, origin: str) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"sessions_path ({origin}): {root}: {error.strerror}") from error
+    if not os.access(root, os.W_OK):
+        raise StartupError(f"sessions_path ({origin}): {root} cannot be written")

@@ -1,0 +1,104 @@
+"""What has been started, on one screen: model, its source, arguments with origins, phases."""
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from lmi_vllm._version import __version__
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.model_start import StartPlan
+
+logger = logging.getLogger(__name__)
+
+DEFAULT: Final = "default"
+MOST_ARGUMENTS: Final = 20  # lines: a terminal has 24
+LONGEST_VALUE: Final = 60  # characters
+MOST_ADAPTERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StartSummary:
+    """A finished start; the seconds are those of its phases."""
+
+    plan: StartPlan
+    service: InferenceService
+    url: str
+    curl: str
+
+    def log(self) -> None:
+        """Say it: a screen for people, fields for machines."""
+        logger.info("%s", "\n".join(self.lines()), extra={"fields": self.fields()})
+
+    def fields(self) -> dict[str, object]:
+        """Return everything, for the JSON line."""
+        plan, origins = self.plan, self.plan.arguments.origins
+        return {
+            "version": __version__,
+            "model": plan.model.name,
+            "source": mask_urls(plan.model.reference),
+            "source_origin": origins.get("model", DEFAULT),
+            "engine_arguments": {
+                name: {"value": value, "origin": origins.get(name, DEFAULT)}
+                for name, value in plan.shown_arguments.items()
+            },
+            "phase_seconds": self._phases(),
+            "adapters": [adapter.name for adapter in self.service.registered_adapters],
+            "queue_limit": self.service.admission.limit,
+            "url": self.url,
+            "curl": self.curl,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the screen; the URL and the curl line follow on stdout."""
+        plan, origins = self.plan, self.plan.arguments.origins
+        source = _origin(origins.get("model", DEFAULT))
+        phases = self._phases()
+        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+        return [
+            f"lmi_vllm {__version__} serves {plan.model.name}",
+            f"  model from {mask_urls(plan.model.reference)}  ({source})",
+            *self._argument_lines(),
+            f"  adapters: {self._adapters()}; queue: {self.service.admission.limit} places",
+            f"  start: {spent}; {sum(phases.values()):.1f} s together",
+        ]
+
+    def _argument_lines(self) -> list[str]:
+        origins = self.plan.arguments.origins
+        given = {
+            name: value
+            for name, value in self.plan.shown_arguments.items()
+            if origins.get(name, DEFAULT) != DEFAULT and name != "model"
+        }
+        width = max(map(len, given), default=0)
+        lines = [
+            f"    {name:<{width}} = {_shown(value)}  ({_origin(origins[name])})"
+            for name, value in given.items()
+        ]
+        if len(lines) > MOST_ARGUMENTS:
+            more = len(lines) - MOST_ARGUMENTS
+            lines = [*lines[:MOST_ARGUMENTS], f"    and {more} more: see lmi-vllm explain"]
+        quiet = len(self.plan.shown_arguments) - len(given)
+        return [f"  engine arguments ({quiet} more at their defaults):", *lines]
+
+    def _adapters(self) -> str:
+        adapters = self.service.registered_adapters
+        names = ", ".join(adapter.name for adapter in adapters[:MOST_ADAPTERS])
+        more = len(adapters) - MOST_ADAPTERS
+        return (names or "none") + (f" and {more} more" if more > 0 else "")
+
+    def _phases(self) -> dict[str, float]:
+        seconds = self.service.admission.phase_seconds
+        return {str(phase): round(value, 3) for phase, value in seconds.items()}
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def _origin(text: str) -> str:
+    """Return an origin without the folders of its file: the model's line has them."""
+    return re.sub(r"^/\S*/(?=[^/\s]+ line \d)", "", text)

@@ -1,0 +1,151 @@
+"""Keep one model served: start its engine, watch it, restart it as configured (startup.md 8)."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import LmiError
+from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.runtime import Runtime
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.garbage import settle, settle_again
+from lmi_vllm.server.model_files import ReadyFiles
+from lmi_vllm.server.model_start import ModelStart
+from lmi_vllm.server.stall_watch import StallWatch
+from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
+
+logger = logging.getLogger(__name__)
+
+ENGINE_DIED: Final = "the engine process died"
+FRONT_ENDS_DIED: Final = "more front-end processes ended than can be replaced over one engine"
+FAIL_FAST_CODE: Final = 137
+RESTART_PAUSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the server ended: its exit code and, for a failure, the reason to print last."""
+
+    code: int
+    reason: str = ""
+    is_immediate: bool = False  # nobody in flight is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """What an engine failure leads to."""
+
+    retry_threshold: int = 0  # failures that are followed by a restart
+    fail_fast: bool = False
+    hides_failure: bool = False
+    stall_seconds: float = 0.0  # 0: stalls are not looked for
+
+
+class Supervisor:
+    """Runs the engine of one model until it has failed for good."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        start: ModelStart,
+        policy: FailurePolicy,
+        announce: Callable[[], None],
+    ) -> None:
+        self._service = service
+        self._start = start
+        self._policy = policy
+        self._announce = announce
+        self._engine: Engine | None = None
+        self.ready = asyncio.Event()  # set once the model has answered for the first time
+
+    async def run(self) -> Outcome:
+        """Start the model and keep it up; returns once that is over.
+
+        Raises:
+            StartupError: the first start failed; the text is fit to be printed.
+        """
+        files = await self._start.prepare()
+        runtime = await self._start.bring_up(files)
+        settle()
+        self._begin_service(runtime)
+        self.ready.set()
+        self._announce()
+        failures = 0
+        reason = await self._watch(runtime.engine)
+        while (failures := failures + 1) <= self._policy.retry_threshold:
+            if self._service.admission.state is State.DRAINING:
+                break  # it would come back to nobody
+            logger.error(
+                "%s: restarting the engine (failure %d, retry_threshold %d)",
+                reason,
+                failures,
+                self._policy.retry_threshold,
+            )
+            try:
+                runtime = await self._restart(files, runtime)
+            except LmiError as error:
+                reason = error.text
+            else:
+                settle_again()
+                reason = await self._watch(runtime.engine)
+        return await self._give_up(reason)
+
+    async def close(self) -> None:
+        """End the engine and every process it started."""
+        await self._start.front_ends.detach()
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def _restart(self, files: ReadyFiles, old: Runtime) -> Runtime:
+        self._service.admission.begin_restart()
+        await self._start.front_ends.detach()
+        await old.engine.close()  # its memory must be free before the next one takes its own
+        await asyncio.sleep(RESTART_PAUSE_SECONDS)
+        runtime = await self._start.bring_up(files, old.adapters)
+        self._begin_service(runtime)
+        ENGINE_RESTARTS.inc()
+        logger.info("the engine is back after %.1f s", self._service.admission.elapsed_seconds)
+        return runtime
+
+    def _begin_service(self, runtime: Runtime) -> None:
+        self._engine = runtime.engine
+        self._service.attach(runtime)
+        self._service.admission.become(State.HEALTHY)
+
+    async def _watch(self, engine: Engine) -> str:
+        """Return why the engine is of no use any more."""
+        watch = StallWatch(engine, self._service.admission, self._policy.stall_seconds)
+        stall = asyncio.create_task(watch.run())
+        front_ends = self._start.front_ends
+        dying = asyncio.create_task(engine.wait_until_dead())
+        failing = asyncio.create_task(front_ends.failed.wait())
+        try:
+            await asyncio.wait({dying, failing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (stall, dying, failing):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        if not dying.done() or dying.cancelled():
+            return FRONT_ENDS_DIED
+        front_ends.engine_died()
+        logger.error("the engine process is gone")
+        return ENGINE_DIED
+
+    async def _give_up(self, reason: str) -> Outcome:
+        if self._policy.fail_fast:
+            return Outcome(FAIL_FAST_CODE, reason, is_immediate=True)
+        if not self._policy.hides_failure:
+            return Outcome(1, reason)
+        self._service.admission.become(State.FAILED)
+        logger.error(
+            "%s: every request is refused; the process stays, and /ping says 200, as "
+            "SERVING_HEALTH_CHECK_OVERRIDE asks",
+            reason,
+        )
+        await asyncio.Event().wait()  # until a signal ends the process
+        return Outcome(1, reason)

@@ -1,0 +1,143 @@
+"""What settings ask for beside metrics and log lines: EMF, request metrics, SageMaker's file."""
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import StartupError
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.telemetry.emf import EmfWriter
+from lmi_vllm.telemetry.request_metrics import RequestMetricLog
+from lmi_vllm.telemetry.sagemaker_lines import VARIABLE, TelemetryFile
+from lmi_vllm.translate import traces
+
+if TYPE_CHECKING:
+    from lmi_vllm.telemetry.otel import RequestTracer
+
+logger = logging.getLogger(__name__)
+
+LAST_SPANS_SECONDS: Final = 4.0
+OTEL_MODULES: Final = (
+    "opentelemetry.sdk",
+    "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry.exporter.otlp.proto.grpc",
+)
+
+
+@contextlib.asynccontextmanager
+async def running_telemetry(
+    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+) -> AsyncIterator[None]:
+    """Tell of the server while the body runs; the last line is written at its end."""
+    observers = service.telemetry.observers
+    if path := environ.get(VARIABLE):
+        telemetry = TelemetryFile(Path(path))
+        logging.getLogger().addHandler(telemetry)
+        observers.append(telemetry.observe)
+        service.telemetry.on_line.append(telemetry.report)
+    if not settings.server_value("LMI_METRICS_EMF"):
+        yield
+        return
+    emf = EmfWriter(
+        _write_line,
+        str(settings.server_value("LMI_METRICS_EMF_NAMESPACE")),
+        lambda: service.admission.model_name,
+        lambda: _gauges(service),
+    )
+    observers.append(emf)
+    service.telemetry.on_ready.append(emf.write_start)
+    seconds = float(str(settings.server_value("LMI_METRICS_EMF_INTERVAL")))
+    flushing = asyncio.create_task(_flush_often(emf, seconds))
+    try:
+        yield
+    finally:
+        flushing.cancel()
+        emf.flush()
+
+
+def log_request_metrics(service: InferenceService, settings: Settings) -> None:
+    """Begin to write `log_request_metric`'s lines, where the model's settings ask for them."""
+    observers = service.telemetry.observers
+    observers[:] = [one for one in observers if not isinstance(one, RequestMetricLog)]
+    if settings.server_value("log_request_metric"):
+        every = int(str(settings.server_value("metrics_aggregation")))
+        observers.append(RequestMetricLog(every))
+
+
+class Traces:
+    """Spans of requests, from the first ready model on: before, its engine still has to fork."""
+
+    def __init__(self, service: InferenceService, environ: Mapping[str, str]) -> None:
+        self._service = service
+        self._environ = environ
+        self._endpoint = ""
+        self._tracer: RequestTracer | None = None
+
+    def prepare(self, endpoint: object) -> None:
+        """Remember where traces go; without an endpoint nothing is imported.
+
+        Raises:
+            StartupError: the libraries are missing.
+        """
+        self._endpoint = str(endpoint or "")
+        if self._endpoint and any(_is_missing(name) for name in OTEL_MODULES):
+            raise StartupError(
+                f"{traces.ARGUMENT} is set, but OpenTelemetry is not installed: "
+                'pip install "lmi-vllm[otel]"'
+            )
+
+    def begin(self) -> None:
+        """Trace requests from here on."""
+        if not self._endpoint or self._tracer is not None:
+            return
+        from lmi_vllm.telemetry.otel import RequestTracer
+
+        variables = traces.trace_variables(self._endpoint, self._environ)
+        is_grpc = variables[traces.TRACES_PROTOCOL] == traces.GRPC
+        name = variables[traces.SERVICE_NAME]
+        self._tracer = RequestTracer(self._endpoint, name, is_grpc=is_grpc)
+        self._service.telemetry.start_span = self._tracer.start_span
+
+    async def close(self) -> None:
+        """Send the last spans; an endpoint that does not answer is not waited for."""
+        if self._tracer is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self._tracer.close), LAST_SPANS_SECONDS)
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:  # its parent is missing
+        return True
+
+
+def _gauges(service: InferenceService) -> dict[str, float]:
+    adapters = service.registered_adapters
+    return {
+        "RequestsInFlight": service.admission.in_flight,
+        "AdaptersRegistered": len(adapters),
+        "AdaptersLoaded": sum(adapter.ref is not None for adapter in adapters),
+    }
+
+
+async def _flush_often(emf: EmfWriter, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        emf.flush()
+
+
+def _write_line(line: str) -> None:
+    """Write to stdout, which containers hand to CloudWatch: one write, so that lines stay whole."""
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError as error:  # nobody reads any more: no reason to fail a request
+        logger.warning("an EMF line was not written: %s", error)

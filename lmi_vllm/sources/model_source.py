@@ -1,0 +1,198 @@
+"""Which model the settings mean (startup.md section 2, configuration.md section 1)."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.config.parsers import java_true
+from lmi_vllm.config.resolved import Setting, Settings
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.errors import ModelSourceError
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.sources.local_archives import with_unpacked
+from lmi_vllm.sources.model_store import (
+    ARCHIVE_ENDINGS,
+    StoreFinding,
+    is_archive,
+    is_directory,
+    is_file,
+    search_store,
+)
+
+_MODEL_FILES: Final = ("config.json", "params.json")
+_S3: Final = "s3://"
+_NAMES_DIRECTORY: Final = ("HF_MODEL_ID", "--model")  # beside load_models, where no id is set
+_ID_NAMES_MODEL: Final = ("HF_MODEL_ID", "OPTION_MODEL_ID", "--model", "--demo")
+
+
+def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifacts | None:
+    """The model to serve; None where the settings ask for a start without one.
+
+    Raises ModelSourceError when there is no model, several, or one that cannot be served.
+    """
+    finding = find_in_store(settings, environ)
+    if finding.problem is not None:
+        raise ModelSourceError(finding.problem)
+    if finding.directory is not None:
+        _refuse_adapter(finding.directory)
+    model_id = settings.options.get("model_id")
+    if model_id is not None:
+        return _named_model(settings, model_id, finding)
+    if finding.url is not None:
+        return _listed_model(settings, finding)
+    if finding.archive is not None and finding.directory is None:
+        return _packed_model(settings, finding.archive, str(finding.name))
+    if finding.directory is not None:
+        return _model_of_directory(settings, finding.directory, finding.name)
+    if java_true(environ.get("SAGEMAKER_MULTI_MODEL", "")) or _load_models(settings) == "NONE":
+        return None
+    raise ModelSourceError(
+        f"no model found: {settings.server_value('model_store')} is empty or missing and no model "
+        f"id is set; set HF_MODEL_ID, use --model, or start with load_models=NONE"
+    )
+
+
+def find_in_store(settings: Settings, environ: Mapping[str, str]) -> StoreFinding:
+    """What the configured store holds."""
+    store = Path(str(settings.server_value("model_store")))
+    finding = search_store(store, str(settings.server_value("load_models")))
+    return with_unpacked(finding, environ)
+
+
+def _load_models(settings: Settings) -> str:
+    """The load_models setting, upper case."""
+    return str(settings.server_value("load_models")).strip().upper()
+
+
+def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -> ModelArtifacts:
+    """The model that a model id names: hub id, s3:// URL or path."""
+    reference = str(model_id.value).removeprefix("file://")
+    path = Path(reference)
+    is_named_by_id = model_id.origin in _ID_NAMES_MODEL
+    directory = finding.directory
+    if is_directory(path):
+        _refuse_adapter(path)
+        if is_named_by_id and (settings.properties is None or _is_inside(settings, path)):
+            directory = path
+    elif is_file(path):
+        advice = "name its directory"
+        if is_archive(path.name):
+            advice = "put it into the model store, or name it with --models"
+        raise ModelSourceError(f"model id {reference} ({model_id.origin}) is a file: {advice}")
+    elif _looks_like_path(reference):
+        raise ModelSourceError(
+            f"model id {mask_urls(reference)} ({model_id.origin}) is a path that does not exist"
+        )
+    name = finding.name
+    if name is None:
+        name = model_name(reference) if is_named_by_id or directory is None else directory.name
+    return ModelArtifacts(
+        name=clean_name(name),
+        reference=reference,
+        model=reference,
+        revision=_revision(settings),
+        directory=directory,
+    )
+
+
+def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelArtifacts:
+    """`model` once its files are at `local`.
+
+    A prefix or archive that HF_MODEL_ID (or load_models) names is the model directory itself where
+    the store has none; one that option.model_id names brings weights only (startup.md section 2).
+    """
+    model_id = settings.options.get("model_id")
+    is_model_directory = model.reference.startswith(_S3) and (
+        model_id is None or model_id.origin in _NAMES_DIRECTORY
+    )
+    directory = local if model.directory is None and is_model_directory else model.directory
+    return replace(model, model=str(local), directory=directory)
+
+
+def _is_inside(settings: Settings, path: Path) -> bool:
+    """Whether the serving.properties that applies lies in `path`."""
+    file = settings.properties
+    return file is not None and Path(file.path).resolve().parent == path.resolve()
+
+
+def _looks_like_path(reference: str) -> bool:
+    """Whether a model id can only be a path."""
+    return reference.startswith(("/", "./", "../", "~"))
+
+
+def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
+    """The model that load_models names by an URL."""
+    url = str(finding.url)
+    if _looks_like_path(url) or url.startswith("file:"):
+        raise ModelSourceError(f"load_models names {url}, which does not exist")
+    name = clean_name(finding.name or model_name(url))
+    return ModelArtifacts(name=name, reference=url, model=url, revision=_revision(settings))
+
+
+def _packed_model(settings: Settings, archive: Path, name: str) -> ModelArtifacts:
+    """An archive of the store that nobody has unpacked yet; `serve` does so before it plans."""
+    place = str(archive)
+    return ModelArtifacts(clean_name(name), place, place, revision=_revision(settings))
+
+
+def _model_of_directory(settings: Settings, directory: Path, name: str | None) -> ModelArtifacts:
+    """The weights in the model directory itself, or where `model_dir` points."""
+    weights = directory
+    model_dir = settings.option_value("model_dir")
+    if isinstance(model_dir, str) and is_directory(model_dir):
+        weights = Path(model_dir)
+    if not is_model_directory(weights, has_engine=settings.server["engine"].is_set):
+        raise ModelSourceError(
+            f"Failed to detect engine of the model: {weights} has no config.json, params.json, "
+            f"*.safetensors or model.py, and no model id is set; set HF_MODEL_ID or "
+            f"option.model_id"
+        )
+    return ModelArtifacts(
+        name=clean_name(name or directory.name),
+        reference=str(weights),
+        model=str(weights),
+        revision=_revision(settings),
+        directory=directory,
+    )
+
+
+def is_model_directory(directory: Path, *, has_engine: bool = False) -> bool:
+    """Whether `directory` is recognised as a model of ours."""
+    if has_engine or (directory / "model.py").is_file():
+        return True
+    return any((directory / name).is_file() for name in _MODEL_FILES) or any(
+        directory.glob("*.safetensors")
+    )
+
+
+def _refuse_adapter(directory: Path) -> None:
+    """Raise for a directory that holds a LoRA adapter and no model."""
+    has_adapter = (directory / "adapter_config.json").is_file()
+    if has_adapter and not any((directory / name).is_file() for name in _MODEL_FILES):
+        raise ModelSourceError(
+            f"{directory} holds a LoRA adapter (adapter_config.json) and no model: serve its base "
+            f"model with option.enable_lora=true and put the adapter below adapters/"
+        )
+
+
+def _revision(settings: Settings) -> str | None:
+    """The configured revision."""
+    revision = settings.option_value("revision")
+    return None if revision is None else str(revision)
+
+
+def model_name(reference: str) -> str:
+    """The name a reference gives a model: all of a hub id, else the last path element."""
+    is_hub_id = "://" not in reference and not is_directory(reference)
+    last = reference if is_hub_id else reference.rstrip("/*").rsplit("/", 1)[-1]
+    for ending in ARCHIVE_ENDINGS:
+        if last.lower().endswith(ending):
+            last = last[: -len(ending)]
+    return last
+
+
+def clean_name(name: str) -> str:
+    """`name` with everything but letters, digits and `_` turned into `_`."""
+    return re.sub(r"\W", "_", name, flags=re.ASCII) or "model"

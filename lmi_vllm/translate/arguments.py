@@ -1,0 +1,138 @@
+"""`Settings` + model + devices -> vLLM's keyword arguments. Pure; vLLM is not imported.
+
+Rows that map one to one are taken from the option table; everything that needs a rule of its own
+is one function in translate/rules.py or parallel.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.config.options import EffectWord, Option
+from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting, Settings
+from lmi_vllm.config.variable_names import find_option
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.legacy_models import architectures
+from lmi_vllm.extras.seq2seq import rules as encoder_decoder
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.translate import parallel, speculation, traces
+from lmi_vllm.translate import rules as engine_rules
+from lmi_vllm.translate.devices import Devices, detect_devices
+from lmi_vllm.translate.draft import ArgumentDraft
+
+__all__ = ["Devices", "Translation", "build_engine_arguments", "detect_devices", "translate"]
+
+# The order matters only where a rule looks at arguments that an earlier one put.
+_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
+    engine_rules.load_format,
+    engine_rules.tokenizer_mode,
+    engine_rules.task,
+    engine_rules.quantization,
+    engine_rules.lora,
+    speculation.configure,
+    engine_rules.legacy_arguments,
+    engine_rules.legacy_lengths,
+    engine_rules.kv_transfer,
+    engine_rules.parsers,
+    engine_rules.remote_code,
+    engine_rules.entry_point,
+)
+_LATE_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
+    parallel.place,
+    parallel.check_lmcache_workers,
+    speculation.check_draft_degree,
+    traces.traces,
+    architectures.map_architecture,
+    encoder_decoder.choose_engine,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """The arguments as far as they could be built, and all that was found on the way."""
+
+    arguments: EngineArguments
+    warnings: tuple[str, ...]
+    errors: tuple[str, ...]
+
+
+def build_engine_arguments(
+    settings: Settings, model: ModelArtifacts | None, devices: Devices
+) -> EngineArguments:
+    """The engine's arguments; ConfigurationError lists every problem found."""
+    translation = translate(settings, model, devices)
+    if translation.errors:
+        raise ConfigurationError(translation.errors)
+    return translation.arguments
+
+
+def translate(settings: Settings, model: ModelArtifacts | None, devices: Devices) -> Translation:
+    """The engine's arguments with warnings and errors; raises nothing.
+
+    Errors already in `settings.errors` are not repeated.
+    """
+    draft = ArgumentDraft(settings, model, devices)
+    _put_model(draft)
+    _put_plain(draft)
+    for rule in _RULES:
+        rule(draft)
+    _put_stand_ins(draft)
+    _put_defaults(draft)
+    for rule in _LATE_RULES:
+        rule(draft)
+    arguments = EngineArguments(
+        MappingProxyType(dict(draft.values)), MappingProxyType(dict(draft.origins))
+    )
+    return Translation(arguments, tuple(draft.warnings), tuple(draft.errors))
+
+
+def _put_model(draft: ArgumentDraft) -> None:
+    """The model as the engine gets it."""
+    model_id = draft.settings.options.get("model_id")
+    if draft.model is not None:
+        origin = model_id.origin if model_id else str(draft.model.directory or DEFAULT_ORIGIN)
+        draft.put("model", draft.model.model, origin)
+
+
+def _rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
+    """Every option that somebody set and that maps, with its row."""
+    settings = draft.settings.options.values()
+    return [
+        (setting, find_option(setting.name))
+        for setting in settings
+        if setting.effect == EffectWord.MAPS_TO and setting.is_set
+    ]
+
+
+def _put_plain(draft: ArgumentDraft) -> None:
+    """Options that become their argument as they are, pass-through ones included."""
+    for setting, row in _rows(draft):
+        if row is None or not (row.effect.is_computed or row.effect.is_fallback):
+            draft.put(setting.target, setting.value, setting.origin)
+
+
+def _put_stand_ins(draft: ArgumentDraft) -> None:
+    """Other backends' options that fill an argument nothing else sets."""
+    for setting, row in _rows(draft):
+        if row is None or not row.effect.is_fallback:
+            continue
+        if setting.target in draft.values:
+            draft.warn(f"{setting.label} has no effect: {draft.label(setting.target)} is set")
+            continue
+        draft.put(setting.target, setting.value, setting.origin)
+        if row.effect.text:
+            draft.warn(
+                f"{setting.label} is used as {setting.target}={setting.value}: {row.effect.text}"
+            )
+
+
+def _put_defaults(draft: ArgumentDraft) -> None:
+    """The arguments LMI always passes (configuration.md section 8)."""
+    for setting in draft.settings.options.values():
+        row = find_option(setting.name)
+        if setting.is_set or row is None or setting.effect != EffectWord.MAPS_TO:
+            continue
+        if not (row.effect.is_computed or row.effect.is_fallback):
+            draft.put_if_unset(setting.target, setting.value, DEFAULT_ORIGIN)
+    draft.put_if_unset("revision", None, DEFAULT_ORIGIN)

@@ -1,0 +1,47 @@
+"""The working copy that the translation rules write into."""
+
+from dataclasses import dataclass, field
+
+from lmi_vllm.config.resolved import Setting, Settings
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.translate.devices import Devices
+
+
+@dataclass(slots=True)
+class ArgumentDraft:
+    """What is configured, and the arguments, warnings and errors found so far."""
+
+    settings: Settings
+    model: ModelArtifacts | None
+    devices: Devices
+    values: dict[str, object] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def put(self, argument: str, value: object, origin: str) -> None:
+        """Set an engine argument."""
+        self.values[argument] = value
+        self.origins[argument] = origin
+
+    def put_if_unset(self, argument: str, value: object, origin: str) -> None:
+        """Set an engine argument that nothing has set yet."""
+        if argument not in self.values:
+            self.put(argument, value, origin)
+
+    def warn(self, sentence: str) -> None:
+        """Note a warning."""
+        self.warnings.append(sentence)
+
+    def fail(self, sentence: str) -> None:
+        """Note an error."""
+        self.errors.append(sentence)
+
+    def given(self, name: str) -> Setting | None:
+        """Option `name`, if somebody set it."""
+        setting = self.settings.options.get(name)
+        return setting if setting is not None and setting.is_set else None
+
+    def label(self, argument: str) -> str:
+        """How messages name an argument that is set: its name and origin."""
+        return f"{argument} ({self.origins.get(argument, 'default')})"

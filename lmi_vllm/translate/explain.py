@@ -1,0 +1,239 @@
+"""What the configuration means, as a table, JSON or markdown; secrets are masked in all of them."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.checks.model import checkpoint_warnings
+from lmi_vllm.config.options import EffectWord
+from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting, Settings
+from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
+from lmi_vllm.errors import ModelSourceError
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.sources.model_source import find_in_store, locate_model
+from lmi_vllm.sources.model_store import is_file
+from lmi_vllm.translate.arguments import Translation, translate
+from lmi_vllm.translate.devices import Devices
+
+_NO_MODEL: Final = (
+    "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything `explain` prints; nothing in it is secret."""
+
+    engine_args: Mapping[str, object]
+    server: Mapping[str, object]
+    options: tuple[Mapping[str, object], ...]
+    warnings: tuple[str, ...]
+    errors: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 2 when there is an error."""
+        return 2 if self.errors else 0
+
+
+def explain(
+    settings: Settings, environ: Mapping[str, str], devices: Devices
+) -> tuple[Explanation, ModelArtifacts | None]:
+    """The whole configuration, errors included, and the model it means."""
+    model, problem = _find_model(settings, environ)
+    translation = translate(settings, model, devices)
+    errors = [*settings.errors, *([problem] if problem else []), *translation.errors]
+    about_model = checkpoint_warnings(model, translation.arguments.values)
+    warnings = (*settings.warnings, *translation.warnings, *about_model, *_packed(model))
+    hide = _secret_hider(settings)
+    explanation = Explanation(
+        engine_args=_masked(translation.arguments.values),
+        server=_server(settings),
+        options=tuple(_rows(settings, translation, model)),
+        warnings=tuple(dict.fromkeys(map(hide, warnings))),
+        errors=tuple(dict.fromkeys(map(hide, errors))),
+    )
+    return explanation, model
+
+
+def _find_model(
+    settings: Settings, environ: Mapping[str, str]
+) -> tuple[ModelArtifacts | None, str | None]:
+    """The model, and what is wrong with it; a missing one is no error of the configuration."""
+    try:
+        return locate_model(settings, environ), None
+    except ModelSourceError as error:
+        finding = find_in_store(settings, environ)
+        is_named = "model_id" in settings.options or finding.url is not None
+        is_adapter = "adapter_config.json" in str(error)
+        return None, str(error) if finding.problem or is_named or is_adapter else None
+
+
+def _packed(model: ModelArtifacts | None) -> tuple[str, ...]:
+    """What is not known of a model that lies in an archive."""
+    if model is None or model.directory is not None or not is_file(model.model):
+        return ()
+    return (f"{model.model} is unpacked when the server starts: the serving.properties that may "
+            f"be in it is not shown here",)  # fmt: skip
+
+
+def _secret_hider(settings: Settings) -> Callable[[str], str]:
+    """A function that removes every secret value that was configured from a sentence."""
+    secrets = {
+        str(setting.value)
+        for setting in (*settings.options.values(), *settings.server.values())
+        if setting.is_set and is_secret(setting.name) and not isinstance(setting.value, bool | int)
+    }
+
+    def hide(sentence: str) -> str:
+        """`sentence` without them."""
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):
+            sentence = sentence.replace(secret, MASK)
+        return mask_urls(sentence)
+
+    return hide
+
+
+def _masked(values: Mapping[str, object]) -> dict[str, object]:
+    """`values` as they may be shown."""
+    return {name: mask_value(name, value) for name, value in values.items()}
+
+
+def _server(settings: Settings) -> dict[str, object]:
+    """Every setting that the server itself obeys, by its name in the specification."""
+    ours = [
+        setting
+        for setting in (*settings.options.values(), *settings.server.values())
+        if setting.effect in (EffectWord.OURS, EffectWord.NONE) or setting.name == "load_on_devices"
+    ]
+    return {setting.name: setting.shown_value for setting in ours}
+
+
+def _rows(
+    settings: Settings, translation: Translation, model: ModelArtifacts | None
+) -> Iterable[dict[str, object]]:
+    """One row for each option with a value: those that were set first."""
+    known = [*settings.options.values(), *settings.server.values()]
+    if "model_id" not in settings.options:
+        known.insert(0, _model_row(model))
+    for setting in sorted([*known, *settings.extra], key=lambda setting: not setting.is_set):
+        yield {
+            "name": _shown_name(setting),
+            "value": setting.shown_value,
+            "origin": setting.origin,
+            "effect": str(setting.effect),
+            "target": setting.target,
+            "note": mask_urls(_note(setting, translation)),
+        }
+
+
+def _model_row(model: ModelArtifacts | None) -> Setting:
+    """The row for a model that no id names."""
+    if model is None:
+        return Setting("model_id", None, DEFAULT_ORIGIN, EffectWord.MAPS_TO, "model", _NO_MODEL)
+    note = "The model directory itself."
+    return Setting("model_id", model.model, str(model.directory), EffectWord.MAPS_TO, "model", note)
+
+
+def _shown_name(setting: Setting) -> str:
+    """The name as it was written, without `option.`."""
+    return setting.written.removeprefix("option.") or setting.name
+
+
+def _note(setting: Setting, translation: Translation) -> str:
+    """The row's note, and what became of the value where that differs."""
+    values = translation.arguments.values
+    became = [
+        f"{target}={_compact(mask_value(target, values[target]))}"
+        for target in setting.target.split(", ")
+        if setting.is_set and target in values and values[target] != setting.value
+        and translation.arguments.origins.get(target) == setting.origin
+    ]  # fmt: skip
+    return f"{setting.note} Became {', '.join(became)}." if became else setting.note
+
+
+def _compact(value: object) -> str:
+    """`value` as short JSON; text without quotes."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def as_document(explanation: Explanation) -> dict[str, object]:
+    """The explanation as one JSON object."""
+    return {
+        "engine_args": explanation.engine_args,
+        "server": explanation.server,
+        "options": explanation.options,
+        "warnings": explanation.warnings,
+        "errors": explanation.errors,
+    }
+
+
+def as_json(explanation: Explanation) -> str:
+    """The explanation as the text of one JSON object."""
+    return json.dumps(as_document(explanation), indent=2, ensure_ascii=False, default=str)
+
+
+_COLUMNS: Final = ("name", "value", "origin", "effect", "target", "note")
+_WIDEST: Final = MappingProxyType({"value": 40, "origin": 48})
+
+
+def as_table(explanation: Explanation) -> str:
+    """The explanation for a terminal."""
+    lines = [*_aligned([_COLUMNS, *_cells(explanation)]), "", "Engine arguments"]
+    lines += [f"  {name} = {_compact(value)}" for name, value in explanation.engine_args.items()]
+    for title, sentences in (("Warnings", explanation.warnings), ("Errors", explanation.errors)):
+        if sentences:
+            lines += ["", title, *(f"  {sentence}" for sentence in sentences)]
+    return "\n".join(lines)
+
+
+def _cells(explanation: Explanation) -> list[tuple[str, ...]]:
+    """The rows as short texts."""
+    return [
+        tuple(_clip(column, _compact(row[column])) for column in _COLUMNS)
+        for row in explanation.options
+    ]
+
+
+def _clip(column: str, text: str) -> str:
+    """`text` on one line, cut to the column's width."""
+    line = " ".join(text.split())
+    width = _WIDEST.get(column, len(line))
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """The rows in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def as_markdown(explanation: Explanation) -> str:
+    """The explanation as a markdown document."""
+    lines = ["# Configuration", "", _markdown_row(_COLUMNS), _markdown_row(["---"] * 6)]
+    lines += [_markdown_row(cells) for cells in _cells(explanation)]
+    arguments = [
+        _markdown_row([name, _compact(value)]) for name, value in explanation.engine_args.items()
+    ]
+    lines += ["", "## Engine arguments", "", "| argument | value |", "| --- | --- |", *arguments]
+    for title, sentences in (("Warnings", explanation.warnings), ("Errors", explanation.errors)):
+        if sentences:
+            lines += ["", f"## {title}", "", *(f"* {sentence}" for sentence in sentences)]
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    """One table row; bars inside a cell are escaped."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+FORMATS: Final[Mapping[str, Callable[[Explanation], str]]] = MappingProxyType(
+    {"table": as_table, "json": as_json, "markdown": as_markdown}
+)

@@ -1,0 +1,110 @@
+"""LMCache: what its library finds in the environment when the engine starts (startup.md 7)."""
+
+import logging
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.checks.memory import free_host_memory
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+
+logger = logging.getLogger(__name__)
+
+CACHE_FOLDER: Final = "/tmp/lmcache/"
+_PREFIX: Final = "LMCACHE_"
+_GIB: Final = 1 << 30
+_RESERVED_SHARE: Final = 0.2
+_RESERVED_MODELS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the automatic sizes are made from, in bytes; `disk` is all of /tmp's file system."""
+
+    memory: int
+    disk: int
+
+
+def lmcache_exports(
+    settings: Settings,
+    model: ModelArtifacts,
+    arguments: EngineArguments,
+    environ: Mapping[str, str],
+    machine: Machine | None = None,
+) -> dict[str, str]:
+    """The variables that LMCache's library reads; none where no option asks for it.
+
+    Raises:
+        ConfigurationError: the configuration file is missing, or the model's size is unknown.
+    """
+    found = _of_file(settings, model)
+    auto = settings.options.get("lmcache_auto_config")
+    if auto is not None and auto.value is True:
+        size = _model_bytes(Path(model.model))
+        if not size:
+            raise ConfigurationError(
+                [
+                    f"{auto.label} needs the size of the model, and {model.model} holds no "
+                    "safetensors or bin weights: use option.lmcache_config_file"
+                ]
+            )
+        ranks = int(str(arguments.values.get("tensor_parallel_size") or 1))
+        found |= _automatic(size, ranks, machine or measure_machine())
+    for name, value in found.items():
+        if name.startswith(_PREFIX) and environ.get(name, value) != value:
+            logger.warning("%s=%s is overwritten with %s", name, environ[name], value)
+    return found
+
+
+def measure_machine() -> Machine:
+    """This machine; a disk that cannot be read counts as none."""
+    try:
+        disk = shutil.disk_usage("/tmp").total
+    except OSError:
+        disk = 0
+    return Machine(free_host_memory() or 0, disk)
+
+
+def _of_file(settings: Settings, model: ModelArtifacts) -> dict[str, str]:
+    setting = settings.options.get("lmcache_config_file")
+    if setting is None or not setting.is_set:
+        return {}
+    path = (model.directory or Path.cwd()) / str(setting.value)
+    if not path.is_file():
+        raise ConfigurationError(
+            [
+                f"{setting.stated}: there is no file {path}; the path is absolute, or "
+                "relative to the model directory"
+            ]
+        )
+    return {"LMCACHE_CONFIG_FILE": str(path)}
+
+
+def _automatic(model_bytes: int, ranks: int, machine: Machine) -> dict[str, str]:
+    return {
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": _share(machine.memory, model_bytes, ranks),
+        "LMCACHE_MAX_LOCAL_DISK_SIZE": _share(machine.disk, model_bytes, ranks),
+        "LMCACHE_LOCAL_DISK": f"file://{CACHE_FOLDER}",
+        "LMCACHE_ENABLE_LAZY_MEMORY_ALLOCATOR": "true",
+        "PYTHONHASHSEED": "0",
+        "LMCACHE_EXTRA_CONFIG": '{"use_odirect": true}',
+    }
+
+
+def _share(available: int, model_bytes: int, ranks: int) -> str:
+    """Whole GB for each rank, of what two models or a fifth (whichever is more) leave."""
+    reserved = max(_RESERVED_MODELS * model_bytes, _RESERVED_SHARE * available)
+    return str(math.floor(max(0.0, available - reserved) / ranks / _GIB))
+
+
+def _model_bytes(directory: Path) -> int:
+    """Bytes of the safetensors files below `directory`, of the bin files where there are none."""
+    for pattern in ("*.safetensors", "*.bin"):
+        if sizes := [path.stat().st_size for path in directory.rglob(pattern)]:
+            return sum(sizes)
+    return 0

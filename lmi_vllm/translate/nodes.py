@@ -1,0 +1,236 @@
+"""Several nodes that serve one model: how many, which one this is, who leads (startup.md 9).
+
+vLLM's own arguments first, then LMI's variables, then those of a Kubernetes LeaderWorkerSet. Every
+node runs the same command with the same options; only rank 0 answers HTTP.
+"""
+
+import ipaddress
+import logging
+import re
+import socket
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting, Settings
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.translate.draft import ArgumentDraft
+
+logger = logging.getLogger(__name__)
+
+MASTER_PORT: Final = 29500  # torch's
+_SIZES: Final = ("nnodes", "DJL_CLUSTER_SIZE", "LWS_GROUP_SIZE")
+_RANKS: Final = ("node_rank", "DJL_NODE_RANK", "LWS_WORKER_INDEX")
+_LEADERS: Final = ("master_addr", "DJL_LEADER_ADDR", "LWS_LEADER_ADDRESS", "MASTER_ADDR")
+_KUBERNETES: Final = ".svc.cluster.local"
+_LOOK_UP_SECONDS: Final = 60.0  # upstream's patience: a pod's name appears after the pod
+_LOOK_UP_PAUSE: Final = 2.0
+_LAST_PORT: Final = 65535
+
+
+def put_cluster(draft: ArgumentDraft) -> int:
+    """Put the arguments that several nodes need; returns how many there are."""
+    settings = draft.settings
+    size, rank, leader = (_first(settings, names) for names in (_SIZES, _RANKS, _LEADERS))
+    nodes, number = _whole(size, 1), _whole(rank, 0)
+    if size is None or nodes <= 1:
+        _warn_of_one_node(draft)
+        return 1
+    if rank is not None and not 0 <= number < nodes:
+        draft.fail(f"{_said(rank)}: the {nodes} nodes of {size.name} are 0 to {nodes - 1}")
+    if leader is None:
+        draft.fail(
+            f"{_said(size)} needs the leader's address, as every node reaches it: set "
+            f"DJL_LEADER_ADDR (or MASTER_ADDR)"
+        )
+    elif not _is_host(str(leader.value)):
+        draft.fail(
+            f"{_said(leader)}: a host name or an IP address is needed, without a scheme or a port "
+            f"(option.master_port is the port, {MASTER_PORT} unless it is set)"
+        )
+    for names in (_SIZES, _RANKS, _LEADERS[:-1]):
+        _warn_of_others(draft, names)
+    _refuse(draft, size)
+    draft.put("nnodes", nodes, size.origin)
+    draft.put("node_rank", number, DEFAULT_ORIGIN if rank is None else rank.origin)
+    if leader is not None:
+        draft.put("master_addr", _full_name(settings, leader), leader.origin)
+    draft.put_if_unset("master_port", MASTER_PORT, DEFAULT_ORIGIN)
+    draft.put_if_unset("distributed_executor_backend", "mp", DEFAULT_ORIGIN)
+    return nodes
+
+
+def _refuse(draft: ArgumentDraft, size: Setting) -> None:
+    """Report what does not go together with several nodes."""
+    for option, reason in (
+        ("enable_lora", "adapters are kept on the leader's disk only"),
+        ("data_parallel_size", "copies of a model stay on one node each"),
+    ):
+        value = draft.settings.option_value(option)
+        if value is True or (option == "data_parallel_size" and value not in (None, 1)):
+            draft.fail(f"{option}={value} is not possible with {_said(size)}: {reason}")
+    if draft.values.get("distributed_executor_backend") not in (None, "mp"):
+        draft.fail(
+            f"{_argument(draft, 'distributed_executor_backend')} is not possible with "
+            f"{_said(size)}: nodes of this kind need mp. Ray knows its nodes itself: with it, "
+            f"serve runs on one of them and no number of nodes is set"
+        )
+    port = draft.values.get("master_port")
+    if isinstance(port, int) and not 0 < port < _LAST_PORT:
+        draft.fail(
+            f"{_argument(draft, 'master_port')}: 1 to {_LAST_PORT - 1} are possible (the port "
+            f"after it is used too)"
+        )
+
+
+def _warn_of_one_node(draft: ArgumentDraft) -> None:
+    """Say that a node number or a leader means nothing by itself: a size was forgotten."""
+    for name in (*_RANKS, *_LEADERS[:2]):
+        setting = _setting(draft.settings, name)
+        if setting is not None and setting.value != 0:
+            draft.warn(
+                f"{_said(setting)} has no effect: this node serves the model alone, because "
+                f"neither DJL_CLUSTER_SIZE nor LWS_GROUP_SIZE is above 1"
+            )
+
+
+def _warn_of_others(draft: ArgumentDraft, names: tuple[str, ...]) -> None:
+    """Name the settings that say something else than the one that counts."""
+    found = [setting for name in names if (setting := _setting(draft.settings, name)) is not None]
+    for other in found[1:]:
+        if other.value != found[0].value:
+            draft.warn(f"{_said(other)} has no effect: {_said(found[0])} counts")
+
+
+def check_cluster_span(draft: ArgumentDraft, span: int, nodes: int) -> None:
+    """Refuse a model that cannot be cut into equal parts, one for each node."""
+    if span % nodes:
+        draft.fail(
+            f"tensor_parallel_size x pipeline_parallel_size is {span}, which {nodes} nodes "
+            f"cannot share equally"
+        )
+
+
+def follows(settings: Settings) -> bool:
+    """Whether this node only works for a leader."""
+    size, rank = _first(settings, _SIZES), _first(settings, _RANKS)
+    return _whole(size, 1) > 1 and _whole(rank, 0) > 0
+
+
+def node_rank(arguments: Mapping[str, object]) -> int:
+    """Which node of its cluster the engine arguments are for; 0 leads, also alone."""
+    if int(str(arguments.get("nnodes") or 1)) <= 1:
+        return 0
+    return int(str(arguments.get("node_rank") or 0))
+
+
+def cluster_exports(arguments: EngineArguments, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which vLLM and gloo find this node's own address; set ones win.
+
+    Blocks while the leader's name is looked up, a minute at most.
+
+    Raises:
+        ConfigurationError: nobody knows the leader's name.
+    """
+    values = arguments.values
+    if int(str(values.get("nnodes") or 1)) <= 1:
+        return {}
+    leader, port = str(values["master_addr"]), int(str(values["master_port"]))
+    own = environ.get("VLLM_HOST_IP", "")
+    if not own:
+        own = own_address(leader, port)
+        if node_rank(values) == 0:
+            _warn_unless_we_lead(leader, port, own)
+    exports = {"VLLM_HOST_IP": own}
+    if interface := interface_of(own):
+        exports |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {name: value for name, value in exports.items() if not environ.get(name)}
+
+
+def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> str:
+    """This machine's address on the way to `leader`; no packet is sent.
+
+    Raises:
+        ConfigurationError: the name stayed unknown, or there is no way to it.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found = socket.getaddrinfo(leader, port, type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, address = found[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    [f"the leader {leader} cannot be found: {error.strerror or error}"]
+                ) from error
+            time.sleep(_LOOK_UP_PAUSE)
+
+
+def _warn_unless_we_lead(leader: str, port: int, own: str) -> None:
+    """Every node without a number takes itself for the leader and waits for the others."""
+    found = {str(entry[4][0]) for entry in socket.getaddrinfo(leader, port)}
+    if own not in found:
+        logger.warning(
+            "this is node 0, so it leads, but the leader %s is %s and this machine %s: nodes "
+            "behind the leader need DJL_NODE_RANK (1, 2, ...)",
+            leader,
+            ", ".join(sorted(found)),
+            own,
+        )
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has `address`."""
+    import psutil  # noqa: PLC0415 (vLLM brings it, and `explain` has to work without)
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return str(name)
+    return None
+
+
+def _setting(settings: Settings, name: str) -> Setting | None:
+    """The setting of that name; None where nobody set it: none of these has a default."""
+    return settings.server.get(name) or settings.options.get(name)
+
+
+def _first(settings: Settings, names: tuple[str, ...]) -> Setting | None:
+    """The first of these settings that somebody gave a value."""
+    found = (_setting(settings, name) for name in names)
+    return next((setting for setting in found if setting is not None), None)
+
+
+def _whole(setting: Setting | None, default: int) -> int:
+    """The number that a setting has."""
+    return setting.value if setting is not None and isinstance(setting.value, int) else default
+
+
+def _said(setting: Setting) -> str:
+    """What somebody wrote; a variable's name is its place too and is said once."""
+    return setting.stated.removesuffix(f" ({setting.name})")
+
+
+def _argument(draft: ArgumentDraft, name: str) -> str:
+    """An engine argument, its value and where it is from."""
+    return f"{name}={draft.values[name]} ({draft.origins[name]})"
+
+
+def _is_host(text: str) -> bool:
+    """Whether the text is a name or an address; `host:port` and URLs are not."""
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", text) is not None
+    return True
+
+
+def _full_name(settings: Settings, setting: Setting) -> str:
+    """The leader's name as LMI completes it inside a LeaderWorkerSet."""
+    leader = str(setting.value)
+    if not settings.server_value("LWS_LEADER_ADDR") or leader.endswith(_KUBERNETES):
+        return leader
+    return leader + _KUBERNETES

@@ -1,0 +1,169 @@
+"""Devices -> tensor, pipeline and data parallel sizes (configuration.md section 10)."""
+
+from lmi_vllm.config.resolved import Setting
+from lmi_vllm.translate.draft import ArgumentDraft
+from lmi_vllm.translate.nodes import check_cluster_span, put_cluster
+
+
+def place(draft: ArgumentDraft) -> None:
+    """Put the parallel sizes, the copies and the devices."""
+    nodes = put_cluster(draft)
+    stages = draft.settings.options["pipeline_parallel_degree"]
+    pipeline = stages.value if isinstance(stages.value, int) and stages.value > 0 else 1
+    starts = _chosen_devices(draft)
+    degree = draft.settings.options["tensor_parallel_degree"]
+    tensor = _tensor_size(draft, degree, pipeline, nodes, starts)
+    draft.put("tensor_parallel_size", tensor, degree.origin)
+    draft.put("pipeline_parallel_size", pipeline, stages.origin)
+    span = tensor * pipeline
+    check_cluster_span(draft, span, nodes)
+    if draft.devices.gpu_count == 0:
+        _place_on_cpu(draft, degree, span // nodes)
+    elif draft.values.get("distributed_executor_backend") == "ray":
+        _leave_to_ray(draft, starts)
+    elif nodes == 1:
+        _place_on_gpus(draft, span, starts)
+    elif span > draft.devices.gpu_count * nodes:
+        draft.fail(_not_enough(draft, span, draft.devices.gpu_count * nodes))
+
+
+def _tensor_size(
+    draft: ArgumentDraft, degree: Setting, pipeline: int, nodes: int, starts: list[int]
+) -> int:
+    """The number asked for, or what `max` and unset mean on these devices."""
+    if isinstance(degree.value, int) and degree.value > 0:
+        return degree.value
+    gpus = draft.devices.gpu_count
+    if starts:
+        gaps = [after - start for start, after in zip(starts, [*starts[1:], gpus], strict=True)]
+        gpus = max(0, min(gaps))
+    if degree.is_set and degree.value == "max":
+        gpus *= nodes  # only an explicit `max` counts the other nodes' GPUs
+    return max(1, gpus // pipeline)
+
+
+def _place_on_cpu(draft: ArgumentDraft, degree: Setting, span: int) -> None:
+    """Without a GPU: CPU ranks as far as vLLM can place them, and never copies."""
+    limit = draft.devices.cpu_rank_limit
+    copies = draft.given("data_parallel_size")
+    wanted = span
+    if copies is not None and isinstance(copies.value, int):
+        draft.put("data_parallel_size", copies.value, copies.origin)
+        wanted = span * max(1, copies.value)
+    if limit is not None and wanted > limit:
+        label = degree.label if degree.is_set else "pipeline_parallel_degree"
+        draft.fail(
+            f"{label} asks for {wanted} devices and there is no GPU; not enough devices (CPU ranks "
+            f"need a NUMA node each or VLLM_CPU_OMP_THREADS_BIND)"
+        )
+
+
+def _leave_to_ray(draft: ArgumentDraft, starts: list[int]) -> None:
+    """Ray may have GPUs that are not here: nothing is counted, and copies are made when asked."""
+    copies = draft.given("data_parallel_size")
+    if copies is not None:
+        draft.put("data_parallel_size", copies.value, copies.origin)
+    if starts:
+        chosen = draft.settings.server["load_on_devices"]
+        draft.warn(f"{chosen.stated} has no effect: Ray chooses the devices")
+
+
+def _place_on_gpus(draft: ArgumentDraft, span: int, starts: list[int]) -> None:
+    """Copies on what is left, and the devices that stay idle."""
+    gpus = draft.devices.gpu_count
+    if span > gpus:
+        draft.fail(_not_enough(draft, span, gpus))
+        return
+    explicit = draft.given("data_parallel_size")
+    if explicit is not None and isinstance(explicit.value, int):
+        copies, origin = max(1, explicit.value), explicit.origin
+        draft.put("data_parallel_size", explicit.value, origin)
+        if span * copies > gpus:
+            draft.fail(_not_enough(draft, span * copies, gpus))
+            return
+    else:
+        copies = len(starts) if starts else _copies(draft, gpus // span)
+        origin = draft.settings.server["load_on_devices"].origin if starts else "free GPUs"
+        if copies > 1:
+            draft.put("data_parallel_size", copies, origin)
+    used = _used_devices(draft, span, starts) if starts else list(range(span * copies))
+    idle = [str(gpu) for gpu in range(gpus) if gpu not in used]
+    if idle and not starts and "device_ids" not in draft.values:
+        draft.warn(f"GPU {', '.join(idle)} of {gpus} stay idle: the model uses {len(used)}")
+    if starts and used:
+        draft.put_if_unset("device_ids", used, origin)
+
+
+def _used_devices(draft: ArgumentDraft, span: int, starts: list[int]) -> list[int]:
+    """The devices of every copy that load_on_devices asks for; they must not overlap."""
+    used = [start + offset for start in starts for offset in range(span)]
+    setting = draft.settings.server["load_on_devices"]
+    if len(set(used)) < len(used) or max(used) >= draft.devices.gpu_count:
+        draft.fail(
+            f"{setting.stated} with {span} devices a copy needs devices "
+            f"{', '.join(map(str, used))}; there are 0 to {draft.devices.gpu_count - 1}"
+        )
+        return []
+    return used
+
+
+def _copies(draft: ArgumentDraft, fitting: int) -> int:
+    """Copies of the model: those that fit, within maxWorkers, one with LoRA or LMCache."""
+    for name in ("enable_lora", "lmcache_auto_config"):
+        if draft.settings.option_value(name) is True:
+            return 1
+    cap = _worker_cap(draft)
+    if cap is not None and isinstance(cap.value, int):
+        fitting = min(fitting, cap.value)
+    return max(1, fitting)
+
+
+def _worker_cap(draft: ArgumentDraft) -> Setting | None:
+    """The setting that bounds the copies: SageMaker's count, else the most special one."""
+    server = draft.settings.server
+    general = server.get("maxWorkers")
+    names = ["gpu.maxWorkers", "maxWorkers", "max_workers"]
+    if general is not None and general.origin.startswith("SAGEMAKER_"):
+        names = ["maxWorkers"]
+    found = [server[name] for name in names if name in server]
+    caps = [setting for setting in found if isinstance(setting.value, int) and setting.value > 0]
+    return caps[0] if caps else None
+
+
+def check_lmcache_workers(draft: ArgumentDraft) -> None:
+    """LMCache's automatic sizes count on one copy (startup.md section 7)."""
+    auto, cap = draft.given("lmcache_auto_config"), _worker_cap(draft)
+    if auto is None or auto.value is not True or cap is None:
+        return
+    if isinstance(cap.value, int) and cap.value > 1:
+        draft.fail(f"{auto.label} allows one copy and {cap.label} is {cap.value}")
+
+
+def _chosen_devices(draft: ArgumentDraft) -> list[int]:
+    """The first device of every copy that load_on_devices asks for; empty for all devices."""
+    setting = draft.settings.server["load_on_devices"]
+    text = str(setting.value).strip()
+    if text in ("*", "") or not setting.is_set:
+        return []
+    parts = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
+    if draft.devices.gpu_count == 0:
+        if parts != ["-1"]:
+            draft.warn(f"{setting.stated} has no effect: there is no GPU")
+        return []
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        draft.warn(
+            f"{setting.stated} has no effect: give device numbers separated by ; "
+            f"(the CPU is used only by the CPU build)"
+        )
+        return []
+    return sorted(int(part[:6]) for part in parts)
+
+
+def _not_enough(draft: ArgumentDraft, wanted: int, available: int) -> str:
+    """The sentence for more devices than there are."""
+    labels = [
+        f"{name}={draft.values[name]} ({draft.origins[name]})"
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        if name in draft.values
+    ]
+    return f"not enough devices: {', '.join(labels)} need {wanted} GPUs, {available} are visible"

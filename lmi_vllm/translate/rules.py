@@ -1,0 +1,283 @@
+"""Options whose engine arguments follow by a rule of their own (configuration.md 5, 7.4, 11)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting
+from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.sources.model_store import is_directory, is_file
+from lmi_vllm.translate.draft import ArgumentDraft
+
+_TASKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "auto": ("auto", "auto"),
+        "text-generation": ("generate", "auto"),
+        "generate": ("generate", "auto"),
+        "text-embedding": ("auto", "embed"),
+        "feature-extraction": ("pooling", "embed"),
+        "classify": ("auto", "classify"),
+        "text2text-generation": ("auto", "auto"),
+        "conversational": ("auto", "auto"),
+        "embed": ("pooling", "embed"),
+        "embedding": ("pooling", "embed"),
+        "score": ("pooling", "auto"),
+        "rerank": ("pooling", "auto"),
+    }
+)
+_INT8: Final = "int8_per_channel_weight_only"
+_PREQUANTIZED: Final = "use option.quantize=fp8 or a checkpoint quantized ahead of time (awq, gptq)"
+_W8A8: Final = "use a compressed-tensors W8A8 checkpoint, or option.quantize=fp8"
+
+
+def load_format(draft: ArgumentDraft) -> None:
+    """Refuse the one format that only another container reads."""
+    setting = draft.given("load_format")
+    if setting is None:
+        return
+    if setting.value == "sagemaker_fast_model_loader":
+        draft.fail(
+            f"{setting.label}: sagemaker_fast_model_loader is not available here; use "
+            f"runai_streamer, sharded_state or leave it out"
+        )
+        return
+    draft.put("load_format", setting.value, setting.origin)
+
+
+def tokenizer_mode(draft: ArgumentDraft) -> None:
+    """VLLM has no slow tokenizers any more."""
+    setting = draft.given("tokenizer_mode")
+    if setting is None:
+        return
+    if setting.value == "slow":
+        draft.warn(f"{setting.label}: slow is gone from vLLM; auto is used")
+    value = "auto" if setting.value == "slow" else setting.value
+    draft.put("tokenizer_mode", value, setting.origin)
+
+
+def task(draft: ArgumentDraft) -> None:
+    """Runner and convert of the task; explicit ones win."""
+    setting = draft.settings.options["task"]
+    text = str(setting.value)
+    if setting.is_set and text not in _TASKS:
+        draft.warn(
+            f"{setting.label}: task {text} is not known and counts as auto; known are "
+            f"{', '.join(_TASKS)}"
+        )
+    runner, convert = _TASKS.get(text, ("auto", "auto"))
+    for argument, value in (("runner", runner), ("convert", convert)):
+        explicit = draft.values.get(argument, value)
+        if setting.is_set and explicit != value:
+            draft.warn(
+                f"{draft.label(argument)}={explicit} is used; {setting.stated} "
+                f"would mean {argument}={value}"
+            )
+        draft.put_if_unset(argument, value, setting.origin)
+
+
+def quantization(draft: ArgumentDraft) -> None:
+    """The quantization method out of `quantize`, `load_in_8bit` and `load_in_4bit`."""
+    chosen = draft.given("quantize")
+    result = None if chosen is None else _quantization_method(draft, chosen, str(chosen.value))
+    origin = DEFAULT_ORIGIN if chosen is None else chosen.origin
+    for flag, stands_for in (("load_in_8bit", "bitsandbytes8"), ("load_in_4bit", "bitsandbytes4")):
+        setting = draft.given(flag)
+        if setting is None or setting.value is not True:
+            continue
+        method = _quantization_method(draft, setting, stands_for)
+        if chosen is not None and method != result:
+            draft.fail(
+                f"{setting.stated} and {chosen.stated} ask for different "
+                f"quantization: set one of them"
+            )
+        elif chosen is None:
+            result, origin = method, setting.origin
+    draft.put("quantization", result, origin)
+    if result in load_release().deprecated_quantization_methods:
+        draft.put_if_unset("allow_deprecated_quantization", True, origin)
+
+
+def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> str | None:
+    """VLLM's name for quantization `text`, with what table 11.3 says about it."""
+    release = load_release()
+    method = text.lower()
+    if method in release.quantization_methods:
+        return method
+    if method in ("bitsandbytes", "bitsandbytes8", "dynamic_int8"):
+        if method != "dynamic_int8" and "bitsandbytes" in release.quantization_methods:
+            return "bitsandbytes"
+        draft.warn(
+            f"{setting.label}: vLLM has no {method} any more; {_INT8} is used, which quantizes the "
+            f"experts of a mixture only (option.quantize=fp8 quantizes every layer)"
+        )
+        return _INT8
+    known = f"allowed are {', '.join(release.quantization_methods)}"
+    reasons = {
+        "bitsandbytes4": f"4-bit quantization at load time is gone from vLLM; {_PREQUANTIZED}",
+        "squeezellm": f"vLLM no longer reads squeezellm; re-quantize the model: {_PREQUANTIZED}",
+        "smoothquant": _W8A8,
+        "static_int8": _W8A8,
+        "gguf": f"vLLM no longer reads gguf; {known}",
+        "marlin": f"leave it out, vLLM picks Marlin kernels by itself; {known}",
+    }
+    draft.fail(f"{setting.label}: {text} is not possible: {reasons.get(method, known)}")
+    return None
+
+
+def lora(draft: ArgumentDraft) -> None:
+    """Ranks vLLM has, and slots that fit each other."""
+    rank = draft.given("max_lora_rank")
+    if rank is not None and isinstance(rank.value, int):
+        allowed = [c for c in load_release().engine["max_lora_rank"].choices if isinstance(c, int)]
+        rounded = next((size for size in sorted(allowed) if size >= rank.value), None)
+        if rounded is None:
+            draft.fail(f"{rank.stated} is above {max(allowed)}, the most vLLM has")
+        else:
+            if rounded != rank.value:
+                draft.warn(f"{rank.stated} is rounded up to {rounded}, which vLLM has")
+            draft.put("max_lora_rank", rounded, rank.origin)
+    cpu, slots = draft.given("max_cpu_loras"), draft.settings.options.get("max_loras")
+    if cpu is None or slots is None:
+        return
+    if isinstance(cpu.value, int) and isinstance(slots.value, int) and cpu.value < slots.value:
+        draft.fail(f"{cpu.stated} must be at least max_loras={slots.value} ({slots.origin})")
+
+
+def legacy_arguments(draft: ArgumentDraft) -> None:
+    """Older switches that became another argument."""
+    _inverted(draft, "disable_log_requests", "enable_log_requests")
+    _inverted(draft, "enable_cuda_graph", "enforce_eager")
+    reduce = draft.given("use_custom_all_reduce")
+    if reduce is not None and reduce.value is False:
+        _put_unless_set(draft, reduce, "disable_custom_all_reduce", True)
+    ray = draft.given("worker_use_ray")
+    if ray is not None and ray.value is True:
+        _put_unless_set(draft, ray, "distributed_executor_backend", "ray")
+    backend = draft.given("guided_decoding_backend")
+    if backend is not None:
+        _put_unless_set(draft, backend, "structured_outputs_config", {"backend": backend.value})
+    rope = {
+        name: setting for name in ("rope_scaling", "rope_theta") if (setting := draft.given(name))
+    }
+    overrides = {name: setting.value for name, setting in rope.items()}
+    is_set = "hf_overrides" in draft.values
+    for setting in rope.values():
+        if is_set:
+            draft.warn(f"{setting.label} has no effect: {draft.label('hf_overrides')} is set")
+        else:
+            draft.put("hf_overrides", overrides, setting.origin)
+
+
+def _inverted(draft: ArgumentDraft, name: str, argument: str) -> None:
+    """`argument` as the opposite of the older switch `name`."""
+    setting = draft.given(name)
+    if setting is not None:
+        _put_unless_set(draft, setting, argument, not setting.value)
+
+
+def _put_unless_set(draft: ArgumentDraft, setting: Setting, argument: str, value: object) -> None:
+    """Set `argument` from an older option, unless its own name is set."""
+    if argument not in draft.values:
+        draft.put(argument, value, setting.origin)
+    elif draft.values[argument] != value:
+        draft.warn(f"{setting.label} has no effect: {draft.label(argument)} is set")
+
+
+def legacy_lengths(draft: ArgumentDraft) -> None:
+    """TensorRT-LLM's two lengths add up to max_model_len."""
+    given = [s for name in ("max_input_len", "max_output_len") if (s := draft.given(name))]
+    if not given:
+        return
+    lengths = [setting.value for setting in given if isinstance(setting.value, int)]
+    labels = " and ".join(setting.label for setting in given)
+    if len(lengths) == 1:
+        draft.warn(f"{labels} has no effect alone; use option.max_model_len")
+    elif "max_model_len" in draft.values:
+        draft.warn(f"{labels} have no effect: {draft.label('max_model_len')} is set")
+    else:
+        draft.put("max_model_len", sum(lengths), given[0].origin)
+        draft.warn(f"{labels} are used as max_model_len={sum(lengths)}, their sum")
+
+
+def kv_transfer(draft: ArgumentDraft) -> None:
+    """The KV connector, and what LMCache's automatic sizes exclude (startup.md section 7)."""
+    config, auto = draft.given("kv_transfer_config"), draft.given("lmcache_auto_config")
+    if config is not None:
+        draft.put("kv_transfer_config", config.value, config.origin)
+        if isinstance(config.value, dict) and not config.value.get("kv_role"):
+            draft.fail(
+                f"{config.label} lacks kv_role; allowed are kv_producer, kv_consumer and kv_both"
+            )
+    if auto is None or auto.value is not True:
+        return
+    connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+    draft.put_if_unset("kv_transfer_config", connector, auto.origin)
+    file, experts = draft.given("lmcache_config_file"), draft.given("enable_expert_parallel")
+    if file is not None:
+        draft.fail(f"{auto.label} and {file.label} exclude each other: set one of them")
+    if experts is not None and experts.value is True:
+        draft.fail(f"{auto.label} and {experts.label} exclude each other: set one of them")
+
+
+def parsers(draft: ArgumentDraft) -> None:
+    """Tool and reasoning parsers must be known where they are asked for."""
+    release = load_release()
+    choice, tool = draft.given("enable_auto_tool_choice"), draft.given("tool_call_parser")
+    if choice is not None and choice.value is True and draft.given("tool_parser_plugin") is None:
+        _check_parser(draft, choice, tool, "tool_call_parser", release.tool_parsers)
+    switch, reasoning = draft.given("enable_reasoning"), draft.given("reasoning_parser")
+    if draft.given("reasoning_parser_plugin") is not None:
+        return
+    if switch is not None and switch.value is True:
+        _check_parser(draft, switch, reasoning, "reasoning_parser", release.reasoning_parsers)
+    elif reasoning is not None:
+        _check_parser(draft, reasoning, reasoning, "reasoning_parser", release.reasoning_parsers)
+
+
+def _check_parser(
+    draft: ArgumentDraft,
+    switch: Setting,
+    parser: Setting | None,
+    name: str,
+    known: tuple[str, ...],
+) -> None:
+    """Fail where `switch` needs a parser and the one set is missing or unknown."""
+    if parser is None:
+        draft.fail(f"{switch.label} needs option.{name}; known are {', '.join(known)}")
+    elif parser.value not in known:
+        draft.fail(f"{parser.label}: parser {parser.value} is not known; known are "
+                   f"{', '.join(known)}")  # fmt: skip
+
+
+def remote_code(draft: ArgumentDraft) -> None:
+    """Code from the hub should be pinned to what was looked at."""
+    trust, model = draft.given("trust_remote_code"), draft.model
+    if trust is None or trust.value is not True or model is None:
+        return
+    is_hub_id = "://" not in model.model and not is_directory(model.model)
+    if is_hub_id and draft.given("revision") is None:
+        draft.warn(
+            f"{trust.label} runs code of {model.model} that may change at any time: set "
+            f"option.revision to the commit you validated"
+        )
+
+
+def entry_point(draft: ArgumentDraft) -> None:
+    """A local entry point must exist."""
+    setting, model = draft.given("entryPoint"), draft.model
+    if setting is None or not isinstance(setting.value, str) or model is None:
+        return
+    if setting.value.startswith(("http://", "https://")) or model.reference.startswith("s3://"):
+        return
+    path = (model.directory or Path("/nonexistent")) / setting.value
+    if not is_file(path):
+        place = f"in {model.directory}" if model.directory else "(there is no model directory)"
+        draft.fail(f"{setting.label}: {setting.value} does not exist {place}")
+
+
+def served_task(values: Mapping[str, object]) -> str:
+    """What an engine with these arguments is served as: generate, embed or classify."""
+    if values.get("convert") in ("embed", "classify"):
+        return str(values["convert"])
+    return "embed" if values.get("runner") == "pooling" else "generate"

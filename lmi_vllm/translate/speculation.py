@@ -1,0 +1,155 @@
+"""Speculative decoding: LMI's names, vLLM's own and vLLM's older ones become one argument."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.checks.model_config import read_directory
+from lmi_vllm.config.resolved import Setting
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.sources.model_store import is_directory
+from lmi_vllm.translate.draft import ArgumentDraft
+
+_SPECULATIVE_LENGTH: Final = 5  # LMI's default, configuration.md 11.2
+_DRAFT_NAMES: Final = ("speculative_draft_model", "speculative_length", "draft_model_tp_size")
+_OLD_DRAFT_NAMES: Final = (
+    "speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max",
+    "ngram_prompt_lookup_min",
+)  # fmt: skip
+# What vLLM 0.32 takes in the place of a model for methods that have none (config/speculative.py).
+_NO_MODELS: Final = (
+    "ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class",
+)  # fmt: skip
+# How vLLM 0.32 tells an EAGLE head: by its path, which a head that was fetched need not have kept.
+_NAMED_METHODS: Final = (("eagle-", "eagle"), ("eagle3", "eagle3"))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReference:
+    """A draft model that is not on the disk yet."""
+
+    model: str
+    revision: str | None
+
+
+def draft_reference(arguments: Mapping[str, object]) -> DraftReference | None:
+    """The draft model that has to be fetched for these engine arguments; None for all others."""
+    config = arguments.get("speculative_config")
+    if not isinstance(config, Mapping):
+        return None
+    model, revision = config.get("model"), config.get("revision")
+    if not isinstance(model, str) or model in _NO_MODELS or config.get("method") in _NO_MODELS:
+        return None
+    if is_directory(model):
+        return None
+    return DraftReference(model, None if revision is None else str(revision))
+
+
+def with_draft_files(arguments: EngineArguments, local: Path) -> EngineArguments:
+    """`arguments` with the draft model's files at `local`, which are of the revision asked for."""
+    config = arguments.values["speculative_config"]
+    assert isinstance(config, Mapping)
+    kept = {name: value for name, value in config.items() if name != "revision"}
+    fetched = _with_method({**kept, "model": str(local)}, str(config["model"]))
+    return replace(arguments, values={**arguments.values, "speculative_config": fetched})
+
+
+def _with_method(config: Mapping[str, object], written: str) -> Mapping[str, object]:
+    """`config` with the method that a local drafter is for; the user's own word wins.
+
+    vLLM takes what it cannot tell for a model that drafts. Published Medusa heads state no
+    `model_type`, and EAGLE heads are told by the name they were `written` with, or their class.
+    """
+    model = config.get("model")
+    if "method" in config or not isinstance(model, str) or not is_directory(model):
+        return config
+    stated = read_directory(Path(model)).config or {}
+    if "medusa_num_heads" in stated:
+        return {**config, "method": "medusa"}
+    named = stated.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
+    if "Eagle3" in architecture:
+        return {**config, "method": "eagle3"}
+    if architecture.startswith("Eagle"):
+        return {**config, "method": "eagle"}
+    for part, method in _NAMED_METHODS:
+        if part in written.lower():
+            return {**config, "method": method}
+    return config
+
+
+def configure(draft: ArgumentDraft) -> None:
+    """One speculative_config out of LMI's three names, vLLM's own, or vLLM's older ones."""
+    config = draft.given("speculative_config")
+    given = [setting for name in _DRAFT_NAMES if (setting := draft.given(name))]
+    model = draft.given("speculative_draft_model")
+    if config is not None:
+        for setting in given:
+            draft.fail(
+                f"{setting.label} and {config.label} both describe speculative decoding: "
+                f"set one of them"
+            )
+        value = config.value
+        if isinstance(value, Mapping):
+            value = _with_method(value, str(value.get("model")))
+        draft.put("speculative_config", value, config.origin)
+    elif model is not None:
+        length, degree = _length(draft), draft.given("draft_model_tp_size")
+        value = {
+            "model": model.value,
+            "num_speculative_tokens": length.value if length else _SPECULATIVE_LENGTH,
+            "draft_tensor_parallel_size": degree.value if degree else 1,
+        }
+        draft.put("speculative_config", _with_method(value, str(model.value)), model.origin)
+    else:
+        for setting in given:
+            draft.warn(f"{setting.label} has no effect without option.speculative_draft_model")
+    _old_speculation(draft)
+
+
+def _length(draft: ArgumentDraft) -> Setting | None:
+    """How many tokens are drafted: LMI's name, or vLLM's beside LMI's name of the model."""
+    length, theirs = draft.given("speculative_length"), draft.given("num_speculative_tokens")
+    if length and theirs and length.value != theirs.value:
+        draft.fail(f"{length.stated} and {theirs.stated} say different things: set one of them")
+    return length or theirs
+
+
+def _old_speculation(draft: ArgumentDraft) -> None:
+    """VLLM's flags from before speculative_config."""
+    given = {name: setting for name in _OLD_DRAFT_NAMES if (setting := draft.given(name))}
+    if draft.given("speculative_draft_model"):
+        given.pop("num_speculative_tokens", None)  # counts there, see _length
+    if not given:
+        return
+    model = given.get("speculative_model")
+    if "speculative_config" in draft.values or model is None:
+        reason = (
+            "without option.speculative_model"
+            if model is None
+            else f"beside {draft.label('speculative_config')}"
+        )
+        for setting in given.values():
+            draft.warn(f"{setting.label} has no effect {reason}")
+        return
+    length = given.get("num_speculative_tokens")
+    value: dict[str, object] = {"model": model.value}
+    if model.value == "[ngram]":
+        value = {"method": "ngram"}
+    value["num_speculative_tokens"] = length.value if length else _SPECULATIVE_LENGTH
+    for bound in ("max", "min"):
+        setting = given.get(f"ngram_prompt_lookup_{bound}")
+        if setting is not None:
+            value[f"prompt_lookup_{bound}"] = setting.value
+    draft.put("speculative_config", _with_method(value, str(model.value)), model.origin)
+
+
+def check_draft_degree(draft: ArgumentDraft) -> None:
+    """The draft model runs on one GPU or on as many as the model (configuration.md 11.2)."""
+    setting = draft.given("draft_model_tp_size")
+    degree = draft.values.get("tensor_parallel_size")
+    if setting is None or draft.given("speculative_draft_model") is None:
+        return
+    if setting.value not in (1, degree):
+        draft.fail(f"{setting.stated} must be 1 or the tensor parallel degree ({degree})")

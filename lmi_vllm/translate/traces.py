@@ -1,0 +1,70 @@
+"""Where traces go: OpenTelemetry's own variables, made the engine argument that vLLM reads.
+
+Sources: the OpenTelemetry specification, "OpenTelemetry Protocol Exporter" (variables, `/v1/traces`
+behind a general HTTP endpoint); vLLM's tracing/otel.py (which protocols it speaks).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.translate.draft import ArgumentDraft
+
+ARGUMENT: Final = "otlp_traces_endpoint"
+TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
+GRPC: Final = "grpc"
+HTTP: Final = "http/protobuf"
+GRPC_PORT: Final = 4317  # registered for OTLP over gRPC, as 4318 is for HTTP
+SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
+
+
+def traces(draft: ArgumentDraft) -> None:
+    """Hand the endpoint to the engine, unless it has one of its own."""
+    server = draft.settings.server
+    protocol = ""
+    for name in (TRACES_PROTOCOL, PROTOCOL):
+        setting = server.get(name)
+        protocol = protocol or str((setting and setting.value) or "")
+    for name in (TRACES_ENDPOINT, ENDPOINT):
+        setting = server.get(name)
+        if setting is None or not setting.value or ARGUMENT in draft.values:
+            continue
+        url = str(setting.value)
+        if not _is_web_url(url):
+            draft.fail(f"{name}: expected a URL such as http://host:4318 (got {mask_urls(url)})")
+            continue
+        if name == ENDPOINT and chosen_protocol(url, protocol) == HTTP:
+            url = url.rstrip("/") + "/v1/traces"
+        draft.put(ARGUMENT, url, setting.origin)
+
+
+def _is_web_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # half of an IPv6 address
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
+
+
+def chosen_protocol(endpoint: str, asked: str) -> str:
+    """Return how spans are sent; unasked, gRPC to its own port and HTTP to every other."""
+    if asked:
+        return asked
+    try:
+        port = urlsplit(endpoint).port
+    except ValueError:
+        port = None
+    return GRPC if port == GRPC_PORT else HTTP
+
+
+def trace_variables(endpoint: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what vLLM and the exporters read from the environment, where it is not set."""
+    asked = environ.get(TRACES_PROTOCOL) or environ.get(PROTOCOL) or ""
+    return {
+        TRACES_PROTOCOL: chosen_protocol(endpoint, asked),
+        SERVICE_NAME: environ.get(SERVICE_NAME) or "lmi_vllm",
+    }

@@ -1,0 +1,115 @@
+"""What is found out about an adapter before the engine sees it."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.adapters.check import BaseModel, check_adapter, describe_base
+from lmi_vllm.checks.safetensors_header import DamagedFileError, read_shapes
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.errors import AdapterRefusedError
+from tests.support.adapter_files import (
+    CAPITALS,
+    CONFIG,
+    WEIGHTS,
+    copy_adapter,
+    write_config,
+    write_safetensors,
+)
+
+Change = Callable[[Path], object]
+LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def base() -> BaseModel:
+    """The embedded model as its files tell."""
+    return describe_base(DEMO_MODEL_DIR, ("demo",), 16)
+
+
+def weights(folder: Path, rank_a: int, columns: int, rows: int, rank_b: int, name: str) -> None:
+    """Write one pair of matrices."""
+    shapes = {f"{name}.lora_A.weight": (rank_a, columns), f"{name}.lora_B.weight": (rows, rank_b)}
+    write_safetensors(folder / WEIGHTS, shapes)
+
+
+@pytest.mark.parametrize("name", ["capitals", "json"])
+def test_embedded_adapter_is_sound(base: BaseModel, name: str) -> None:
+    """Nothing speaks against the adapters that come with the model."""
+    check_adapter(CAPITALS.parent / name, name, base)
+
+
+def test_base_model_without_files_is_not_compared(tmp_path: Path) -> None:
+    """Where the base's weights are not known, their shapes are left to the engine."""
+    base = describe_base(tmp_path / "gone", (), 16)
+    adapter = copy_adapter(tmp_path / "adapter")
+    weights(adapter, 8, 7, 7, 8, "base_model.model.some.layer")
+    check_adapter(adapter, "adapter", base)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda at: (at / CONFIG).unlink(), "has no adapter_config.json"),
+        (lambda at: (at / CONFIG).write_text("{"), "is not JSON"),
+        (lambda at: (at / CONFIG).write_text("[]"), "is not a JSON object"),
+        (lambda at: (at / CONFIG).write_bytes(b"\xff\xfe"), "is not JSON"),
+        (lambda at: write_config(at, peft_type="IA3"), "only LORA can be served"),
+        (lambda at: write_config(at, use_dora=True), "does not support use_dora"),
+        (lambda at: write_config(at, bias="all"), "does not support adapters with bias"),
+        (lambda at: write_config(at, r=17), "rank 17 is greater than max_lora_rank 16"),
+        (lambda at: write_config(at, r=0), "positive number"),
+        (lambda at: write_config(at, r="16"), "positive number"),
+        (lambda at: write_config(at, rank_pattern={"q_proj": 64}), "rank 64 is greater"),
+        (lambda at: (at / WEIGHTS).unlink(), "weights are missing"),
+        (lambda at: (at / WEIGHTS).write_bytes(b""), "too short"),
+        (lambda at: (at / WEIGHTS).write_bytes(b"\xff" * 64), "its header says"),
+        (lambda at: write_safetensors(at / WEIGHTS, {}), "holds no weights"),
+        (lambda at: weights(at, 4, 128, 128, 8, LAYER), "has rank 4 in lora_A and 8 in lora_B"),
+        (lambda at: weights(at, 32, 128, 128, 32, LAYER), "rank 32 is greater"),
+        (lambda at: weights(at, 8, 64, 64, 8, LAYER), "belongs to another base model"),
+        (lambda at: weights(at, 8, 8, 8, 8, LAYER.replace("q_proj", "mixer")), "has no"),
+    ],
+)
+def test_fault_is_refused_by_name(
+    base: BaseModel, tmp_path: Path, change: Change, text: str
+) -> None:
+    """Each fault is one refusal that says which source and what about it."""
+    adapter = copy_adapter(tmp_path / "adapter")
+    change(adapter)
+    with pytest.raises(AdapterRefusedError, match=text) as caught:
+        check_adapter(adapter, "my-source", base)
+    assert "my-source" in caught.value.text
+
+
+def test_half_a_pair_is_refused(base: BaseModel, tmp_path: Path) -> None:
+    """A lora_A without its lora_B would be loaded as something else."""
+    adapter = copy_adapter(tmp_path / "adapter")
+    write_safetensors(adapter / WEIGHTS, {f"{LAYER}.lora_A.weight": (8, 128)})
+    with pytest.raises(AdapterRefusedError, match="lora_A only"):
+        check_adapter(adapter, "adapter", base)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ({"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 12]}, "bytes, its shape"),
+        ({"dtype": "F32", "shape": [2, 2], "data_offsets": [8, 24]}, "outside of the file"),
+        ({"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}, "outside of the file"),
+        ({"dtype": "F99", "shape": [2, 2], "data_offsets": [0, 16]}, "cannot be read"),
+        ({"dtype": "F32", "shape": [2, 2]}, "cannot be read"),
+        ({"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}, "end at byte 8 of 16"),
+    ],
+)
+def test_header_that_does_not_fit_its_file_is_damage(
+    tmp_path: Path, entry: object, text: str
+) -> None:
+    """Offsets, shapes and the file's size have to agree."""
+    header = json.dumps({"x": entry}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    with pytest.raises(DamagedFileError, match=text):
+        read_shapes(path)

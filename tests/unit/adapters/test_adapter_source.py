@@ -1,0 +1,157 @@
+"""Where an adapter may come from, and what is refused on the way."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.adapters.source import AdapterSources, local_adapters
+from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError, BadParameterError
+from tests.support.adapter_files import CAPITALS, copy_adapter
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A sound adapter."""
+    return copy_adapter(tmp_path / "adapter")
+
+
+def resolve(src: object, **environ: str) -> str:
+    """Resolve a source under an environment."""
+    return AdapterSources(environ).resolve(str(src))
+
+
+def packed(folder: Path, target: Path, arcname: str) -> Path:
+    """Return a tar.gz of a folder."""
+    with tarfile.open(target, "w:gz") as tar:
+        tar.add(folder, arcname=arcname)
+    return target
+
+
+def test_local_sources_name_one_folder(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absolute, relative and file:// name the same folder."""
+    monkeypatch.chdir(tmp_path)
+    for src in (adapter, "adapter", "./adapter", adapter.as_uri()):
+        assert resolve(src) == str(adapter)
+
+
+@pytest.mark.parametrize("src", ["https://host/a", "http://host/a", "ftp://host/a"])
+def test_url_is_a_conflict(src: str) -> None:
+    """URL schemes that are never fetched are 409, as upstream."""
+    with pytest.raises(AdapterConflictError, match="URL adapters are not currently supported"):
+        resolve(src)
+
+
+@pytest.mark.parametrize("src", ["/no/such/folder", "file:///no/such/folder", "./nothing"])
+def test_missing_path_is_refused(src: str) -> None:
+    """A path that is not there is refused in upstream's words."""
+    with pytest.raises(AdapterRefusedError, match="Only local LoRA models are supported"):
+        resolve(src)
+
+
+@pytest.mark.parametrize("src", ["a\0b", "file:///a%00b", "x" * 5000, "/" + "x" * 300])
+def test_text_that_is_no_path_is_refused(src: str) -> None:
+    """A zero byte or too long a name is a refusal, not an error of ours."""
+    with pytest.raises(AdapterRefusedError, match="Only local LoRA models are supported"):
+        resolve(src, LMI_ADAPTER_ROOTS="/elsewhere")
+
+
+@pytest.mark.parametrize("src", ["s3://[", "file://[/a", "http://["])
+def test_half_of_an_address_is_refused(src: str) -> None:
+    """What Python's own parser raises for it is a refusal."""
+    with pytest.raises(AdapterRefusedError, match="is not a valid URL"):
+        resolve(src)
+
+
+def test_ring_of_links_is_refused(tmp_path: Path) -> None:
+    """Links that lead to each other are no adapter and no error of ours."""
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(AdapterRefusedError, match="Only local LoRA models are supported"):
+        resolve(tmp_path / "a", LMI_ADAPTER_ROOTS=str(tmp_path))
+
+
+def test_adapters_of_the_model_need_no_root(adapter: Path) -> None:
+    """What came with the model was put there by the operator; nobody else's path is that free."""
+    environ = {"LMI_ADAPTER_ROOTS": "/elsewhere"}
+    sources = AdapterSources(environ, own=frozenset({str(adapter)}))
+    assert sources.resolve(str(adapter)) == str(adapter)
+    with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_ROOTS"):
+        sources.resolve(f"{adapter}/.")
+
+
+def test_hub_id_names_its_switch() -> None:
+    """Without the switch a hub id is never fetched."""
+    with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_HUB=true"):
+        resolve("someone/french")
+
+
+@pytest.mark.parametrize("arcname", [".", "french"])
+def test_archive_is_unpacked_once(adapter: Path, tmp_path: Path, arcname: str) -> None:
+    """A tar.gz as inference components bring it becomes a folder of the cache."""
+    archive = packed(adapter, tmp_path / "french.tar.gz", arcname)
+    cache = str(tmp_path / "cache")
+    folder = resolve(archive, SERVING_DOWNLOAD_DIR=cache)
+    assert (Path(folder) / "adapter_config.json").is_file()
+    assert folder.startswith(cache)
+    assert resolve(archive, SERVING_DOWNLOAD_DIR=cache) == folder
+    assert not list(Path(cache).rglob(".unpacking-*"))
+
+
+@pytest.mark.parametrize("kind", ["outside", "absolute", "link", "device"])
+def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path, kind: str) -> None:
+    """Entries that leave the directory, links and devices are refused, and leave nothing."""
+    archive = tmp_path / "bad.tar.gz"
+    entry = tarfile.TarInfo({"outside": "../x", "absolute": "/tmp/x"}.get(kind, "x"))
+    entry.type = {"link": tarfile.SYMTYPE, "device": tarfile.CHRTYPE}.get(kind, tarfile.REGTYPE)
+    entry.linkname = "/etc/passwd"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(entry, io.BytesIO(b""))
+    with pytest.raises(AdapterRefusedError):
+        resolve(archive, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache"))
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_roots_confine_links_too(adapter: Path, tmp_path: Path) -> None:
+    """Below the roots is decided after links are followed."""
+    inside = copy_adapter(tmp_path / "allowed" / "inside")
+    (tmp_path / "allowed" / "link").symlink_to(adapter)
+    roots = os.pathsep.join([str(tmp_path / "allowed"), "/elsewhere"])
+    assert resolve(inside, LMI_ADAPTER_ROOTS=roots)
+    for src in (adapter, tmp_path / "allowed" / "link", tmp_path / "allowed" / ".." / "adapter"):
+        with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_ROOTS"):
+            resolve(src, LMI_ADAPTER_ROOTS=roots)
+    with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_ROOTS"):
+        resolve(adapter.as_uri(), LMI_ADAPTER_ROOTS=roots)
+
+
+@pytest.mark.parametrize(
+    ("control", "name"),
+    [
+        ("DISALLOW_PICKLE_FILES", "extra.PT"),
+        ("DISALLOW_CUSTOM_INFERENCE_SCRIPTS", "model.py"),
+        ("DISALLOW_REQUIREMENTS_TXT", "requirements.txt"),
+        ("DISALLOW_CHAT_TEMPLATE", "chat_template.jinja"),
+    ],
+)
+def test_secure_mode_refuses_what_it_forbids(adapter: Path, control: str, name: str) -> None:
+    """In secure mode each control is a 400 naming file and control; else nothing is said."""
+    (adapter / name).write_text("")
+    secure = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": f"X, {control}"}
+    with pytest.raises(BadParameterError, match=control):
+        resolve(adapter, **secure)
+    assert resolve(adapter)
+
+
+def test_local_adapters_are_folders_that_are_not_hidden(tmp_path: Path) -> None:
+    """Files and names with a dot are no adapters; names come in order."""
+    for name in ("b", "a", ".hidden"):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+    (tmp_path / "adapters" / "README").write_text("")
+    assert list(local_adapters(tmp_path, "adapters")) == ["a", "b"]
+    assert local_adapters(tmp_path, "none") == {}
+    assert local_adapters(CAPITALS, "adapters") == {}

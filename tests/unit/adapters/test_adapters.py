@@ -1,0 +1,164 @@
+"""The registry: what it promises beyond single HTTP calls."""
+
+import asyncio
+
+import pytest
+
+from lmi_vllm.adapters.registry import Adapter, AdapterRegistry
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError, UnknownAdapterError
+from lmi_vllm.messages import AdapterRef
+
+
+class SlowEngine(ScriptedEngine):
+    """Loads only when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def load_adapter(self, adapter: AdapterRef) -> None:
+        """Wait for the gate, then load."""
+        self.begun.set()
+        await self.gate.wait()
+        await super().load_adapter(adapter)
+
+
+def registry_over(engine: ScriptedEngine) -> AdapterRegistry:
+    """Return an empty registry."""
+    return AdapterRegistry(engine, str, is_enabled=True, reserved_names=("lmi",))
+
+
+async def test_abandoned_registration_is_carried_out() -> None:
+    """A client that goes away leaves no weights behind that nobody can remove."""
+    engine = SlowEngine()
+    registry = registry_over(engine)
+    call = asyncio.create_task(registry.register(Adapter("a", "/a")))
+    await engine.begun.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    engine.gate.set()
+    while "a" not in registry:  # noqa: ASYNC110 (the call is nobody's any more)
+        await asyncio.sleep(0)
+    await registry.unregister("a", 1)
+    assert engine.adapters == {}
+
+
+async def test_parallel_registrations_of_one_name_load_once() -> None:
+    """Calls for one name queue: the second finds the first one's name taken."""
+    engine = ScriptedEngine()
+    registry = registry_over(engine)
+    calls = [registry.register(Adapter("a", f"/{number}")) for number in range(5)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None)] + [AdapterConflictError] * 4
+    assert engine.adapters["a"].path == "/0"
+    assert len(registry._name_turns) == 0
+
+
+async def test_engine_ids_are_never_used_again() -> None:
+    """A name registered again is another load to the engine."""
+    engine = ScriptedEngine()
+    registry = registry_over(engine)
+    ids = set()
+    for _ in range(5):
+        await registry.register(Adapter("a", "/a"))
+        ids.add(engine.adapters["a"].engine_id)
+        await registry.unregister("a", 1)
+    assert len(ids) == 5
+
+
+async def test_pin_keeps_the_load() -> None:
+    """Pinning changes nothing for requests: same id, same weights."""
+    engine = ScriptedEngine()
+    registry = registry_over(engine)
+    await registry.register(Adapter("a", "/a"))
+    before = engine.adapters["a"]
+    await registry.update("a", Adapter("a", "/a", pin=True), 1)
+    after = engine.adapters["a"]
+    assert (after.engine_id, before.pinned, after.pinned) == (before.engine_id, False, True)
+
+
+async def test_unregister_is_bounded_by_its_timeout() -> None:
+    """A request that does not end does not keep its adapter for ever."""
+    engine = ScriptedEngine()
+    registry = registry_over(engine)
+    await registry.register(Adapter("a", "/a"))
+    async with registry.lease("a") as lease:
+        assert lease.ref is not None
+        await registry.unregister("a", 0.05)
+        assert engine.adapters == {}
+
+
+async def test_lease_of_unknown_name_uses_the_alias() -> None:
+    """Messages call an adapter what the client calls it."""
+    with pytest.raises(UnknownAdapterError, match="French"):
+        async with registry_over(ScriptedEngine()).lease("fr", "French"):
+            pass
+
+
+async def test_served_model_names_are_taken() -> None:
+    """An adapter named like the base model would answer for it."""
+    with pytest.raises(AdapterConflictError, match="conflicts with a served base model"):
+        await registry_over(ScriptedEngine()).register(Adapter("lmi", "/a"))
+
+
+async def test_failed_replacement_keeps_the_old_weights() -> None:
+    """New weights that are refused leave the old ones in place."""
+    engine = ScriptedEngine()
+    registry = registry_over(engine)
+    await registry.register(Adapter("a", "/a"))
+    before = engine.adapters["a"]
+    engine.refused_adapters = {"a": "broken"}
+    with pytest.raises(AdapterRefusedError):
+        await registry.replace(Adapter("a", "/b"), 1)
+    assert engine.adapters["a"] == before
+    assert registry.describe("a").src == "/a"
+
+
+async def test_new_engine_gets_every_loaded_adapter() -> None:
+    """After an engine restart all loaded adapters are there again, pins included."""
+    registry = registry_over(ScriptedEngine())
+    await registry.register(Adapter("a", "/a", pin=True))
+    await registry.register(Adapter("lazy", "/b", preload=False))
+    engine = ScriptedEngine()
+    await registry.move_to(engine)
+    assert {name: ref.pinned for name, ref in engine.adapters.items()} == {"a": True}
+    async with registry.lease("a") as lease:
+        assert lease.ref == engine.adapters["a"]
+
+
+async def test_adapter_that_does_not_come_back_keeps_nobody_waiting() -> None:
+    """One adapter lost at an engine restart: the others are there, it says why on its next use."""
+    registry = registry_over(ScriptedEngine())
+    await registry.register(Adapter("a", "/a"))
+    await registry.register(Adapter("b", "/b"))
+    engine = ScriptedEngine(refused_adapters={"a": "its folder is gone"})
+    await registry.move_to(engine)
+    assert set(engine.adapters) == {"b"}
+    assert {adapter.name for adapter in registry} == {"a", "b"}
+    with pytest.raises(AdapterRefusedError, match="its folder is gone"):
+        async with registry.lease("a"):
+            pass
+
+
+async def test_move_waits_for_calls_and_loads_nothing_twice() -> None:
+    """A call that began on the old engine and ends on the new one has loaded its adapter there."""
+    old, new = ScriptedEngine(), ScriptedEngine()
+    release = asyncio.Event()
+
+    class SlowRegistry(AdapterRegistry):
+        async def _resolved(self, adapter: Adapter) -> str:
+            if adapter.name == "slow":
+                await release.wait()
+            return await super()._resolved(adapter)
+
+    registry = SlowRegistry(old, str, is_enabled=True)
+    await registry.register(Adapter("a", "/a"))
+    call = asyncio.create_task(registry.register(Adapter("slow", "/s")))
+    await asyncio.sleep(0)
+    await registry.move_to(new)
+    release.set()
+    await call
+    assert set(old.adapters) == {"a"}
+    assert set(new.adapters) == {"a", "slow"}

@@ -1,0 +1,112 @@
+"""Addresses and TLS files become a plan, or an error before any port opens."""
+
+import pytest
+
+from lmi_vllm.config.listen import (
+    ListenAddress,
+    ListenPlan,
+    has_console,
+    listen_plan,
+    read_address,
+)
+from lmi_vllm.config.settings import CommandLine, load_settings
+
+HERE = "127.0.0.1"
+PAIR = {"SERVING_CERTIFICATE_FILE": "/c.pem", "SERVING_PRIVATE_KEY_FILE": "/k.pem"}
+PLANS = {
+    "default": ({}, ListenPlan(ListenAddress("http", HERE, 8080))),
+    "same address": (
+        {"SERVING_MANAGEMENT_ADDRESS": "http://127.0.0.1:8080"},
+        ListenPlan(ListenAddress("http", HERE, 8080)),
+    ),
+    "two": (
+        {"SERVING_MANAGEMENT_ADDRESS": "127.0.0.1"},
+        ListenPlan(ListenAddress("http", HERE, 8080), ListenAddress("http", HERE, 8081)),
+    ),
+    "tls": (
+        {"SERVING_INFERENCE_ADDRESS": "https://0.0.0.0", **PAIR},
+        ListenPlan(ListenAddress("https", "0.0.0.0", 8443), None, "/c.pem", "/k.pem"),
+    ),
+    "platform port": (
+        {"SAGEMAKER_BIND_TO_PORT": "9", "SERVING_MANAGEMENT_ADDRESS": "http://[::1]:10"},
+        ListenPlan(ListenAddress("http", HERE, 9), ListenAddress("http", "::1", 10)),
+    ),
+    "unix": (
+        {"SERVING_INFERENCE_ADDRESS": "unix:/run/s"},
+        ListenPlan(ListenAddress("unix", path="/run/s")),
+    ),
+    "unix, but the platform wants a port": (
+        {"SERVING_INFERENCE_ADDRESS": "unix:/run/s", "SAGEMAKER_BIND_TO_PORT": "9"},
+        ListenPlan(ListenAddress("http", HERE, 9)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("environ", "plan"), PLANS.values(), ids=PLANS)
+def test_listen_plan(environ: dict[str, str], plan: ListenPlan) -> None:
+    """What is configured is what opens; left out ports are upstream's."""
+    settings = load_settings(environ)
+    assert settings.errors == ()
+    assert listen_plan(settings) == plan
+
+
+FAULTS = {
+    "no key": (
+        {"SERVING_INFERENCE_ADDRESS": "https://a:1", "SERVING_CERTIFICATE_FILE": "/c"},
+        "inference_address=https://a:1 (SERVING_INFERENCE_ADDRESS) needs private_key_file",
+    ),
+    "no certificate for management": (
+        {"SERVING_MANAGEMENT_ADDRESS": "https://a:1", "SERVING_PRIVATE_KEY_FILE": "/k"},
+        "(SERVING_MANAGEMENT_ADDRESS) needs certificate_file",
+    ),
+    "files without https": (PAIR, "certificate_file (SERVING_CERTIFICATE_FILE) has no effect"),
+    "one port, two schemes": (
+        {"SERVING_MANAGEMENT_ADDRESS": "https://127.0.0.1:8080", **PAIR},
+        "share a port but not",
+    ),
+    "no such port": ({"SERVING_MANAGEMENT_ADDRESS": "http://a:99999"}, "between 0 and 65535"),
+}
+
+
+@pytest.mark.parametrize(("environ", "said"), FAULTS.values(), ids=FAULTS)
+def test_listen_faults_are_start_up_errors(environ: dict[str, str], said: str) -> None:
+    """Nobody serves plain text, or another port, unawares."""
+    assert any(said in error for error in load_settings(environ).errors)
+
+
+def test_listen_plan_flag_beats_unix() -> None:
+    """`--port 0` asks for a port, also over a socket path."""
+    settings = load_settings({"SERVING_INFERENCE_ADDRESS": "unix:/s"}, CommandLine(port=0))
+    assert listen_plan(settings).inference == ListenAddress("http", HERE, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "address", "has_key", "expected"),
+    [
+        ("auto", "http://127.0.0.1:8080", False, True),
+        ("auto", "http://127.8.8.8:8080", False, True),
+        ("auto", "http://localhost:8080", False, True),
+        ("auto", "http://[::1]:8080", False, True),
+        ("auto", "http://0.0.0.0:8080", False, False),
+        ("auto", "http://[::]:8080", False, False),
+        ("auto", "http://10.0.0.1:8080", False, False),
+        ("auto", "http://example.com:8080", False, False),
+        ("auto", "unix:/run/s", False, False),
+        ("auto", "http://0.0.0.0:8080", True, True),
+        ("on", "http://0.0.0.0:8080", False, True),
+        ("off", "http://127.0.0.1:8080", True, False),
+    ],
+)
+def test_console_is_where_no_stranger_sees_it(
+    told: str, address: str, has_key: bool, expected: bool
+) -> None:
+    """By itself on loopback, or behind a key; else as it was told."""
+    settings = load_settings({"LMI_CONSOLE": told})
+    assert has_console(settings, read_address(address), has_key=has_key) is expected
+
+
+def test_console_setting_is_one_of_three() -> None:
+    """Anything else is an error that says what is allowed."""
+    (error,) = load_settings({"LMI_CONSOLE": "maybe"}).errors
+    assert "LMI_CONSOLE" in error
+    assert "auto" in error

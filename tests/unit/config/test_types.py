@@ -1,0 +1,145 @@
+"""The type rules of configuration.md section 4, and vLLM's own reading of pass-through values."""
+
+import pytest
+
+from tests.unit.conftest import ExplainRun
+
+READ = (  # option, text, argument, value
+    *(("enforce_eager", text, "enforce_eager", True) for text in
+      ("true", "TRUE", "1", "yes", "on", "t", "Y")),
+    *(("enforce_eager", text, "enforce_eager", False) for text in
+      ("false", "False", "0", "no", "off", "f", "N")),
+    ("disable_cascade_attn", "yes", "disable_cascade_attn", True),
+    ("async_scheduling", "0", "async_scheduling", False),
+    ("disable_log_stats", "TRUE", "disable_log_stats", True),
+    ("max_loras", "4", "max_loras", 4),
+    ("max_loras", "4.0", "max_loras", 4),
+    ("seed", "7", "seed", 7),
+    ("max_model_len", "16384", "max_model_len", 16384),
+    ("max_model_len", "16k", "max_model_len", 16000),
+    ("max_model_len", "16K", "max_model_len", 16384),
+    ("max_model_len", "25.6k", "max_model_len", 25600),
+    ("max_model_len", "-1", "max_model_len", -1),
+    ("max_model_len", "AUTO", "max_model_len", -1),
+    ("kv_cache_memory_bytes", "64M", "kv_cache_memory_bytes", 64 << 20),
+    ("max_num_batched_tokens", "1M", "max_num_batched_tokens", 1 << 20),
+    ("gpu_memory_utilization", "0.9", "gpu_memory_utilization", 0.9),
+    ("override_generation_config", '{"top_p": 0.5}', "override_generation_config", {"top_p": 0.5}),
+    ("compilation_config", '{"mode": 3}', "compilation_config", {"mode": 3}),
+    ("kv_transfer_config", '{"kv_role": "kv_both", "kv_buffer_size": 80m}', "kv_transfer_config",
+     {"kv_role": "kv_both", "kv_buffer_size": 80_000_000}),
+    ("served_model_name", "a,b", "served_model_name", ["a", "b"]),
+    ("served_model_name", '["a", "b,c"]', "served_model_name", ["a", "b,c"]),
+    ("cudagraph_capture_sizes", "1,2,4", "cudagraph_capture_sizes", [1, 2, 4]),
+    ("cudagraph_capture_sizes", "[1, 2]", "cudagraph_capture_sizes", [1, 2]),
+    ("ignore_patterns", "a/*,b/*", "ignore_patterns", ["a/*", "b/*"]),
+    ("device_ids", "0,2", "device_ids", [0, 2]),
+    ("moe_backend", "Deep-GEMM", "moe_backend", "deep_gemm"),
+    ("kv_cache_dtype", "fp8", "kv_cache_dtype", "fp8"),
+    ("model_loader_extra_config", '{"a": 1}', "model_loader_extra_config", {"a": 1}),
+    ("attention_backend", "None", "attention_backend", "<absent>"),
+    ("revision", "", "revision", None),
+    ("max_loras", "None", "max_loras", 4),
+    ("enable_log_requests", "true", "enable_log_requests", True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "argument", "value"), READ)
+def test_text_is_read_as_its_kind(
+    name: str, text: str, argument: str, value: object, explained: ExplainRun
+) -> None:
+    """The argument has the value and the JSON type that vLLM's command line would give it."""
+    run = explained("", {f"OPTION_{name.upper()}": text} if text else {})
+    assert run.errors == []
+    assert run.engine_args.get(argument, "<absent>") == value
+    assert type(run.engine_args.get(argument, "<absent>")) is type(value)
+
+
+REFUSED = (
+    ("enforce_eager", "2"), ("enforce_eager", " true"), ("max_loras", "4.5"), ("max_loras", "max"),
+    ("max_loras", "-1"), ("tensor_parallel_degree", "4.5"), ("tensor_parallel_degree", "most"),
+    ("max_model_len", "1.5K"), ("max_model_len", "many"), ("gpu_memory_utilization", "nan"),
+    ("gpu_memory_utilization", "inf"), ("kv_cache_dtype", "fp7"), ("compilation_config", "[1]"),
+    ("compilation_config", "{"), ("hf_overrides", "{broken}"),
+    ("hf_overrides", '{"a": NaN}'), ("tokenizer_mode", "true"),
+    ("served_model_name", "[1]"), ("seed", "one"), ("cudagraph_capture_sizes", "1,x"),
+    ("async_scheduling", "maybe"), ("generation_config", "False"), ("seed", "9" * 60),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), REFUSED)
+def test_wrong_text_is_an_error_naming_option_origin_and_value(
+    name: str, text: str, explained: ExplainRun
+) -> None:
+    """Errors name the option, the variable and the text."""
+    run = explained("", {f"OPTION_{name.upper()}": text})
+    assert run.exit_code == 2
+    [error] = run.errors
+    assert f"option.{name}={text} (OPTION_{name.upper()})" in error
+
+
+def test_empty_boolean_in_the_file_is_an_error(explained: ExplainRun) -> None:
+    """configuration.md 4, first row; in the environment an empty value is no value."""
+    assert explained("option.enable_lora=").exit_code == 2
+    assert explained("", {"OPTION_ENABLE_LORA": ""}, "--model-store", "/nonexistent").errors == []
+
+
+def test_front_end_argument_of_vllm_is_named(explained: ExplainRun) -> None:
+    """Flags of vLLM's own server are known, and said to have no effect."""
+    [warning] = explained("option.uvicorn_log_level=info").warnings
+    assert "option.uvicorn_log_level" in warning
+    assert "HTTP server" in warning
+
+
+SERVER = (
+    ("", "SERVING_JOB_QUEUE_SIZE=many", "SERVING_JOB_QUEUE_SIZE"),
+    ("job_queue_size=0", "", "job_queue_size"),
+    ("", "SERVING_THROTTLE_ERROR_HTTP_CODE=9", "SERVING_THROTTLE_ERROR_HTTP_CODE"),
+    ("", "SERVING_INFERENCE_ADDRESS=a b", "SERVING_INFERENCE_ADDRESS"),
+    ("", "SAGEMAKER_BIND_TO_PORT=99999", "SAGEMAKER_BIND_TO_PORT"),
+    ("", "LMI_CUSTOM_CODE=some", "LMI_CUSTOM_CODE"),
+    ("", "LMI_STRICT=maybe", "LMI_STRICT"),
+    ("engine=Rust", "", "engine"),
+    ("engine=TritonServer", "", "engine"),
+    ("", "OPTION_ENGINE=PyTorch", "OPTION_ENGINE"),
+)
+
+
+@pytest.mark.parametrize(("file", "environ", "name"), SERVER)
+def test_wrong_server_value_is_an_error(
+    file: str, environ: str, name: str, explained: ExplainRun
+) -> None:
+    """Server settings are checked like options."""
+    variables = dict([environ.split("=", 1)]) if environ else {}
+    run = explained(file, variables)
+    assert run.exit_code == 2
+    assert name in run.errors[0]
+
+
+ACCEPTED = (
+    "max_batch_delay=100", "option.max_batch_delay=100", "max_idle_time=60",
+    "option.max_idle_time=60", "engine=Python", "minWorkers=1", "gpu.minWorkers=1",
+    "retry_threshold=2", "required_memory_mb=10", "reserved_memory_mb=10", "gpu.maxWorkers=4",
+    "log_request_metric=true", "metrics_aggregation=10", "batch_size=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ACCEPTED)
+def test_unprefixed_setting_is_accepted(line: str, explained: ExplainRun) -> None:
+    """Section 9: known without a word."""
+    run = explained(line)
+    assert (run.errors, run.warnings) == ([], [])
+
+
+WARNED = (
+    "batch_size=4", "max_dynamic_batch_size=4", "engine=DeepSpeed", "engine=FasterTransformer",
+    "engine=MPI", "job_queue_size=5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", WARNED)
+def test_unprefixed_setting_is_warned(line: str, explained: ExplainRun) -> None:
+    """Section 9 and 7.1: accepted with one warning."""
+    run = explained(line)
+    assert run.errors == []
+    assert len(run.warnings) == 1

@@ -1,0 +1,221 @@
+"""Architectures that vLLM dropped: what they are served as, and who overrides it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_vllm.engine.vllm.processes import OUR_MODELS
+from lmi_vllm.extras.legacy_models.architectures import (
+    OUR_CLASSES,
+    served_architectures,
+    with_mapped_architecture,
+)
+from lmi_vllm.messages import EngineArguments
+from tests.unit.conftest import ExplainRun
+
+
+def mapped(
+    folder: Path, architecture: str, fields: dict[str, Any] | None = None, **arguments: Any
+) -> tuple[Any, tuple[str, ...]]:
+    """The overrides for a fetched checkpoint of this architecture, and what was said."""
+    config = json.dumps({"architectures": [architecture]} | (fields or {}))
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    result, said = with_mapped_architecture(EngineArguments(arguments, {}), folder)
+    return result.values.get("hf_overrides"), said
+
+
+@pytest.mark.parametrize("own", ["AquilaForCausalLM", "AquilaModel", "InternLMForCausalLM"])
+def test_llama_shaped_family_is_served_as_llama(tmp_path: Path, own: str) -> None:
+    """The override names Llama, and one sentence says so."""
+    overrides, said = mapped(tmp_path, own)
+    assert overrides == {"architectures": ["LlamaForCausalLM"]}
+    assert len(said) == 1
+    assert said[0].startswith(f"architecture {own} is served as LlamaForCausalLM")
+
+
+def test_dbrx_is_served_by_our_class(tmp_path: Path) -> None:
+    """Although vLLM lists the name."""
+    overrides, _ = mapped(tmp_path, "DbrxForCausalLM")
+    assert overrides == {"architectures": ["LmiDbrxForCausalLM"]}
+
+
+def test_every_class_of_ours_is_registered() -> None:
+    """Under the names that overrides use, where the engine's processes start."""
+    assert frozenset(OUR_MODELS) == OUR_CLASSES
+
+
+def test_other_overrides_are_kept(tmp_path: Path) -> None:
+    """What the user overrides beside the architecture still counts."""
+    overrides, _ = mapped(tmp_path, "AquilaForCausalLM", hf_overrides={"rope_theta": 1e6})
+    assert overrides == {"architectures": ["LlamaForCausalLM"], "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param({"hf_overrides": {"architectures": ["MyLM"]}}, id="own architecture"),
+        pytest.param({"model_impl": "transformers"}, id="own implementation"),
+        pytest.param({"hf_overrides": "not an object"}, id="unreadable overrides"),
+    ],
+)
+def test_user_wins(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    """Nothing is changed, and nothing said, where the user has decided."""
+    overrides, said = mapped(tmp_path, "AquilaForCausalLM", **arguments)
+    assert (overrides, said) == (arguments.get("hf_overrides"), ())
+
+
+THIRTEEN_B = {"hidden_size": 5120, "model_max_length": 4096, "vocab_size": 64000}
+SEVEN_B = {"max_position_embeddings": 4096, "hidden_size": 4096}
+MPT = {"n_heads": 32, "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": None}}
+
+
+@pytest.mark.parametrize(
+    ("own", "fields", "overrides"),
+    [
+        ("BaiChuanForCausalLM", SEVEN_B, {"architectures": ["LmiBaichuanForCausalLM"]}),
+        ("BaichuanForCausalLM", SEVEN_B, {"architectures": ["LmiBaichuan2ForCausalLM"]}),
+        (
+            "BaichuanForCausalLM",
+            THIRTEEN_B,
+            {"architectures": ["LmiBaichuanAlibiForCausalLM"], "max_position_embeddings": 4096},
+        ),
+        (
+            "BaichuanForCausalLM",
+            THIRTEEN_B | {"vocab_size": 125696},
+            {"architectures": ["LmiBaichuan2AlibiForCausalLM"], "max_position_embeddings": 4096},
+        ),
+        (
+            "BaichuanForCausalLM",
+            THIRTEEN_B | {"z_loss_weight": 0},
+            {"architectures": ["LmiBaichuan2AlibiForCausalLM"], "max_position_embeddings": 4096},
+        ),
+        (
+            "MllamaForConditionalGeneration",
+            {"text_config": {"cross_attention_layers": [3, 8]}},
+            {"architectures": ["LmiMllamaTextForCausalLM"]},
+        ),
+        (
+            "DeciLMForCausalLM",
+            {"num_key_value_heads_per_layer": [1, 4, 2]},
+            {"architectures": ["LmiDeciLMForCausalLM"], "num_key_value_heads": 4},
+        ),
+        (
+            "QWenLMHeadModel",
+            {"intermediate_size": 22016, "num_attention_heads": 32, "seq_length": 2048},
+            {
+                "architectures": ["LmiQwenForCausalLM"],
+                "intermediate_size": 11008,
+                "num_key_value_heads": 32,
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-6,
+                "max_position_embeddings": 2048,
+            },
+        ),
+        (
+            "QWenLMHeadModel",
+            {"intermediate_size": 22016, "num_attention_heads": 32, "layer_norm_epsilon": 1e-5},
+            {
+                "architectures": ["LmiQwenForCausalLM"],
+                "intermediate_size": 11008,
+                "num_key_value_heads": 32,
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 8192,
+            },
+        ),
+        (
+            "MptForCausalLM",
+            MPT | {"layer_norm_epsilon": 1e-6},
+            {
+                "architectures": ["LmiMptForCausalLM"],
+                "n_head": 32,
+                "layer_norm_epsilon": 1e-6,
+                "apply_residual_connection_post_layernorm": False,
+            },
+        ),
+        (
+            "MPTForCausalLM",
+            MPT,
+            {
+                "architectures": ["LmiMptForCausalLM"],
+                "n_head": 32,
+                "layer_norm_epsilon": 1e-5,
+                "apply_residual_connection_post_layernorm": False,
+            },
+        ),
+    ],
+)
+def test_families_with_other_names_get_a_class_of_ours(
+    tmp_path: Path, own: str, fields: dict[str, Any], overrides: dict[str, Any]
+) -> None:
+    """And what that class reads of a configuration which says it otherwise."""
+    assert mapped(tmp_path, own, fields)[0] == overrides
+
+
+@pytest.mark.parametrize(
+    ("own", "fields"),
+    [
+        pytest.param("BaichuanForCausalLM", {"hidden_size": 5120}, id="13B of no length"),
+        pytest.param("BaichuanForCausalLM", SEVEN_B | THIRTEEN_B, id="rotary 13B"),
+        pytest.param("BaiChuanForCausalLM", THIRTEEN_B, id="7B's name on 13B"),
+        pytest.param("MllamaForConditionalGeneration", {"text_config": {}}, id="Mllama of nothing"),
+        pytest.param("DeciLMForCausalLM", {"block_configs": []}, id="native DeciLM"),
+        pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": [4, 3]}, id="3 of 4"),
+        pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": [4, 0]}, id="none"),
+        pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": 4}, id="no list"),
+        pytest.param("DeciLMForCausalLM", {"num_key_value_heads_per_layer": [4, "1"]}, id="text"),
+        pytest.param("QWenLMHeadModel", {}, id="Qwen that says nothing"),
+        pytest.param("QWenLMHeadModel", {"num_attention_heads": 32}, id="Qwen of no width"),
+        pytest.param("QWenLMHeadModel", {"intermediate_size": 22016}, id="Qwen of no heads"),
+        *(
+            pytest.param("MPTForCausalLM", MPT | {"attn_config": {name: value}}, id=f"MPT {name}")
+            for name, value in (
+                ("alibi_bias_max", 16),
+                ("softmax_scale", 0.5),
+                ("qk_ln", True),
+                ("prefix_lm", True),
+            )
+        ),
+        pytest.param("MPTForCausalLM", MPT | {"n_heads": 0}, id="no heads"),
+        pytest.param("MPTForCausalLM", MPT | {"attn_config": {"alibi": False}}, id="no ALiBi"),
+        pytest.param("MPTForCausalLM", MPT | {"attn_config": {"clip_qkv": 6}}, id="clipped"),
+        pytest.param("MPTForCausalLM", MPT | {"n_heads": 40}, id="uneven slopes"),
+        pytest.param("MPTForCausalLM", MPT | {"expansion_ratio": 2}, id="narrow"),
+    ],
+)
+def test_checkpoint_of_another_shape_is_left_to_vllm(
+    tmp_path: Path, own: str, fields: dict[str, Any]
+) -> None:
+    """A class of ours would start and answer wrong; vLLM's error is better."""
+    assert mapped(tmp_path, own, fields) == (None, ())
+
+
+@pytest.mark.parametrize("own", ["LlamaForCausalLM", "BaichuanForCausalLM", "Unheard"])
+def test_other_architectures_are_left_alone(tmp_path: Path, own: str) -> None:
+    """Native ones, and those with tensors of another layout."""
+    assert mapped(tmp_path, own) == (None, ())
+
+
+def test_explain_shows_the_mapping_of_a_local_checkpoint(
+    tmp_path: Path, explained: ExplainRun
+) -> None:
+    """The argument, and the one warning."""
+    config = {
+        "architectures": ["MllamaForConditionalGeneration"],
+        "text_config": {"cross_attention_layers": [1]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    run = explained("", {"HF_MODEL_ID": str(tmp_path)})
+    assert run.engine_args["hf_overrides"] == {"architectures": ["LmiMllamaTextForCausalLM"]}
+    said = [text for text in run.warnings if "LmiMllamaTextForCausalLM" in text]
+    assert len(said) == 1
+    assert "text only, pictures are refused" in said[0]
+
+
+def test_overridden_architectures_are_what_vllm_looks_for() -> None:
+    """`validate` then checks the name of hf_overrides and not the checkpoint's."""
+    overrides = {"hf_overrides": {"architectures": ["LlamaForCausalLM"]}}
+    assert served_architectures(("AquilaForCausalLM",), overrides) == ("LlamaForCausalLM",)
+    assert served_architectures(("AquilaForCausalLM",), {}) == ("AquilaForCausalLM",)

@@ -1,0 +1,80 @@
+"""The line between front-end processes: every message and every error comes out as it went in."""
+
+import asyncio
+import pickle
+import socket
+from types import MappingProxyType
+
+import pytest
+
+from lmi_vllm import errors
+from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.config.settings import load_settings
+from lmi_vllm.errors import LmiError, NotReadyError, UnknownAdapterError
+from lmi_vllm.extras.front_ends.channel import (
+    AdapterList,
+    Channel,
+    ChannelClosedError,
+    Done,
+    LoadAdapter,
+)
+from lmi_vllm.messages import AdapterRef, SharedAdapter
+
+ERRORS = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LmiError)
+]
+
+
+async def two_ends() -> tuple[Channel, Channel]:
+    """Return both ends of a line."""
+    one, other = socket.socketpair()
+    return await Channel.over(one), await Channel.over(other)
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_an_error_travels_whole(kind: type[LmiError]) -> None:
+    """Text, status and whatever else it carries, whichever arguments its constructor takes."""
+    problems: object = ["a", "b"] if kind is errors.ConfigurationError else "why"
+    try:
+        error = kind(problems)
+    except TypeError:
+        error = kind()
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.text, copy.args) == (kind, error.text, error.args)
+    assert vars(copy) == vars(error)
+
+
+async def test_messages_arrive_in_order_and_whole() -> None:
+    """Large ones too, with the read-only mappings that settings and adapters hold."""
+    here, there = await two_ends()
+    adapter = Adapter("a", "/a", options=MappingProxyType({"x": "y" * 300_000}))
+    message = AdapterList(3, (adapter,), (SharedAdapter(7, "a@7", "/private"),), 1.5)
+    settings = load_settings({"OPTION_TENSOR_PARALLEL_DEGREE": "1"})
+    sent = [message, settings, AdapterRef("a", "/a", 1)]
+    for each in sent:
+        here.send(each)
+    assert [await there.receive() for _ in sent] == sent
+    here.close()
+    with pytest.raises(ChannelClosedError):
+        await there.receive()
+    there.close()
+
+
+async def test_a_question_is_answered_refused_or_left_alone() -> None:
+    """By number; whoever asks a process that ends is told so and does not wait."""
+    here, there = await two_ends()
+    asking = [asyncio.create_task(here.ask(LoadAdapter(number, "a"))) for number in range(3)]
+    for _ in asking:
+        assert isinstance(await there.receive(), LoadAdapter)
+    here.answered(Done(1))
+    here.answered(Done(0, UnknownAdapterError("a")))
+    here.answered(Done(99))  # nobody's
+    await asking[1]
+    with pytest.raises(UnknownAdapterError):
+        await asking[0]
+    here.close()
+    with pytest.raises(NotReadyError):
+        await asking[2]
+    with pytest.raises(NotReadyError):
+        await here.ask(LoadAdapter(4, "a"))
+    there.close()

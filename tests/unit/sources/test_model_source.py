@@ -1,0 +1,206 @@
+"""Which model is served: the table of startup.md section 2, case by case."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.config.settings import CommandLine, load_settings
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.errors import ModelSourceError
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.sources.local_archives import unpack
+from lmi_vllm.sources.model_source import clean_name, locate_model
+from tests.support.s3_server import tar_gz, zip_file
+
+Locate = Callable[..., ModelArtifacts | None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """An empty model store."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def locate(store: Path) -> Locate:
+    """Locate the model of the store with some variables."""
+
+    def run(environ: Mapping[str, str] | None = None, **flags: object) -> ModelArtifacts | None:
+        variables = {"SERVING_MODEL_STORE": str(store), **(environ or {})}
+        command_line = CommandLine(**flags)  # type: ignore[arg-type]
+        return locate_model(load_settings(variables, command_line), variables)
+
+    return run
+
+
+def touch(folder: Path, *names: str) -> None:
+    """Empty files below `folder`."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_weights_in_the_store_are_served(store: Path, locate: Locate) -> None:
+    """config.json and weights, no id: the local weights."""
+    touch(store, "config.json", "model.safetensors")
+    assert locate() == ModelArtifacts("model", str(store), str(store), None, store)
+
+
+def test_file_with_model_id_means_the_hub_model(store: Path, locate: Locate) -> None:
+    """option.model_id: the hub model, named after the model directory."""
+    (store / "serving.properties").write_text("option.model_id=acme/tiny-1\noption.revision=r")
+    assert locate() == ModelArtifacts("model", "acme/tiny-1", "acme/tiny-1", "r", store)
+
+
+def test_hub_id_with_a_file_without_id(store: Path, locate: Locate) -> None:
+    """HF_MODEL_ID with the options of the store's file."""
+    (store / "serving.properties").write_text("option.max_loras=2")
+    model = locate({"HF_MODEL_ID": "acme/tiny-1"})
+    assert model == ModelArtifacts("acme_tiny_1", "acme/tiny-1", "acme/tiny-1", None, store)
+
+
+def test_s3_prefix_is_a_reference(locate: Locate) -> None:
+    """HF_MODEL_ID=s3://: the prefix, to be fetched by others."""
+    assert locate({"HF_MODEL_ID": "s3://b/my-model/"}) == ModelArtifacts(
+        "my_model", "s3://b/my-model/", "s3://b/my-model/"
+    )
+
+
+def test_hub_id_that_is_the_store_means_its_weights(store: Path, locate: Locate) -> None:
+    """HF_MODEL_ID=/opt/ml/model serves the local weights."""
+    touch(store, "config.json")
+    model = locate({"HF_MODEL_ID": str(store)})
+    assert model is not None
+    assert (model.model, model.directory, model.is_local) == (str(store), store, True)
+
+
+@pytest.mark.parametrize("environ", [{}, {"HF_MODEL_ID": "acme/tiny"}])
+def test_adapter_alone_is_an_error(store: Path, locate: Locate, environ: dict[str, str]) -> None:
+    """adapter_config.json and no model: a base model is needed."""
+    touch(store, "adapter_config.json", "adapter_model.safetensors")
+    with pytest.raises(ModelSourceError, match="enable_lora"):
+        locate(environ)
+
+
+def test_single_child_directories_are_entered(store: Path, locate: Locate) -> None:
+    """A directory whose only child is a directory is entered; empty children do not count."""
+    touch(store, "outer/inner/config.json")
+    (store / "empty").mkdir()
+    model = locate()
+    assert model is not None
+    assert (model.name, model.directory) == ("inner", store / "outer" / "inner")
+
+
+def test_several_models_are_an_error_naming_them(store: Path, locate: Locate) -> None:
+    """One model per process."""
+    touch(store, "a/config.json", "b/config.json")
+    with pytest.raises(ModelSourceError, match=r"a, b.*load_models"):
+        locate()
+    model = locate({"SERVING_LOAD_MODELS": f"mine={store}/b"})
+    assert model is not None
+    assert (model.name, model.directory) == ("mine", store / "b")
+
+
+@pytest.mark.parametrize("name", ["m.tar.gz", "m.tgz", "m.zip", "m.mar", "M.ZIP"])
+@pytest.mark.parametrize("by_list", [False, True], ids=["store", "load_models"])
+def test_archive_is_a_model_once_unpacked(
+    store: Path, locate: Locate, tmp_path: Path, name: str, by_list: bool
+) -> None:
+    """Before that it is named as it lies there; afterwards it is a directory like any other."""
+    files = {"inner/config.json": b"{}", "inner/serving.properties": b"option.dtype=fp16"}
+    (store / name).write_bytes(
+        zip_file(files) if name.lower().endswith((".zip", ".mar")) else tar_gz(files)
+    )
+    environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
+    if by_list:
+        environ["SERVING_LOAD_MODELS"] = str(store / name)
+    packed = locate(environ)
+    assert packed == ModelArtifacts(name[0], str(store / name), str(store / name))
+    unpack(store / name, environ, name)
+    located = locate(environ)
+    assert located is not None
+    assert located.name == name[0]
+    assert located.directory is not None
+    assert located.directory.is_relative_to(tmp_path / "cache")
+    assert (located.directory / "config.json").read_bytes() == b"{}"
+    settings = load_settings({"SERVING_MODEL_STORE": str(store), **environ})
+    assert settings.option_value("dtype") == "float16", "the archive's own serving.properties"
+    assert [path.name for path in store.iterdir()] == [name], "the store is only read"
+
+
+def test_archive_that_changes_is_unpacked_anew(store: Path, tmp_path: Path) -> None:
+    """The copy in the cache belongs to one size and time of the archive."""
+    environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
+    (store / "m.zip").write_bytes(zip_file({"config.json": b"1"}))
+    first = unpack(store / "m.zip", environ, "m.zip")
+    assert unpack(store / "m.zip", environ, "m.zip") == first
+    (store / "m.zip").write_bytes(zip_file({"config.json": b"22"}))
+    second = unpack(store / "m.zip", environ, "m.zip")
+    assert (second / "config.json").read_bytes() == b"22"
+    assert not [path for path in second.parent.iterdir() if path.name.startswith(".unpacking")]
+
+
+def test_archive_as_model_id_says_where_it_belongs(locate: Locate, tmp_path: Path) -> None:
+    """HF_MODEL_ID names directories; for an archive the text says what to do instead."""
+    (tmp_path / "m.zip").touch()
+    with pytest.raises(ModelSourceError, match="is a file: put it into the model store"):
+        locate({"HF_MODEL_ID": str(tmp_path / "m.zip")})
+
+
+def test_directory_of_something_else_is_an_error(store: Path, locate: Locate) -> None:
+    """A directory without anything of ours is not a model."""
+    touch(store, "readme.txt")
+    with pytest.raises(ModelSourceError, match="Failed to detect engine"):
+        locate()
+
+
+@pytest.mark.parametrize("name", ["params.json", "model.py", "w.safetensors"])
+def test_directory_is_recognised_by(store: Path, locate: Locate, name: str) -> None:
+    """Mistral's params.json, custom code or bare weights are enough."""
+    touch(store, name)
+    assert locate() is not None
+
+
+def test_nothing_found_is_an_error_unless_asked_for(locate: Locate) -> None:
+    """load_models=NONE and SAGEMAKER_MULTI_MODEL=true start without a model."""
+    with pytest.raises(ModelSourceError, match="HF_MODEL_ID"):
+        locate()
+    assert locate({"SERVING_LOAD_MODELS": "NONE"}) is None
+    assert locate({"SAGEMAKER_MULTI_MODEL": "true"}) is None
+    assert locate({"SERVING_LOAD_MODELS": "NONE", "HF_MODEL_ID": "a/b"}) is not None
+
+
+def test_model_dir_replaces_the_directory_of_the_weights(
+    store: Path, tmp_path: Path, locate: Locate
+) -> None:
+    """option.model_dir counts when it exists and no id is set."""
+    touch(tmp_path, "weights/config.json")
+    (store / "serving.properties").write_text(f"option.model_dir={tmp_path}/weights")
+    model = locate()
+    assert model is not None
+    assert (model.model, model.directory) == (f"{tmp_path}/weights", store)
+
+
+def test_path_that_does_not_exist_is_an_error(locate: Locate) -> None:
+    """An absolute path is no hub id."""
+    with pytest.raises(ModelSourceError, match=r"/nonexistent.*HF_MODEL_ID"):
+        locate({"HF_MODEL_ID": "/nonexistent/model"})
+
+
+def test_demo_is_an_ordinary_model_directory(locate: Locate) -> None:
+    """--demo serves the embedded directory."""
+    model = locate({"HF_MODEL_ID": "a/b"}, demo=True)
+    assert model is not None
+    assert (model.model, model.directory) == (str(DEMO_MODEL_DIR), DEMO_MODEL_DIR)
+
+
+NAMES = (("acme/tiny-1", "acme_tiny_1"), ("_x", "_x"), ("a.b", "a_b"), ("é", "_"))
+
+
+@pytest.mark.parametrize(("name", "clean"), NAMES)
+def test_names_have_only_word_characters(name: str, clean: str) -> None:
+    """Everything else becomes `_`."""
+    assert clean_name(name) == clean

@@ -1,0 +1,181 @@
+"""`explain` itself: formats, secrets, the modules it loads and the time it takes."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.config.secrets import is_secret, mask_value
+from lmi_vllm.config.settings import load_settings
+from lmi_vllm.messages import RequestLimits
+from lmi_vllm.translate.devices import Devices, detect_devices
+from lmi_vllm.translate.explain import FORMATS, explain
+from lmi_vllm.translate.serving_profile import build_serving_profile
+from tests.unit.conftest import ExplainRun
+
+PROGRAM = """
+import argparse, sys
+from lmi_vllm.commands import explain
+parser = argparse.ArgumentParser()
+explain.add_arguments(parser)
+code = explain.run(parser.parse_args(["--format", "json"]), {"HF_MODEL_ID": "a/b", "LMI_X": "1"})
+heavy = {"torch", "vllm", "transformers", "aiohttp", "boto3", "botocore", "huggingface_hub"}
+sys.stderr.write(",".join(sorted(heavy & {name.split(".")[0] for name in sys.modules})))
+sys.exit(code)
+"""
+
+
+def test_explain_is_cheap_and_imports_nothing_heavy() -> None:
+    """Under half a second of CPU, and neither torch nor vLLM nor a client library."""
+    spent = []
+    for _ in range(5):  # the least of some: what shares the core makes the others dearer
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.stderr == b""
+        assert json.loads(done.stdout)["engine_args"]["model"] == "a/b"
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if spent[-1] < 0.5:
+            return
+    pytest.fail(f"CPU seconds: {spent}")
+
+
+def test_document_has_the_promised_shape(explained: ExplainRun) -> None:
+    """Five keys; an option has six; warnings and errors are sentences."""
+    run = explained("option.swap_space=4\noption.dtype=int8", "HF_MODEL_ID=a/b")
+    assert list(run.document) == ["engine_args", "server", "options", "warnings", "errors"]
+    keys = {"name", "value", "origin", "effect", "target", "note"}
+    assert all(set(row) == keys for row in run.document["options"])
+    assert all(isinstance(text, str) for text in (*run.warnings, *run.errors))
+    row = run.option("swap_space")
+    assert (row["value"], row["effect"]) == ("4", "warns")
+    assert row["origin"].endswith("serving.properties line 1")
+    assert run.option("max_rolling_batch_size")["target"] == "max_num_seqs"
+
+
+def test_translated_value_is_shown_beside_the_given_one(explained: ExplainRun) -> None:
+    """A value that is rounded or renamed says what it became."""
+    assert (
+        "max_lora_rank=32" in explained("option.max_lora_rank=24").option("max_lora_rank")["note"]
+    )
+
+
+def test_missing_model_is_said_without_being_an_error(explained: ExplainRun) -> None:
+    """Configuration can be explained before there is a model."""
+    run = explained()
+    assert run.exit_code == 0
+    assert "no model found" in run.option("model_id")["note"]
+    assert "model" not in run.engine_args
+
+
+SECRETS = {
+    "HF_TOKEN": "s3cret-hub",
+    "LMI_API_KEY": "s3cret-key",
+    "OPTION_HF_TOKEN": "s3cret-option",
+    "OPTION_ENV": "A=1,AWS_SECRET_ACCESS_KEY=s3cret-env,MY_PASSWORD=s3cret-pass",
+    "OPTION_KV_TRANSFER_CONFIG": '{"kv_role": "kv_both", "api_key": "s3cret-json"}',
+    "HF_MODEL_ID": "s3://user:s3cret-login@b/p?X-Amz-Signature=s3cret-sig",
+    "OPTION_MODEL_ID": "https://u:s3cret-other@h/m",
+    "LMI_ACCESS_TOKEN": "s3cret-unknown",
+    "OPTION_SECRET": "s3cret-unknown-option",
+    "OPTION_API_KEY": "s3cret-front-end",
+    "OPTION_SPECULATIVE_CONFIG": '{"token": "s3cret-broken"',
+    "LMI_CACHE_URI": "s3://key:s3cret-uri@bucket/x",
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_format_shows_a_secret(form: str) -> None:
+    """Values, nested values, URLs, unknown names, errors and warnings are all masked."""
+    settings = load_settings(SECRETS)
+    explanation, _ = explain(settings, SECRETS, Devices(1))
+    text = FORMATS[form](explanation)
+    assert "s3cret" not in text
+    assert "***" in text
+
+
+NAMES = (
+    ("HF_TOKEN", True), ("api_key", True), ("LMI_API_KEY_FILE", True), ("keystore_pass", True),
+    ("AWS_SECRET_ACCESS_KEY", True), ("max_num_batched_tokens", False), ("tokenizer_mode", False),
+    ("monkey", False), ("passenger", False), ("MY_CREDENTIALS", True), ("db-password", True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "secret"), NAMES)
+def test_secret_names_hold_a_whole_word(name: str, secret: bool) -> None:
+    """The word must stand between separators."""
+    assert is_secret(name) is secret
+    assert (mask_value(name, "x") == "***") is secret
+
+
+def test_table_and_markdown_hold_every_option_and_argument(explained: ExplainRun) -> None:
+    """The two readable formats say the same as the JSON."""
+    environ = {"HF_MODEL_ID": "a/b", "SERVING_MODEL_STORE": "/nonexistent"}
+    explanation, _ = explain(load_settings(environ), environ, Devices(4))
+    for form in ("table", "markdown"):
+        text = FORMATS[form](explanation)
+        assert all(str(row["name"]) in text for row in explanation.options)
+        assert all(name in text for name in explanation.engine_args)
+
+
+def test_text_that_is_no_utf8_is_shown_as_escapes() -> None:
+    """Any bytes may stand in the environment; the answer stays readable and valid JSON."""
+    environ = {"OPTION_REVISION": "caf\udce9", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "lmi_vllm", "explain", "--format"]
+    for form in FORMATS:
+        done = subprocess.run([*command, form], env=environ, capture_output=True, check=True)
+        assert b"caf" in done.stdout
+        if form == "json":
+            assert json.loads(done.stdout)["engine_args"]["revision"] == "caf\udce9"
+
+
+def test_quantize_beside_a_quantized_checkpoint_is_one_warning(
+    tmp_path: Path, explained: ExplainRun
+) -> None:
+    """configuration.md 11.3: passed on, and said to be better left out."""
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    run = explained("", {"HF_MODEL_ID": str(tmp_path), "OPTION_QUANTIZE": "awq"})
+    assert run.engine_args["quantization"] == "awq"
+    assert ["better left out" in text for text in run.warnings] == [True]
+    assert explained("", {"HF_MODEL_ID": str(tmp_path)}).warnings == []
+
+
+def test_devices_follow_cuda_visible_devices() -> None:
+    """An empty or negative list hides every GPU."""
+    for visible in ("", "-1", " "):
+        assert detect_devices({"CUDA_VISIBLE_DEVICES": visible}).gpu_count == 0
+    assert detect_devices({"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}).cpu_rank_limit is None
+
+
+def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
+    """Every field comes from its setting."""
+    environ = {
+        "SERVING_MODEL_STORE": str(tmp_path), "OPTION_OUTPUT_FORMATTER": "sse",
+        "OPTION_TGI_COMPAT": "true", "OPTION_STREAM_LOGPROBS": "false", "OPTION_NORMALIZE": "0",
+        "OPTION_ENABLE_LORA": "1", "MAX_CONCURRENT_REQUESTS": "5", "PREDICT_TIMEOUT": "7",
+        "SERVING_CHUNKED_READ_TIMEOUT": "8", "SERVING_MAX_REQUEST_SIZE": "9",
+        "OPTION_SERVED_MODEL_NAME": "a,b", "OPTION_TASK": "text-embedding",
+        "OPTION_CHAT_TEMPLATE": "t", "OPTION_ENABLE_AUTO_TOOL_CHOICE": "true",
+        "OPTION_TOOL_CALL_PARSER": "hermes", "OPTION_REASONING_PARSER": "qwen3",
+        "LMI_MAX_SEQUENCES": "1", "LMI_MAX_STOP_STRINGS": "2", "LMI_MAX_STOP_LENGTH": "3",
+        "LMI_MAX_LOGIT_BIAS": "4", "LMI_MAX_GRAMMAR_SIZE": "5", "LMI_GRAMMAR_TIMEOUT": "0",
+        "OPTION_MAX_LOGPROBS": "7", "OPTION_SCHEDULING_POLICY": "priority",
+    }  # fmt: skip
+    settings = load_settings(environ)
+    profile = build_serving_profile(settings, None)
+    assert settings.errors == ()
+    assert profile.served_names == ("a", "b")
+    assert (profile.task, profile.output_formatter, profile.tgi_compat) == ("embed", "sse", True)
+    assert (profile.stream_logprobs, profile.normalize, profile.enable_lora) == (False, False, True)
+    assert (profile.job_queue_size, profile.max_request_size) == (5, 9)
+    assert (profile.predict_timeout, profile.chunked_read_timeout) == (7.0, 8.0)
+    assert (profile.chat_template, profile.reasoning_parser) == ("t", "qwen3")
+    assert (profile.enable_auto_tool_choice, profile.tool_call_parser) == (True, "hermes")
+    assert profile.limits == RequestLimits(1, 2, 3, 4, 5, 0.0, 7)
+    plain = build_serving_profile(load_settings({}), None)
+    assert plain.served_names == ("lmi",)
+    assert plain.limits == RequestLimits()
+    assert (profile.uses_priority, plain.uses_priority) == (True, False)
