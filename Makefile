@@ -4,7 +4,7 @@ PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
 
-.PHONY: setup serve test check lint format unit contract integration matrix docs site bench storm chaos fuzz pictures
+.PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fuzz pictures
 .PHONY: constraints release clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
@@ -13,9 +13,13 @@ setup:            ## build .venv for this machine (cheap when it is there)
 serve: setup      ## start the server: the embedded model, or what HF_MODEL_ID names
 	@$(PY) -m lmi_vllm serve $(if $(HF_MODEL_ID),,--demo) $(ARGS)
 
-test: setup       ## the whole suite: unit, web, contract on the real engine, integration
+test: setup       ## the whole suite: unit, web, server, contract on the real engine, fuzz, integration
 	@$(PYTHON) scripts/install_test_tools.py
 	$(PYTEST) tests integration $(ARGS)
+
+test-all: setup   ## what `make check` leaves out of it: CI runs the two, and nothing twice
+	@$(PYTHON) scripts/install_test_tools.py
+	$(PYTEST) tests integration --ignore tests/unit --ignore tests/web --ignore tests/server --durations=30 $(ARGS)
 
 check: lint unit  ## what must be green before a commit
 	$(PY) scripts/make_docs.py --check
@@ -29,8 +33,8 @@ format: setup
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-unit: setup       ## unit and web: no engine, no network
-	$(PYTEST) tests/unit tests/web $(ARGS)
+unit: setup       ## unit, web and server: no engine process, no network
+	$(PYTEST) tests/unit tests/web $(wildcard tests/server) $(ARGS)
 
 contract:         ## the engine's promises, scripted and real; VLLM=0.31.0 on that release, in .venv-vllm-0.31.0
 	@$(PYTHON) scripts/setup.py $(if $(VLLM),--vllm $(VLLM))
