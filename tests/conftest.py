@@ -9,8 +9,9 @@ from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.hooks.custom_code import CustomCode
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
@@ -57,17 +58,15 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
         code: CustomCode | None = None,
     ) -> TestClient:
         profile = profile or ServingProfile(model_name="demo")
-        admission = Admission()
-        admission.limit = limit
-        admission.model_name = profile.model_name
-        service = InferenceService(admission, profile)
+        lifecycle = Lifecycle(profile.model_name)
+        service = InferenceService(RequestQueue(lifecycle, limit), profile)
         code = code or CustomCode()
         registry = AdapterRegistry(
             engine, str, is_enabled=profile.enable_lora, load_code=code.load_adapter
         )
         if is_ready:
             service.attach(Runtime(engine, profile, registry, code))
-            admission.become(State.HEALTHY)
+            lifecycle.become(State.HEALTHY)
         return await aiohttp_client(create_app(service, options))
 
     return start

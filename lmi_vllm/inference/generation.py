@@ -89,7 +89,7 @@ async def _stream(
     work.hold.push_async_callback(close_iterator, chunks)  # also when nothing reads it
     # The status line waits for the first chunk: what fails before it gets a status of its own.
     first = await limit.next(chunks)
-    rows = StreamEnds(work.admission, profile).rows(first, chunks, direct)
+    rows = StreamEnds(work.queue, profile).rows(first, chunks, direct)
     return Reply(200, framing.content_type, stream=DirectStream(rows, direct.connect))
 
 

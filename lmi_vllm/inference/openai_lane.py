@@ -55,7 +55,7 @@ async def ask_openai(
     if answer.stream is None:
         return answer
     work.hold.push_async_callback(close_iterator, answer.stream)
-    ends = StreamEnds(work.admission, runtime.profile)
+    ends = StreamEnds(work.queue, runtime.profile)
     rows = ends.events(dialect.events(answer.stream), dialect, limit)
     if direct is None:
         return replace(answer, stream=rows)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from lmi_vllm.adapters.selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.request_hold import RequestHold
 from lmi_vllm.inference.response.formatters import Framing, choose_framing
@@ -18,7 +18,7 @@ from lmi_vllm.telemetry.records import current_record
 class RequestWork:
     """What every lane needs of the request it answers."""
 
-    admission: Admission
+    queue: RequestQueue
     runtime: Runtime
     call: InferenceCall
     hold: RequestHold
@@ -43,12 +43,12 @@ class RequestWork:
             PayloadError: the list is longer than the queue.
             OverloadError: the queue has no room for it now.
         """
-        if sequences > self.admission.limit:
+        if sequences > self.queue.limit:
             raise PayloadError(
-                f"{name}: {sequences} sequences; job_queue_size allows {self.admission.limit}"
+                f"{name}: {sequences} sequences; job_queue_size allows {self.queue.limit}"
             )
         if sequences > 1:
-            self.hold.enter_context(self.admission.admit(sequences - 1))
+            self.hold.enter_context(self.queue.admit(sequences - 1))
 
     async def adapter(self, name: str | None) -> AdapterRef | None:
         """Return the adapter, held until the request's end; None is the base model.

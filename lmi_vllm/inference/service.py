@@ -17,7 +17,6 @@ from lmi_vllm.errors import (
     RouteFamily,
 )
 from lmi_vllm.inference import tgi
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.deferred import STARTING_TOKEN, DeferredResults, is_deferred
 from lmi_vllm.inference.generation import generate
 from lmi_vllm.inference.hooks.functions import NO_HOOKS
@@ -37,6 +36,7 @@ from lmi_vllm.inference.model_control import ModelControl, ModelInfo, OneModelOn
 from lmi_vllm.inference.model_list import with_adapters
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request, vectors_reply
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.request.bodies import decode_body
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.request.payload import Family, dispatch, with_adapter_id
@@ -56,16 +56,31 @@ from lmi_vllm.telemetry.records import current_record
 class InferenceService:
     """Answers inference calls; made at once, its runtime attached when the engine is up."""
 
-    def __init__(self, admission: Admission, profile: ServingProfile | None = None) -> None:
-        self.admission = admission
+    def __init__(
+        self,
+        queue: RequestQueue,
+        profile: ServingProfile | None = None,
+        *,
+        deferred: DeferredResults | None = None,
+    ) -> None:
+        self.queue = queue
+        self.lifecycle = queue.lifecycle
         self.profile = profile or ServingProfile()
         self.model = ModelInfo()
         self.models: ModelControl = OneModelOnly()
         self.sessions = Sessions()
-        self.deferred = DeferredResults()
+        self.deferred = deferred or DeferredResults()
         self.telemetry = Telemetry()
         self._unread_names = UnreadNames()
         self._runtime: Runtime | None = None
+
+    def expect(self, model: ModelInfo, profile: ServingProfile, sessions: Sessions) -> None:
+        """Describe the model that is being started; requests reach it when its runtime is there."""
+        self.model, self.profile, self.sessions = model, profile, sessions
+
+    def manage_models(self, control: ModelControl) -> None:
+        """Let the management routes load and unload models with `control`."""
+        self.models = control
 
     def attach(self, runtime: Runtime) -> None:
         """Let requests reach the engine."""
@@ -95,7 +110,7 @@ class InferenceService:
         Raises:
             NotReadyError: there is none yet.
         """
-        self.admission.check_ready()
+        self.lifecycle.check_ready()
         if self._runtime is None:
             raise NotReadyError("no model is loaded")
         return self._runtime
@@ -107,9 +122,9 @@ class InferenceService:
             ResourceNotFoundError: another model is asked for.
             BadParameterError: none is given and none is loaded.
         """
-        if name is None and not self.admission.has_model:
+        if name is None and not self.lifecycle.has_model:
             raise BadParameterError("Parameter model_name is required.")
-        if name is not None and (not self.admission.has_model or name != self.admission.model_name):
+        if name is not None and (not self.lifecycle.has_model or name != self.lifecycle.model_name):
             raise ResourceNotFoundError(
                 f"Model or workflow not found: {name}", "ModelNotFoundException"
             )
@@ -119,7 +134,7 @@ class InferenceService:
         if (token := call.properties.get(STARTING_TOKEN)) is not None:
             return self.deferred.read(token, call.properties)
         if is_deferred(call.properties):
-            self.admission.check_room()  # a refusal is answered now, not later
+            self.queue.check_room()  # a refusal is answered now, not later
             return self.deferred.start(self._until_shutdown(self._infer(call)))
         return await self._until_shutdown(self._infer(call))
 
@@ -155,20 +170,20 @@ class InferenceService:
         if (record := current_record()) is not None:
             record.is_inference = True
         try:
-            self.admission.check_room()
+            self.queue.check_room()
         except LmiError as refusal:
-            self.admission.error_rates.record(refusal)
+            self.lifecycle.error_rates.record(refusal)
             raise
 
     async def _until_shutdown(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         """Return the reply; a shutdown that cuts it off is an error with an answer."""
         if (record := current_record()) is not None:
             record.is_inference = True
-        rates = self.admission.error_rates
+        rates = self.lifecycle.error_rates
         try:
             reply = await work
         except asyncio.CancelledError:
-            error = self.admission.shutdown_error()
+            error = self.queue.shutdown_error()
             if error is None:
                 raise
             raise error from None
@@ -179,13 +194,13 @@ class InferenceService:
         return reply
 
     def _work(self, runtime: Runtime, call: InferenceCall, hold: RequestHold) -> RequestWork:
-        return RequestWork(self.admission, runtime, call, hold, self._unread_names)
+        return RequestWork(self.queue, runtime, call, hold, self._unread_names)
 
     async def _infer(self, call: InferenceCall) -> Reply:
         runtime = self.runtime
         async with RequestHold() as hold:
             work = self._work(runtime, call, hold)
-            hold.enter_context(self.admission.admit())
+            hold.enter_context(self.queue.admit())
             reply = await runtime.code.handle(call, request_content(call))
             if reply is None:
                 await self.sessions.check(call.properties)
@@ -249,7 +264,7 @@ class InferenceService:
             return Reply(answer.status, answer.content_type, listed)
         async with RequestHold() as hold:
             work = self._work(runtime, call, hold)
-            hold.enter_context(self.admission.admit())
+            hold.enter_context(self.queue.admit())
             code, is_hooked = runtime.code, kind not in UNHOOKED_KINDS
             if is_hooked and (own := await code.handle(call, request_content(call))) is not None:
                 return work.held(own)
@@ -267,7 +282,7 @@ class InferenceService:
 
     async def _tokenize_tgi(self, call: InferenceCall) -> Reply:
         runtime = self.runtime
-        with self.admission.admit():
+        with self.queue.admit():
             payload = decode_body(call.body, "application/json")
             tokens = await tgi.tokenize(payload, runtime.engine)
         return Reply(200, "application/json", orjson.dumps(tokens) + b"\n")

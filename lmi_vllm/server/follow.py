@@ -11,7 +11,8 @@ from lmi_vllm.config.resolved import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
-from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart, StartPlan, plan_start
@@ -42,9 +43,9 @@ async def follow(
 async def _live(
     settings: Settings, typed: CommandLine, environ: Mapping[str, str]
 ) -> tuple[int, str]:
-    service = InferenceService(Admission())
+    service = InferenceService(RequestQueue(Lifecycle()))
     try:
-        settings = await complete_settings(settings, typed, environ, service.admission)
+        settings = await complete_settings(settings, typed, environ, service.lifecycle.start)
         plan = plan_start(settings, environ)
         if plan is None:
             return 1, "a node of a cluster needs the model: set HF_MODEL_ID"

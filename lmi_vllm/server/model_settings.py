@@ -14,7 +14,7 @@ from typing import Final
 
 from lmi_vllm.config.properties import PropertiesFile, parse_properties, read_properties
 from lmi_vllm.config.settings import CommandLine, Settings, load_settings
-from lmi_vllm.inference.admission import Admission, Phase
+from lmi_vllm.inference.lifecycle import Phase, StartProgress
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.sources.downloads import fetch_model, fetch_text
 from lmi_vllm.sources.local_archives import unpack
@@ -30,7 +30,7 @@ async def complete_settings(
     settings: Settings,
     typed: CommandLine,
     environ: Mapping[str, str],
-    admission: Admission,
+    start: StartProgress,
 ) -> Settings:
     """`settings` with those of the model's own serving.properties, which is fetched or unpacked.
 
@@ -39,7 +39,7 @@ async def complete_settings(
     """
     finding = find_in_store(settings, environ)
     if finding.archive is not None and finding.directory is None:
-        admission.enter_phase(Phase.DOWNLOAD)
+        start.enter(Phase.DOWNLOAD)
         logger.info("unpacking %s", finding.archive)
         await asyncio.to_thread(unpack, finding.archive, environ, str(finding.archive))
         settings = load_settings(environ, typed)
@@ -53,12 +53,12 @@ async def complete_settings(
         text = await asyncio.to_thread(fetch_text, url, environ)
         found = None if text is None else parse_properties(text, url)
     else:
-        admission.enter_phase(Phase.DOWNLOAD)
+        start.enter(Phase.DOWNLOAD)
         fetch = partial(
             fetch_model,
             named,
             environ=environ,
-            on_progress=lambda progress: admission.report_progress(asdict(progress)),
+            on_progress=lambda progress: start.report(asdict(progress)),
         )
         found = _properties_in(await asyncio.to_thread(fetch))
     return settings if found is None else load_settings(environ, typed, found)

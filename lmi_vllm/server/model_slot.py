@@ -23,7 +23,7 @@ from lmi_vllm.errors import (
     NotReadyError,
     ResourceNotFoundError,
 )
-from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.model_control import NewModel
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.model_settings import complete_settings
@@ -76,21 +76,19 @@ class ModelSlot:
 
     async def register(self, new: NewModel) -> str:
         """Load the model; see `ModelControl.register`."""
-        admission = self._service.admission
-        if admission.state is State.DRAINING:
+        lifecycle = self._service.lifecycle
+        if lifecycle.state is State.DRAINING:
             raise NotReadyError("the server is shutting down")
-        if admission.has_model:
+        if lifecycle.has_model:
             self._refuse(new)
         async with self._turn:
-            if admission.has_model:
+            if lifecycle.has_model:
                 self._refuse(new)
             plan, settings = await self._planned(new)
             if new.arguments.get("job_queue_size", "").isdecimal():
-                admission.limit = int(new.arguments["job_queue_size"])
+                self._service.queue.resize(int(new.arguments["job_queue_size"]))
             self._supervisor = self._make(plan, settings)
-            admission.has_model = True
-            admission.is_registered = True
-            admission.begin_restart()
+            lifecycle.begin_registered()
             loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._life = asyncio.create_task(self._live(self._supervisor, loaded))
         if new.is_synchronous:
@@ -104,7 +102,7 @@ class ModelSlot:
         async with self._turn:
             supervisor, life = self._supervisor, self._life
             self._empty()  # new requests are for a model that is not there
-            await self._service.admission.wait_idle(self._service.profile.predict_timeout)
+            await self._service.queue.wait_idle(self._service.profile.predict_timeout)
             if life is not None:
                 life.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -140,7 +138,7 @@ class ModelSlot:
             typed = _command_line(self._typed, new)
             settings = load_settings(_without_chosen_models(self._environ), typed)
             settings = await complete_settings(
-                settings, typed, self._environ, self._service.admission
+                settings, typed, self._environ, self._service.lifecycle.start
             )
             plan = plan_start(settings, self._environ)
         except ResourceNotFoundError:
@@ -157,15 +155,13 @@ class ModelSlot:
     def _refuse(self, new: NewModel) -> None:
         raise ModelCapacityError(
             f"{new.name or new.url} cannot be loaded: this server serves one model at a time; "
-            f"unregister {self._service.admission.model_name} first"
+            f"unregister {self._service.lifecycle.model_name} first"
         )
 
     def _empty(self) -> None:
         self._supervisor = self._life = None
         self._service.detach()
-        admission = self._service.admission
-        admission.has_model = admission.is_registered = False
-        admission.become(State.HEALTHY)
+        self._service.lifecycle.remove_model()
 
 
 def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:

@@ -32,8 +32,8 @@ from lmi_vllm.errors import (
 from lmi_vllm.extras.compile_cache.start import CompileCache, compile_cache
 from lmi_vllm.extras.front_ends.group import FrontEnds
 from lmi_vllm.extras.seq2seq.rules import encoder_decoder
-from lmi_vllm.inference.admission import Phase
 from lmi_vllm.inference.hooks.custom_code import CustomCode
+from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.inference.pooling import GENERATE, pooling_kind
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
@@ -129,7 +129,7 @@ class ModelStart:
         Raises:
             StartupError: the reason, fit to be printed.
         """
-        self.service.admission.enter_phase(Phase.DOWNLOAD)
+        self.service.lifecycle.start.enter(Phase.DOWNLOAD)
         plan = self.plan
         if asks_for_fast_transfer(self.environ):
             os.environ.setdefault("HF_XET_HIGH_PERFORMANCE", "1")
@@ -158,8 +158,8 @@ class ModelStart:
         Raises:
             StartupError: the reason, fit to be printed.
         """
-        admission = self.service.admission
-        admission.enter_phase(Phase.ENGINE)
+        start = self.service.lifecycle.start
+        start.enter(Phase.ENGINE)
         seconds = float(str(self.settings.option_value("model_loading_timeout")))
         try:
             async with asyncio.timeout(seconds or None):
@@ -168,7 +168,7 @@ class ModelStart:
             end_children()  # an engine that comes up later would be nobody's
             raise EngineStartError(
                 f"the model was not ready within model_loading_timeout ({seconds:g} s), "
-                f"in phase {admission.phase}"
+                f"in phase {start.phase}"
             ) from None
 
     async def _bring_up(self, ready: ReadyFiles, adapters: AdapterRegistry | None) -> Runtime:
@@ -184,14 +184,14 @@ class ModelStart:
     ) -> Runtime:
         engine = await self._start_engine(ready.arguments)
         try:
-            self.service.admission.enter_phase(Phase.ADAPTERS)
+            self.service.lifecycle.start.enter(Phase.ADAPTERS)
             if self._code is None:  # an engine that comes back finds it loaded
                 self._code = await self._load_code(engine, ready)
             if adapters is None:
                 adapters = await self._load_adapters(engine, ready, self._code)
             else:
                 await adapters.move_to(engine)
-            self.service.admission.enter_phase(Phase.WARM_UP)
+            self.service.lifecycle.start.enter(Phase.WARM_UP)
             has_logprobs = ready.arguments.values.get("max_logprobs") != 0
             await warm_up(engine, has_logprobs=has_logprobs)
             await self._code.call_handler_at_start()
@@ -210,11 +210,11 @@ class ModelStart:
 
     async def _fetch(self) -> ReadyFiles:
         ready = await self._files.fetch()
-        self.service.admission.enter_phase(Phase.ENGINE)  # whose import may go on
+        self.service.lifecycle.start.enter(Phase.ENGINE)  # whose import may go on
         return ready
 
     def _report(self, progress: DownloadProgress) -> None:
-        self.service.admission.report_progress(asdict(progress))
+        self.service.lifecycle.start.report(asdict(progress))
 
     async def _import_engine(self) -> None:
         """Import vLLM while bytes arrive: the wait is the longer of the two, not their sum."""

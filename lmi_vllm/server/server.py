@@ -14,10 +14,11 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.extras.front_ends.group import FrontEnds, SeveralFrontEnds
-from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
 from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
+from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.model_control import ModelInfo
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import api_keys, curl_line, open_listeners
 from lmi_vllm.server.model_settings import complete_settings
@@ -62,11 +63,11 @@ class Server:
 
     async def run(self) -> tuple[int, str]:
         """Serve until a signal, a failed start or the engine's death; returns code and reason."""
-        admission = Admission()
-        admission.limit = int(str(self._settings.server_value("job_queue_size")))
-        admission.error_rates = ErrorRates(_error_rates(self._settings))
-        service = InferenceService(admission)
-        service.deferred = _deferred_results(self._settings)
+        lifecycle = Lifecycle(error_rates=ErrorRates(_error_rates(self._settings)))
+        limit = int(str(self._settings.server_value("job_queue_size")))
+        service = InferenceService(
+            RequestQueue(lifecycle, limit), deferred=_deferred_results(self._settings)
+        )
         self._traces = Traces(service, self._environ)
         count = int(str(self._settings.server_value("LMI_FRONTEND_PROCESSES")))
         if count > 1:
@@ -78,7 +79,7 @@ class Server:
             self._front_ends.remove()
 
     async def _run(self, service: InferenceService) -> tuple[int, str]:
-        admission, stop = service.admission, _stop_signals()
+        stop = _stop_signals()
         listeners = await open_listeners(
             service,
             self._settings,
@@ -94,11 +95,11 @@ class Server:
         if outcome.is_immediate:
             return outcome.code, outcome.reason
         if outcome.code:
-            admission.become(State.FAILED)
-            await admission.wait_idle(FAILURE_ANSWER_SECONDS)
+            service.lifecycle.become(State.FAILED)
+            await service.queue.wait_idle(FAILURE_ANSWER_SECONDS)
         else:
             stop.clear()
-            await self._drain(admission, stop)
+            await self._drain(service.queue, stop)
             life.cancel()
         copy = copy_sessions(self._settings, service.sessions, self._environ)
         await self._traces.close()
@@ -109,10 +110,10 @@ class Server:
 
     async def _live(self, service: InferenceService) -> Outcome:
         """Serve the model; returns only when that is over."""
-        heartbeat = asyncio.create_task(_heartbeat(service.admission, self._loading_seconds()))
+        heartbeat = asyncio.create_task(_heartbeat(service.lifecycle, self._loading_seconds()))
         try:
             self._settings = await complete_settings(
-                self._settings, self._typed, self._environ, service.admission
+                self._settings, self._typed, self._environ, service.lifecycle.start
             )
             plan = plan_start(self._settings, self._environ)
             if plan is None:
@@ -132,7 +133,8 @@ class Server:
     async def _wait_for_models(self, service: InferenceService) -> Outcome:
         """Be healthy without a model; POST /models loads one."""
         make = partial(self._supervisor_for, service)
-        self._engines = service.models = slot = ModelSlot(service, self._typed, self._environ, make)
+        self._engines = slot = ModelSlot(service, self._typed, self._environ, make)
+        service.manage_models(slot)
         print(f"Ready on {self._url} without a model: POST /models loads one", flush=True)
         return await slot.run()
 
@@ -150,13 +152,10 @@ class Server:
     ) -> Supervisor:
         """Return what starts and keeps the planned model; the service knows of it from here on."""
         self._settings_in_use = settings
-        admission = service.admission
         policy = _failure_policy(settings)
-        admission.model_name = plan.model.name
-        admission.hides_failure = policy.hides_failure
-        service.model = _model_info(plan, settings, self._environ, self._engines)
-        service.profile = plan.profile
-        service.sessions = sessions_of(settings)
+        service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
+        model = _model_info(plan, settings, self._environ, self._engines)
+        service.expect(model, plan.profile, sessions_of(settings))
         log_request_metrics(service, settings)
         self._traces.prepare(plan.arguments.values.get(TRACES_ARGUMENT))
         _log_plan(plan)
@@ -169,28 +168,28 @@ class Server:
         curl = curl_line(self._url, has_key=bool(api_keys(self._environ)))
         StartSummary(plan, service, self._url, curl).log()
         self._traces.begin()
-        phases = {str(name): spent for name, spent in service.admission.phase_seconds.items()}
+        phases = {str(name): spent for name, spent in service.lifecycle.start.phase_seconds.items()}
         for tell in service.telemetry.on_ready:
             tell(phases)
-        seconds = service.admission.elapsed_seconds
+        seconds = service.lifecycle.start.elapsed_seconds
         print(f"Ready on {self._url} after {seconds:.1f} s", f"Try: {curl}", sep="\n", flush=True)
 
-    async def _drain(self, admission: Admission, stop: asyncio.Event) -> None:
+    async def _drain(self, queue: RequestQueue, stop: asyncio.Event) -> None:
         """Refuse new work, let running work end within the deadline; a second signal hurries."""
-        admission.become(State.DRAINING)
+        queue.lifecycle.become(State.DRAINING)
         seconds = float(str(self._settings.server_value("shutdown_timeout")))
-        logger.info("draining: %d in flight, %g s at most", admission.in_flight, seconds)
+        logger.info("draining: %d in flight, %g s at most", queue.in_flight, seconds)
         DRAINS.inc()
-        began_with = admission.in_flight
+        began_with = queue.in_flight
         again = asyncio.create_task(stop.wait())
-        idle = asyncio.create_task(admission.wait_idle(seconds))
+        idle = asyncio.create_task(queue.wait_idle(seconds))
         await asyncio.wait({again, idle}, return_when=asyncio.FIRST_COMPLETED)
-        DRAINED.labels("completed").inc(began_with - admission.in_flight)
-        DRAINED.labels("cut").inc(admission.in_flight)
-        if admission.in_flight:
-            logger.warning("ending %d requests that did not finish", admission.in_flight)
-            admission.end_all()
-            await admission.wait_idle(LAST_WORD_SECONDS)
+        DRAINED.labels("completed").inc(began_with - queue.in_flight)
+        DRAINED.labels("cut").inc(queue.in_flight)
+        if queue.in_flight:
+            logger.warning("ending %d requests that did not finish", queue.in_flight)
+            queue.end_all()
+            await queue.wait_idle(LAST_WORD_SECONDS)
 
     async def _close_engine(self, stop: asyncio.Event) -> None:
         if self._engines is None:
@@ -254,15 +253,15 @@ def _error_rates(settings: Settings) -> Mapping[ErrorKind, ErrorRate]:
     }
 
 
-async def _heartbeat(admission: Admission, limit_seconds: float) -> None:
+async def _heartbeat(lifecycle: Lifecycle, limit_seconds: float) -> None:
     """Say every few seconds where a long start is, and which limits to raise when it gets late."""
     while True:
         await asyncio.sleep(HEARTBEAT_SECONDS)
-        if admission.state is not State.PENDING:
+        if lifecycle.state is not State.PENDING:
             continue
-        _, body = admission.ping()
+        _, body = lifecycle.ping()
         logger.info("starting: %s", json.dumps(body), extra={"fields": {"start": body}})
-        if 0 < limit_seconds / 2 < admission.engine_seconds:
+        if 0 < limit_seconds / 2 < lifecycle.start.engine_seconds:
             logger.warning(
                 "half of model_loading_timeout (%g s) has passed; raise it, and on SageMaker the "
                 "endpoint's container_startup_health_check_timeout with it",

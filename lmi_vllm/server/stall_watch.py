@@ -7,7 +7,7 @@ from typing import Final
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError
-from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.server.model_start import warm_up
 
 logger = logging.getLogger(__name__)
@@ -23,9 +23,9 @@ class StallWatch:
     our own to come back with.
     """
 
-    def __init__(self, engine: Engine, admission: Admission, seconds: float) -> None:
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, seconds: float) -> None:
         self._engine = engine
-        self._admission = admission
+        self._lifecycle = lifecycle
         self._seconds = seconds
         self._progress = engine.progress
         self._since = time.monotonic()
@@ -45,25 +45,25 @@ class StallWatch:
 
     def _look(self) -> None:
         now = time.monotonic()
-        is_stalled = self._admission.state is State.UNHEALTHY
+        is_stalled = self._lifecycle.state is State.UNHEALTHY
         if self._engine.progress != self._progress:
             self._progress, self._since = self._engine.progress, now
             if is_stalled:
                 logger.warning("the engine makes progress again")
-                self._admission.become(State.HEALTHY)
+                self._lifecycle.become(State.HEALTHY)
         elif is_stalled:
             if self._probe is None or (self._probe.done() and not self._engine.running_requests):
                 self._probe = asyncio.create_task(_ask(self._engine))
         elif not self._engine.running_requests:
             self._since = now
-        elif now - self._since >= self._seconds and self._admission.state is State.HEALTHY:
+        elif now - self._since >= self._seconds and self._lifecycle.state is State.HEALTHY:
             logger.error(
                 "the engine holds %d requests and has completed no step for %.0f s "
                 "(LMI_STALL_TIMEOUT)",
                 self._engine.running_requests,
                 now - self._since,
             )
-            self._admission.become(State.UNHEALTHY)
+            self._lifecycle.become(State.UNHEALTHY)
 
 
 async def _ask(engine: Engine) -> None:

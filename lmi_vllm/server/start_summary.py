@@ -46,7 +46,7 @@ class StartSummary:
             },
             "phase_seconds": self._phases(),
             "adapters": [adapter.name for adapter in self.service.registered_adapters],
-            "queue_limit": self.service.admission.limit,
+            "queue_limit": self.service.queue.limit,
             "url": self.url,
             "curl": self.curl,
         }
@@ -61,7 +61,7 @@ class StartSummary:
             f"lmi_vllm {__version__} serves {plan.model.name}",
             f"  model from {mask_urls(plan.model.reference)}  ({source})",
             *self._argument_lines(),
-            f"  adapters: {self._adapters()}; queue: {self.service.admission.limit} places",
+            f"  adapters: {self._adapters()}; queue: {self.service.queue.limit} places",
             f"  start: {spent}; {sum(phases.values()):.1f} s together",
         ]
 
@@ -90,7 +90,7 @@ class StartSummary:
         return (names or "none") + (f" and {more} more" if more > 0 else "")
 
     def _phases(self) -> dict[str, float]:
-        seconds = self.service.admission.phase_seconds
+        seconds = self.service.lifecycle.start.phase_seconds
         return {str(phase): round(value, 3) for phase, value in seconds.items()}
 
 

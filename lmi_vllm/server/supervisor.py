@@ -9,7 +9,7 @@ from typing import Final
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError
-from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.garbage import settle, settle_again
@@ -77,7 +77,7 @@ class Supervisor:
         failures = 0
         reason = await self._watch(runtime.engine)
         while (failures := failures + 1) <= self._policy.retry_threshold:
-            if self._service.admission.state is State.DRAINING:
+            if self._service.lifecycle.state is State.DRAINING:
                 break  # it would come back to nobody
             logger.error(
                 "%s: restarting the engine (failure %d, retry_threshold %d)",
@@ -101,24 +101,26 @@ class Supervisor:
             await self._engine.close()
 
     async def _restart(self, files: ReadyFiles, old: Runtime) -> Runtime:
-        self._service.admission.begin_restart()
+        self._service.lifecycle.begin_restart()
         await self._start.front_ends.detach()
         await old.engine.close()  # its memory must be free before the next one takes its own
         await asyncio.sleep(RESTART_PAUSE_SECONDS)
         runtime = await self._start.bring_up(files, old.adapters)
         self._begin_service(runtime)
         ENGINE_RESTARTS.inc()
-        logger.info("the engine is back after %.1f s", self._service.admission.elapsed_seconds)
+        logger.info(
+            "the engine is back after %.1f s", self._service.lifecycle.start.elapsed_seconds
+        )
         return runtime
 
     def _begin_service(self, runtime: Runtime) -> None:
         self._engine = runtime.engine
         self._service.attach(runtime)
-        self._service.admission.become(State.HEALTHY)
+        self._service.lifecycle.become(State.HEALTHY)
 
     async def _watch(self, engine: Engine) -> str:
         """Return why the engine is of no use any more."""
-        watch = StallWatch(engine, self._service.admission, self._policy.stall_seconds)
+        watch = StallWatch(engine, self._service.lifecycle, self._policy.stall_seconds)
         stall = asyncio.create_task(watch.run())
         front_ends = self._start.front_ends
         dying = asyncio.create_task(engine.wait_until_dead())
@@ -141,7 +143,7 @@ class Supervisor:
             return Outcome(FAIL_FAST_CODE, reason, is_immediate=True)
         if not self._policy.hides_failure:
             return Outcome(1, reason)
-        self._service.admission.become(State.FAILED)
+        self._service.lifecycle.become(State.FAILED)
         logger.error(
             "%s: every request is refused; the process stays, and /ping says 200, as "
             "SERVING_HEALTH_CHECK_OVERRIDE asks",

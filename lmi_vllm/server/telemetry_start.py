@@ -47,7 +47,7 @@ async def running_telemetry(
     emf = EmfWriter(
         _write_line,
         str(settings.server_value("LMI_METRICS_EMF_NAMESPACE")),
-        lambda: service.admission.model_name,
+        lambda: service.lifecycle.model_name,
         lambda: _gauges(service),
     )
     observers.append(emf)
@@ -122,7 +122,7 @@ def _is_missing(module: str) -> bool:
 def _gauges(service: InferenceService) -> dict[str, float]:
     adapters = service.registered_adapters
     return {
-        "RequestsInFlight": service.admission.in_flight,
+        "RequestsInFlight": service.queue.in_flight,
         "AdaptersRegistered": len(adapters),
         "AdaptersLoaded": sum(adapter.ref is not None for adapter in adapters),
     }

@@ -104,12 +104,12 @@ def _check_model(request: web.Request) -> InferenceService:
     """Return the service once the model in the path is known to be ours; checked first."""
     service = request.app[SERVICE]
     model = request.match_info.get("model")
-    if model is None and not service.admission.has_model:
+    if model is None and not service.lifecycle.has_model:
         raise BadParameterError(
             "The adapter must be prefixed with a model unless there is only a single startup "
             "model used."
         )
-    is_ours = service.admission.has_model and model in (None, service.admission.model_name)
+    is_ours = service.lifecycle.has_model and model in (None, service.lifecycle.model_name)
     if not is_ours:
         raise ResourceNotFoundError(f"The model {model} was not found", "BadRequestException")
     return service

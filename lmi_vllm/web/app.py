@@ -132,7 +132,7 @@ def _common(options: WebOptions) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         service = request.app[SERVICE]
         if options.forwarder is not None and not (
-            service.admission.is_serving and is_shared_work(request)
+            service.lifecycle.is_serving and is_shared_work(request)
         ):
             return await _forwarded(request, options.forwarder, options)
         request[REQUEST_ID] = _request_id(request, options)
@@ -207,7 +207,7 @@ async def _answer(
             # A status line cannot follow one: cut the stream, so that nobody takes it for whole.
             request.transport.abort()
             return begun
-        request.app[SERVICE].admission.error_rates.record(LmiError())
+        request.app[SERVICE].lifecycle.error_rates.record(LmiError())
         # An unknown fault's text may hold anything: it goes to the log only.
         return error_response(
             LmiError("Internal server error"), route_family(request), options.statuses

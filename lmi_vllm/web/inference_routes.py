@@ -13,7 +13,7 @@ from lmi_vllm.errors import (
     PayloadError,
     RouteFamily,
 )
-from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.request.bodies import form_field
 from lmi_vllm.inference.response.streams import HeldStream, close_iterator
 from lmi_vllm.inference.tgi import is_tokenize_body
@@ -50,7 +50,7 @@ async def ping(request: web.Request) -> web.Response:
     """Answer health: 200 only after a real token, 503 with the phase before."""
     if request.method not in PING_METHODS:
         raise MethodNotAllowedError
-    status, body = request.app[SERVICE].admission.ping()
+    status, body = request.app[SERVICE].lifecycle.ping()
     return json_answer(body, status)
 
 
@@ -58,7 +58,7 @@ async def live(request: web.Request) -> web.Response:
     """Answer liveness: 200 while the process can still become ready."""
     if request.method not in PING_METHODS:
         raise MethodNotAllowedError
-    state = request.app[SERVICE].admission.state
+    state = request.app[SERVICE].lifecycle.state
     return json_answer({"status": str(state)}, 503 if state is State.FAILED else 200)
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from lmi_vllm.errors import BadParameterError
-from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry import metrics as ours
 from lmi_vllm.telemetry.registry import series
@@ -59,19 +59,19 @@ async def metrics(request: web.Request) -> web.Response:
 
 def _set_gauges(service: InferenceService) -> None:
     """Bring up to date what is only known when it is asked for."""
-    admission = service.admission
+    lifecycle, queue = service.lifecycle, service.queue
     ours.TASKS.set(len(asyncio.all_tasks()))
-    ours.IN_FLIGHT.set(admission.in_flight)
-    ours.QUEUE_LIMIT.set(admission.limit)
+    ours.IN_FLIGHT.set(queue.in_flight)
+    ours.QUEUE_LIMIT.set(queue.limit)
     for state in State:
-        ours.STATE.labels(str(state)).set(state is admission.state)
+        ours.STATE.labels(str(state)).set(state is lifecycle.state)
     adapters = service.registered_adapters
     ours.ADAPTERS_REGISTERED.set(len(adapters))
     ours.ADAPTERS_LOADED.set(sum(adapter.ref is not None for adapter in adapters))
-    for phase, seconds in admission.phase_seconds.items():
+    for phase, seconds in lifecycle.start.phase_seconds.items():
         ours.STARTUP_SECONDS.labels(str(phase)).set(seconds)
     for name, gauge in DOWNLOAD.items():  # as `/ping` shows them; the last ones stay
-        gauge.set(float(str(admission.download.get(name, 0))))
+        gauge.set(float(str(lifecycle.start.download.get(name, 0))))
 
 
 def _json(document: object) -> web.Response:

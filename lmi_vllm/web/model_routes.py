@@ -13,7 +13,7 @@ from lmi_vllm.errors import (
     NotReadyError,
     ResourceNotFoundError,
 )
-from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.model_control import NewModel
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.arguments import given_arguments, page_of
@@ -54,12 +54,12 @@ async def models(request: web.Request) -> web.Response:
         raise MethodNotAllowedError
     if request.method == "POST":
         return await _register(request, service)
-    admission = service.admission
+    lifecycle = service.lifecycle
     found: list[dict[str, str]] = []
-    if admission.has_model:
-        status = _SHOWN_STATES.get(admission.state, "PENDING")
+    if lifecycle.has_model:
+        status = _SHOWN_STATES.get(lifecycle.state, "PENDING")
         found.append(
-            {"modelName": admission.model_name, "modelUrl": service.model.url, "status": status}
+            {"modelName": lifecycle.model_name, "modelUrl": service.model.url, "status": status}
         )
     items, token = page_of(found, request.query)
     page: dict[str, Any] = {"models": items}
@@ -70,7 +70,7 @@ async def one_model(request: web.Request) -> web.Response:
     """Describe, scale or unregister the model."""
     service = request.app[SERVICE]
     name = request.match_info["model"]
-    is_ours = service.admission.has_model and name == service.admission.model_name
+    is_ours = service.lifecycle.has_model and name == service.lifecycle.model_name
     if request.method in READ_METHODS:
         if not is_ours:
             raise ResourceNotFoundError(f"Workflow not found: {name}", "ModelNotFoundException")
@@ -116,21 +116,21 @@ def _check_name(service: InferenceService, new: NewModel) -> None:
     Raises:
         ModelConflictError: it is, by its name, or without one by its URL.
     """
-    admission = service.admission
-    is_there = new.name == admission.model_name or (not new.name and new.url == service.model.url)
-    if admission.has_model and is_there:
-        raise ModelConflictError(f"Workflow {admission.model_name} is already registered.")
+    lifecycle = service.lifecycle
+    is_there = new.name == lifecycle.model_name or (not new.name and new.url == service.model.url)
+    if lifecycle.has_model and is_there:
+        raise ModelConflictError(f"Workflow {lifecycle.model_name} is already registered.")
 
 
 def _scaled(request: web.Request, service: InferenceService) -> web.Response:
     """Answer as if workers had been changed: one engine serves whatever comes."""
     given = dict(request.query)
     least, most = _number(given, "min_worker"), _number(given, "max_worker")
-    if service.admission.state is not State.HEALTHY:
-        raise NotReadyError(f"Model {service.admission.model_name} is not ready to be scaled")
+    if service.lifecycle.state is not State.HEALTHY:
+        raise NotReadyError(f"Model {service.lifecycle.model_name} is not ready to be scaled")
     return _json(
         {
-            "status": f'Model "{service.admission.model_name}" worker scaled. New Worker '
+            "status": f'Model "{service.lifecycle.model_name}" worker scaled. New Worker '
             f"configuration min workers:{least or 1} max workers:{most or least or 1}"
         }
     )
@@ -150,8 +150,8 @@ def _number(given: dict[str, str], name: str) -> int | None:
 
 
 def _description(service: InferenceService) -> dict[str, Any]:
-    admission, model = service.admission, service.model
-    is_ready = admission.state is State.HEALTHY
+    lifecycle, queue, model = service.lifecycle, service.queue, service.model
+    is_ready = lifecycle.state is State.HEALTHY
     worker = {"id": 1, "startTime": model.start_time, "status": "READY"}
     group = {
         "device": {"deviceType": model.device_type, "deviceId": 0},
@@ -160,14 +160,14 @@ def _description(service: InferenceService) -> dict[str, Any]:
         "workers": [worker] if is_ready else [],
     }
     return {
-        "modelName": admission.model_name,
+        "modelName": lifecycle.model_name,
         "modelUrl": model.url,
         "batchSize": model.batch_size,
         "maxBatchDelayMillis": model.max_batch_delay,
         "maxIdleSeconds": model.max_idle_time,
-        "queueSize": admission.limit,
-        "requestInQueue": admission.in_flight,
-        "status": str(State.UNHEALTHY if admission.state is State.DRAINING else admission.state),
+        "queueSize": queue.limit,
+        "requestInQueue": queue.in_flight,
+        "status": str(State.UNHEALTHY if lifecycle.state is State.DRAINING else lifecycle.state),
         "loadedAtStartup": model.is_loaded_at_startup,
         "workerGroups": [group],
     }

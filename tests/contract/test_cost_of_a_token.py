@@ -18,8 +18,9 @@ from aiohttp import web
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.hooks.custom_code import CustomCode
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import GenerationJob, ServingProfile
@@ -102,13 +103,12 @@ ENDS = 0.05  # of the stream, spread over its tokens
 def url(run: LoopThread, vllm_engine: Engine) -> Iterator[str]:
     """Serve the session's engine over HTTP, in the loop that it belongs to."""
     profile = ServingProfile(model_name="demo")
-    admission = Admission()
-    admission.limit, admission.model_name = 100, profile.model_name
-    service = InferenceService(admission, profile)
+    lifecycle = Lifecycle(profile.model_name)
+    service = InferenceService(RequestQueue(lifecycle, 100), profile)
     code = CustomCode()
     registry = AdapterRegistry(vllm_engine, str, is_enabled=False, load_code=code.load_adapter)
     service.attach(Runtime(vllm_engine, profile, registry, code))
-    admission.become(State.HEALTHY)
+    lifecycle.become(State.HEALTHY)
 
     async def start() -> tuple[web.AppRunner, int]:
         runner = web.AppRunner(create_app(service))

@@ -10,7 +10,8 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob
 from lmi_vllm.web.keys import SERVICE
 
@@ -40,9 +41,14 @@ async def send_raw(client: TestClient, headers: bytes, body: bytes = b'{"inputs"
     return answer
 
 
-def admission_of(client: TestClient) -> Admission:
-    """Return the admission behind a client."""
-    return client.app[SERVICE].admission
+def lifecycle_of(client: TestClient) -> Lifecycle:
+    """Return the lifecycle behind a client."""
+    return client.app[SERVICE].lifecycle
+
+
+def queue_of(client: TestClient) -> RequestQueue:
+    """Return the queue behind a client."""
+    return client.app[SERVICE].queue
 
 
 @dataclass

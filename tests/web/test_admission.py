@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
-from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, admission_of, until
+from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, lifecycle_of, queue_of, until
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_admission_overload_leaves_admitted_request_alone(
     assert "Worker queue capacity exceeded for model: demo" in body
     engine.gate.set()
     assert b'"generated_text":" a b"' in await first.read()
-    assert admission_of(client).in_flight == 0
+    assert queue_of(client).in_flight == 0
 
 
 @pytest.mark.parametrize(("path", "profile", "status", "text"), OVERLOADS.values(), ids=OVERLOADS)
@@ -97,7 +97,7 @@ async def test_admission_list_counts_each_element(
     engine.gate.set()
     client = await serve(limit=4)
     response = await client.post("/invocations", json={"inputs": ["x"] * count})
-    assert (response.status, admission_of(client).in_flight) == (status, 0)
+    assert (response.status, queue_of(client).in_flight) == (status, 0)
 
 
 async def test_admission_list_that_does_not_fit_now_is_overload(
@@ -107,7 +107,7 @@ async def test_admission_list_that_does_not_fit_now_is_overload(
     client = await serve(limit=3)
     first = await client.post("/invocations", json=STREAM)
     refused = await client.post("/invocations", json={"inputs": ["x"] * 3})
-    assert (refused.status, admission_of(client).in_flight) == (503, 1)
+    assert (refused.status, queue_of(client).in_flight) == (503, 1)
     engine.gate.set()
     await first.read()
 
@@ -132,7 +132,7 @@ async def test_admission_place_is_given_back(
     engine.gate.set()
     client = await serve()
     await (await client.post("/invocations", json=body)).read()
-    assert (admission_of(client).in_flight, engine.running_requests) == (0, 0)
+    assert (queue_of(client).in_flight, engine.running_requests) == (0, 0)
 
 
 async def test_admission_disconnect_frees_engine_and_place(
@@ -142,9 +142,9 @@ async def test_admission_disconnect_frees_engine_and_place(
     client = await serve()
     response = await client.post("/invocations", json=STREAM)
     assert await response.content.readany() == ROW_A
-    assert (engine.running_requests, admission_of(client).in_flight) == (1, 1)
+    assert (engine.running_requests, queue_of(client).in_flight) == (1, 1)
     response.close()
-    await until(lambda: not admission_of(client).in_flight)
+    await until(lambda: not queue_of(client).in_flight)
     assert engine.running_requests == 0
 
 
@@ -158,7 +158,7 @@ async def test_admission_disconnect_ends_waiting_answer(
     await until(lambda: engine.running_requests > 0)
     call.cancel()
     await asyncio.wait([call])
-    await until(lambda: not admission_of(client).in_flight)
+    await until(lambda: not queue_of(client).in_flight)
     assert engine.running_requests == 0
 
 
@@ -180,7 +180,7 @@ async def test_admission_not_ready_is_503(
 ) -> None:
     """Before, after and while draining, inference says why not and when to come back."""
     client = await serve(is_ready=state is not State.PENDING)
-    admission_of(client).become(state)
+    lifecycle_of(client).become(state)
     response = await client.post(path, json={"inputs": "x"})
     assert (response.status, response.headers["Retry-After"]) == (503, refusal[0])
     body = await response.text()
@@ -206,8 +206,8 @@ async def test_admission_draining_lets_running_stream_end(
     """A stream that began before draining comes to its end."""
     client = await serve()
     response = await client.post("/invocations", json=STREAM)
-    admission_of(client).become(State.DRAINING)
+    lifecycle_of(client).become(State.DRAINING)
     assert (await client.post("/invocations", json=STREAM)).status == 503
     engine.gate.set()
     assert (await response.read()).endswith(b'"generated_text":" a b"}\n')
-    assert await admission_of(client).wait_idle(5)
+    assert await queue_of(client).wait_idle(5)

@@ -11,11 +11,11 @@ from aiohttp.test_utils import TestClient
 
 import lmi_vllm.extras.console.routes as console_module
 from lmi_vllm.extras.console.routes import ConsoleOptions
-from lmi_vllm.inference.admission import Phase
+from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import Routes, WebOptions
 from tests.conftest import ServeScripted
-from tests.web.conftest import admission_of
+from tests.web.conftest import lifecycle_of
 
 PAGE = Path(console_module.__file__).parent / "page"
 FILES = sorted(path.name for path in PAGE.iterdir())
@@ -168,9 +168,9 @@ async def test_cors_settings_do_not_open_the_console(serve: ServeScripted) -> No
 async def test_state_tells_of_a_start(serve: ServeScripted) -> None:
     """While the model loads: phase, seconds of each, and how far a download is."""
     client = await serve(options=options(), is_ready=False)
-    admission = admission_of(client)
-    admission.enter_phase(Phase.DOWNLOAD)
-    admission.report_progress({"bytes": 5, "bytes_total": 10})
+    start = lifecycle_of(client).start
+    start.enter(Phase.DOWNLOAD)
+    start.report({"bytes": 5, "bytes_total": 10})
     state = await (await client.get("/console/state")).json()
     assert (state["state"], state["phase"]) == ("PENDING", "download")
     assert state["download"] == {"bytes": 5, "bytes_total": 10}

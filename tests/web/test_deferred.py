@@ -12,7 +12,7 @@ from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.deferred import DeferredResults
 from lmi_vllm.web.keys import SERVICE
 from tests.conftest import ServeScripted
-from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, admission_of, until
+from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, queue_of, until
 
 LATER = {"x-synchronous": "false"}
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
@@ -167,7 +167,7 @@ async def test_deferred_results_are_bounded(serve: ServeScripted, engine: GatedE
     statuses = [(await read(client, token)).status for token in tokens]
     assert (statuses[1], len(results)) == (400, 2)
     engine.gate.set()
-    await until(lambda: admission_of(client).in_flight == 0)
+    await until(lambda: queue_of(client).in_flight == 0)
 
 
 async def test_deferred_results_are_bounded_in_bytes(
@@ -179,7 +179,7 @@ async def test_deferred_results_are_bounded_in_bytes(
     client.app[SERVICE].deferred = results = DeferredResults(max_bytes=len(ROW_A + ROW_B))
     for _ in range(3):
         await start(client)
-        await until(lambda: admission_of(client).in_flight == 0)
+        await until(lambda: queue_of(client).in_flight == 0)
     assert len(results) == 1
 
 
@@ -202,10 +202,10 @@ async def test_deferred_request_ends_with_the_drain(
     client = await serve()
     token = await start(client)
     await read_when_there(client, token)
-    admission = admission_of(client)
-    assert admission.in_flight == 1
-    admission.end_all()
-    assert await admission.wait_idle(5)
+    queue = queue_of(client)
+    assert queue.in_flight == 1
+    queue.end_all()
+    assert await queue.wait_idle(5)
     assert engine.running_requests == 0
     answer = await read(client, token)
     assert b"shut down before the answer was complete" in await answer.read()

@@ -8,7 +8,7 @@ from lmi_vllm.errors import Fault, LmiError
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
 from tests.conftest import ServeScripted
-from tests.web.conftest import admission_of, send_raw
+from tests.web.conftest import queue_of, send_raw
 
 SMALL = WebOptions(max_request_size=100)
 
@@ -30,7 +30,7 @@ async def test_errors_body_too_large(
     response = await client.post(path, data=body, headers=headers)
     assert response.status == status
     assert status == 200 or "max_request_size (100 bytes)" in await response.text()
-    assert admission_of(client).in_flight == 0
+    assert queue_of(client).in_flight == 0
 
 
 async def test_errors_unpacked_body_counts(serve: ServeScripted) -> None:
@@ -119,7 +119,7 @@ async def test_errors_too_long_prompt_leaves_server_usable(serve: ServeScripted)
     """A prompt past the context is 424, quickly, and the next request is served."""
     client = await serve()
     response = await client.post("/invocations", json={"inputs": "word " * 3000})
-    assert (response.status, admission_of(client).in_flight) == (424, 0)
+    assert (response.status, queue_of(client).in_flight) == (424, 0)
     assert (await client.post("/invocations", json={"inputs": "x"})).status == 200
 
 
@@ -143,7 +143,7 @@ async def test_errors_death_while_waiting_is_500(
     client = await serve()
     engine.die()
     response = await client.post("/invocations", json={"inputs": ["x", "y"]})
-    assert (response.status, admission_of(client).in_flight) == (500, 0)
+    assert (response.status, queue_of(client).in_flight) == (500, 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])

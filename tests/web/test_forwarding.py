@@ -12,11 +12,12 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
-from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import WebOptions, create_app
 from lmi_vllm.web.recording import PEER
-from tests.web.conftest import admission_of
+from tests.web.conftest import lifecycle_of
 
 PIECES = 5
 
@@ -67,8 +68,8 @@ async def second(
     socket = str(tmp_path / "first.sock")
     await web.UnixSite(runner, socket).start()
     forwarder = Forwarder(socket)
-    service = InferenceService(Admission())
-    service.admission.become(State.HEALTHY)
+    service = InferenceService(RequestQueue(Lifecycle()))
+    service.lifecycle.become(State.HEALTHY)
     client = await aiohttp_client(create_app(service, WebOptions(forwarder=forwarder)))
     yield client
     await forwarder.close()
@@ -125,9 +126,8 @@ async def test_everything_goes_to_the_first_while_this_one_is_not_healthy(
     second: TestClient[Any, Any],
 ) -> None:
     """It knows why, and says it once for all."""
-    admission = admission_of(second)
     for state, has_model in ((State.DRAINING, True), (State.HEALTHY, False)):
-        admission.state, admission.has_model = state, has_model
+        lifecycle_of(second).follow(state, has_model=has_model)
         answer = await second.post("/invocations", json={"inputs": "x"})
         assert answer.headers["x-request-id"] == "of the first"
 
@@ -184,7 +184,7 @@ async def test_a_first_process_that_is_gone_is_503(
 ) -> None:
     """Health without its process is no health."""
     forwarder = Forwarder(str(tmp_path / "nobody"))
-    service = InferenceService(Admission())
+    service = InferenceService(RequestQueue(Lifecycle()))
     client = await aiohttp_client(create_app(service, WebOptions(forwarder=forwarder)))
     answer = await client.get("/ping")
     assert answer.status == 503

@@ -26,7 +26,7 @@ async def test_golden_answer_is_exact(
     response = await client.request(case.method, case.path, data=case.sent, headers=case.headers)
     assert (await response.read()).decode() == case.body.decode()
     assert (response.status, response.content_type) == (case.status, case.content_type)
-    assert client.app[SERVICE].admission.in_flight == 0
+    assert client.app[SERVICE].queue.in_flight == 0
 
 
 @pytest.mark.parametrize(("profile", "steps"), DIALOGUES.values(), ids=DIALOGUES)

@@ -9,7 +9,7 @@ from lmi_vllm.extras.api_docs.operations import OPERATIONS
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import OPEN_PATHS, WebOptions
 from tests.conftest import ServeScripted
-from tests.web.conftest import STREAM, admission_of, send_raw
+from tests.web.conftest import STREAM, queue_of, send_raw
 
 CUSTOM = "X-Amzn-SageMaker-Custom-Attributes"
 NO_CACHE = {
@@ -166,7 +166,7 @@ async def test_headers_api_key_error_body(
     client = await serve(profile, options=KEYS)
     body = await (await client.post(path)).read()
     assert body.startswith(start)
-    assert admission_of(client).in_flight == 0
+    assert queue_of(client).in_flight == 0
 
 
 ALLOWED = {

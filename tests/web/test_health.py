@@ -1,8 +1,8 @@
 import pytest
 
-from lmi_vllm.inference.admission import Phase, State
+from lmi_vllm.inference.lifecycle import Phase, State
 from tests.conftest import ServeScripted
-from tests.web.conftest import admission_of
+from tests.web.conftest import lifecycle_of
 
 HEALTH_PATHS = ("/ping", "/ready", "/health")
 METHODS = {"GET": 200, "HEAD": 200, "POST": 200, "PUT": 405, "DELETE": 405, "OPTIONS": 405}
@@ -30,7 +30,7 @@ async def test_health_in_each_state(
 ) -> None:
     """The three health paths say the same, byte for byte."""
     client = await serve()
-    admission_of(client).become(state)
+    lifecycle_of(client).become(state)
     response = await client.get(path)
     assert (response.status, await response.read()) == answer
 
@@ -39,7 +39,7 @@ async def test_health_in_each_state(
 async def test_health_while_starting(serve: ServeScripted, phase: Phase) -> None:
     """Before the first token /ping is 503 with the phase; liveness is 200 all along."""
     client = await serve(is_ready=False)
-    admission_of(client).enter_phase(phase)
+    lifecycle_of(client).start.enter(phase)
     response = await client.get("/ping")
     entry = (await response.json())["demo"]
     assert response.status == 503
@@ -50,7 +50,7 @@ async def test_health_while_starting(serve: ServeScripted, phase: Phase) -> None
 async def test_health_without_model(serve: ServeScripted) -> None:
     """A server without a model is well, and says so with an empty object."""
     client = await serve(is_ready=False)
-    admission_of(client).has_model = False
+    lifecycle_of(client).remove_model()
     response = await client.get("/ping")
     assert (response.status, await response.read()) == (200, b"{}\n")
 
@@ -62,7 +62,7 @@ LIVENESS = {State.HEALTHY: 200, State.DRAINING: 200, State.FAILED: 503}
 async def test_health_liveness(serve: ServeScripted, state: State, status: int) -> None:
     """Alive is what can still become ready, or is finishing its work."""
     client = await serve()
-    admission_of(client).become(state)
+    lifecycle_of(client).become(state)
     assert (await client.get("/live")).status == status
 
 
@@ -75,12 +75,12 @@ async def test_health_liveness_methods(serve: ServeScripted, method: str, status
 async def test_health_download_numbers_are_metrics_too(serve: ServeScripted) -> None:
     """While a model is fetched `/ping` and the metrics tell the same; the metrics keep the end."""
     client = await serve(is_ready=False)
-    admission = admission_of(client)
-    admission.enter_phase(Phase.DOWNLOAD)
-    admission.report_progress({"files": 2, "files_total": 5, "bytes": 70, "bytes_total": 900})
+    start = lifecycle_of(client).start
+    start.enter(Phase.DOWNLOAD)
+    start.report({"files": 2, "files_total": 5, "bytes": 70, "bytes_total": 900})
     (entry,) = (await (await client.get("/ping")).json()).values()
     assert (entry["bytes"], entry["bytes_total"]) == (70, 900)
-    admission.enter_phase(Phase.ENGINE)
+    start.enter(Phase.ENGINE)
     lines = (await (await client.get("/metrics")).text()).splitlines()
     assert "lmi_download_bytes 70.0" in lines
     assert "lmi_download_bytes_expected 900.0" in lines

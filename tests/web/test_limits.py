@@ -7,7 +7,7 @@ import pytest
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.messages import RequestLimits, ServingProfile
 from tests.conftest import ServeScripted
-from tests.web.conftest import admission_of
+from tests.web.conftest import queue_of
 
 LIMITS = RequestLimits(max_sequences=2, max_stop_strings=1, max_logit_bias=1, max_grammar_size=30)
 PROFILE = ServingProfile(model_name="demo", limits=LIMITS)
@@ -67,7 +67,7 @@ async def test_limits_are_those_of_every_route(
     assert text in await response.text()
     assert not engine.jobs
     assert not engine.calls
-    assert admission_of(client).in_flight == 0
+    assert queue_of(client).in_flight == 0
 
 
 async def test_limits_let_a_list_pass_that_fits_the_queue(serve: ServeScripted) -> None:

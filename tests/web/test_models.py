@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.inference.admission import State
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.model_control import ModelInfo
 from lmi_vllm.web.keys import SERVICE
 from tests.conftest import ServeScripted
-from tests.web.conftest import admission_of
+from tests.web.conftest import lifecycle_of
 
 INFO = ModelInfo("/opt/ml/model", start_time="2030-01-02T03:04:05Z", device_type="gpu")
 NO_METHOD = "Requested method is not allowed, please refer to API document."
@@ -112,7 +112,7 @@ async def test_models_scaling_is_accepted(client: TestClient) -> None:
     text = 'Model "demo" worker scaled. New Worker configuration min workers:2 max workers:4'
     answer = await client.put("/models/demo?min_worker=2&max_worker=4")
     assert await answer.json() == {"status": text}
-    admission_of(client).become(State.PENDING)
+    lifecycle_of(client).become(State.PENDING)
     assert (await client.put("/models/demo?min_worker=2")).status == 503
 
 

@@ -3,7 +3,7 @@ import pytest
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
-from tests.web.conftest import admission_of
+from tests.web.conftest import lifecycle_of
 
 BODY = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
 INFERENCE = ("/invocations", "/predictions/demo", "/predictions/demo/1", "/models/demo/invoke")
@@ -88,7 +88,7 @@ async def test_routes_query_names_model_before_header(serve: ServeScripted) -> N
 async def test_routes_without_model_name_is_required(serve: ServeScripted) -> None:
     """A server without a model asks for one."""
     client = await serve(is_ready=False)
-    admission_of(client).has_model = False
+    lifecycle_of(client).remove_model()
     response = await client.post("/invocations", json=BODY)
     assert response.status == 400
     assert (await response.json())["message"] == "Parameter model_name is required."

@@ -5,7 +5,7 @@ from lmi_vllm.engine.scripted import Fail, Pause, ScriptedEngine
 from lmi_vllm.errors import LmiError
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
-from tests.web.conftest import ROW_A, STREAM, A, B, admission_of
+from tests.web.conftest import ROW_A, STREAM, A, B, queue_of
 
 SILENCE = Pause(60)
 
@@ -43,7 +43,7 @@ async def test_streams_predict_timeout_is_500_naming_it(
     answer = await response.json()
     assert (response.status, answer["code"], answer["type"]) == (500, 500, "TimeoutException")
     assert answer["message"] == "no answer within 0.05 s (predict_timeout)"
-    assert (engine.running_requests, admission_of(client).in_flight) == (0, 0)
+    assert (engine.running_requests, queue_of(client).in_flight) == (0, 0)
 
 
 CHUNK_LIMITS = {
@@ -62,7 +62,7 @@ async def test_streams_silence_ends_with_error_row(
     response = await client.post("/invocations", json=STREAM)
     last = f'{{"error":"no answer within 0.05 s ({name})","code":500}}\n'
     assert await response.read() == ROW_A + last.encode()
-    assert (engine.running_requests, admission_of(client).in_flight) == (0, 0)
+    assert (engine.running_requests, queue_of(client).in_flight) == (0, 0)
 
 
 async def test_streams_chunk_timeout_does_not_bound_whole_answers(
@@ -98,7 +98,7 @@ async def test_streams_engine_death_ends_with_error_row(
     assert await response.content.readany() == ROW_A
     engine.die()
     assert await response.read() == b'{"error":"Inference Engine Failure","code":500}\n'
-    assert admission_of(client).in_flight == 0
+    assert queue_of(client).in_flight == 0
 
 
 async def test_streams_unknown_fault_cuts_the_stream(
@@ -111,7 +111,7 @@ async def test_streams_unknown_fault_cuts_the_stream(
     assert await response.content.readany() == ROW_A
     with pytest.raises(aiohttp.ClientError):
         await response.read()
-    assert (engine.running_requests, admission_of(client).in_flight) == (0, 0)
+    assert (engine.running_requests, queue_of(client).in_flight) == (0, 0)
 
 
 async def test_streams_failure_before_first_byte_has_its_status(

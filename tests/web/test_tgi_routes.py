@@ -11,7 +11,7 @@ from lmi_vllm._version import __version__
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.messages import AdapterRef, GenerationJob, ServingProfile
 from tests.conftest import ServeScripted
-from tests.web.conftest import GatedEngine, admission_of, until
+from tests.web.conftest import GatedEngine, queue_of, until
 
 TGI = ServingProfile(model_name="demo", tgi_compat=True, enable_lora=True)
 
@@ -59,7 +59,7 @@ async def test_tgi_overload_is_429(serve: ServeScripted, engine: GatedEngine, pa
     engine.gate = asyncio.Event()
     client = await serve(TGI, limit=1)
     first = asyncio.create_task(client.post("/generate", json={"inputs": "x"}))
-    await until(lambda: admission_of(client).in_flight == 1)
+    await until(lambda: queue_of(client).in_flight == 1)
     refused = await client.post(path, json={"inputs": "x"})
     assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
     assert (await refused.json())["error_type"] == "overloaded"

@@ -163,7 +163,7 @@ def _path_parameters(operation: Operation, service: InferenceService) -> Iterabl
             "description": PATH_PARAMETERS[name],
         }
         if name == "model":
-            parameter["example"] = service.admission.model_name
+            parameter["example"] = service.lifecycle.model_name
         if name == "action":
             parameter["schema"] = {"enum": ["update"]}
         yield parameter

@@ -21,7 +21,7 @@ from lmi_vllm._version import __version__
 from lmi_vllm.errors import CrossSiteError
 from lmi_vllm.extras.console.machine_memory import gpus_in_use, memory_in_use
 from lmi_vllm.extras.console.snapshot import read_snapshot
-from lmi_vllm.inference.admission import Phase
+from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.keys import OPTIONS, SERVICE
 from lmi_vllm.web.other_sites import is_foreign, is_unforgeable_host
@@ -163,15 +163,15 @@ class _ConsoleData:
 
 def _life(service: InferenceService) -> dict[str, Any]:
     """Return whether and how far the model is up."""
-    admission = service.admission
-    seconds = admission.phase_seconds
+    lifecycle = service.lifecycle
+    seconds = lifecycle.start.phase_seconds
     return {
-        "model": admission.model_name if admission.has_model else "",
-        "state": str(admission.state),
-        "phase": str(admission.phase),
-        "elapsed_seconds": admission.elapsed_seconds,
+        "model": lifecycle.model_name if lifecycle.has_model else "",
+        "state": str(lifecycle.state),
+        "phase": str(lifecycle.start.phase),
+        "elapsed_seconds": lifecycle.start.elapsed_seconds,
         "phases": [{"name": str(phase), "seconds": seconds.get(phase)} for phase in Phase],
-        "download": dict(admission.download),
+        "download": dict(lifecycle.start.download),
         "task": service.profile.task,
         "tgi_compat": service.profile.tgi_compat,
         "served_names": list(service.profile.served_names),
@@ -184,8 +184,8 @@ def _work(service: InferenceService) -> dict[str, Any]:
     adapters = service.registered_adapters
     return {
         "queue": {
-            "in_flight": service.admission.in_flight,
-            "limit": service.admission.limit,
+            "in_flight": service.queue.in_flight,
+            "limit": service.queue.limit,
             "running": found.gauges.get("running"),
             "waiting": found.gauges.get("waiting"),
         },

@@ -19,8 +19,8 @@ from lmi_vllm.adapters.entry import Adapter
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, NotReadyError
-from lmi_vllm.inference.admission import State
 from lmi_vllm.inference.error_rates import ErrorKind
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.model_control import ModelInfo
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile, SharedAdapter
 

@@ -136,10 +136,9 @@ class SeveralFrontEnds(FrontEnds):
         self._begin: Begin | None = None
         self.engine: SharedEngine | None = None
         self.adapters: AdapterRegistry | None = None
-        admission = service.admission
-        admission.places = self._board.row(0)
-        admission.on_state.append(lambda _: self._tell(self._state()))
-        admission.on_end.append(lambda: self._tell(EndAll()))
+        service.queue.share(self._board.row(0))
+        service.queue.watch_end(lambda: self._tell(EndAll()))
+        service.lifecycle.watch(lambda _: self._tell(self._state()))
         service.telemetry.on_level.append(lambda level: self._tell(LogLevel(level)))
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
@@ -177,7 +176,6 @@ class SeveralFrontEnds(FrontEnds):
         self.engine, self.adapters = shared, adapters
         shared.others = self._board.row(0)
         adapters.publish = self._publish
-        admission = self._service.admission
         if self._settings is None:
             raise RuntimeError("begin comes first")
         self._start_missing()
@@ -187,10 +185,10 @@ class SeveralFrontEnds(FrontEnds):
             arguments=shared.arguments,
             profile=replace(profile, task=engine.task),
             model=self._service.model,
-            model_name=admission.model_name,
+            model_name=self._service.lifecycle.model_name,
             address=self.address,
             first=self.first_socket,
-            limit=admission.limit,
+            limit=self._service.queue.limit,
         )
         try:
             await asyncio.gather(*(self._join(process) for process in self._processes))
@@ -291,8 +289,8 @@ class SeveralFrontEnds(FrontEnds):
         )
 
     def _state(self) -> StateIs:
-        admission = self._service.admission
-        return StateIs(admission.state, admission.limit, admission.has_model)
+        lifecycle, queue = self._service.lifecycle, self._service.queue
+        return StateIs(lifecycle.state, queue.limit, lifecycle.has_model)
 
     def _tell(self, message: object) -> None:
         for process in self._processes:
@@ -339,7 +337,7 @@ class SeveralFrontEnds(FrontEnds):
     def note(self, message: Counted | TelemetryLine) -> None:
         """Take note of what has happened to a request of another process."""
         if isinstance(message, Counted):
-            self._service.admission.error_rates.count(message.kind)
+            self._service.lifecycle.error_rates.count(message.kind)
             return
         for tell in self._service.telemetry.on_line:
             tell(message.text)

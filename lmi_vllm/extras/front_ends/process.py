@@ -45,10 +45,11 @@ from lmi_vllm.extras.front_ends.channel import (
     TelemetryLine,
 )
 from lmi_vllm.extras.front_ends.followed_adapters import FollowedAdapters
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.error_rates import ReportedErrors
+from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.places import Board, Row
 from lmi_vllm.inference.pooling import GENERATE
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.garbage import settle, settle_again
@@ -74,10 +75,10 @@ class FrontEndProcess:
         self._channel = channel
         self._hello = hello
         self._row: Row = Board(Path(hello.board), hello.processes).row(hello.row)
-        self._admission = Admission()
-        self._admission.places = self._row
-        self._admission.error_rates = ReportedErrors(lambda kind: channel.send(Counted(kind)))
-        self._service = InferenceService(self._admission)
+        errors = ReportedErrors(lambda kind: channel.send(Counted(kind)))
+        self._lifecycle = Lifecycle(error_rates=errors)
+        self._queue = RequestQueue(self._lifecycle, places=self._row)
+        self._service = InferenceService(self._queue)
         self._traces = Traces(self._service, hello.environ)
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_turn = asyncio.Lock()
@@ -129,10 +130,10 @@ class FrontEndProcess:
     def _be_told(self, message: object) -> None:
         match message:
             case StateIs():
-                self._admission.state, self._admission.limit = message.state, message.limit
-                self._admission.has_model = message.has_model
+                self._queue.resize(message.limit)
+                self._lifecycle.follow(message.state, has_model=message.has_model)
             case EndAll():
-                self._admission.end_all()
+                self._queue.end_all()
             case EngineGone() if self._engine is not None:
                 self._engine.engine_died()
             case LogLevel():
@@ -179,9 +180,9 @@ class FrontEndProcess:
         if engine.task == GENERATE:
             await warm_up(engine, has_logprobs=False)
         service, settings, profile = self._service, begin.settings, begin.profile
-        service.model = begin.model
-        service.sessions = sessions_of(settings)
-        self._admission.model_name, self._admission.limit = begin.model_name, begin.limit
+        service.expect(begin.model, profile, sessions_of(settings))
+        self._lifecycle.expect_model(begin.model_name)
+        self._queue.resize(begin.limit)
         log_request_metrics(service, settings)
         self._traces.prepare(begin.arguments.values.get(TRACES_ARGUMENT))
         self._traces.begin()
@@ -247,7 +248,7 @@ class FrontEndProcess:
             self._channel.send(TelemetryLine(text))
 
     async def _close(self) -> None:
-        await self._admission.wait_own(LAST_WORD_SECONDS)
+        await self._queue.wait_own(LAST_WORD_SECONDS)
         await self._traces.close()
         if self._listeners is not None:
             await self._listeners.close()

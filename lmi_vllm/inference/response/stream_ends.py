@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from lmi_vllm.errors import LmiError, RouteFamily, status_of
-from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.response.formatters import StreamFormatter
 from lmi_vllm.inference.response.openai_replies import OpenAIDialect, StreamDialect
 from lmi_vllm.inference.response.streams import RowSink, SilenceLimit, close_iterator
@@ -80,7 +80,7 @@ class DirectEvents(_Direct):
 class StreamEnds:
     """Bounds the silences of a stream and gives its failure the last word."""
 
-    admission: Admission
+    queue: RequestQueue
     profile: ServingProfile
 
     async def rows(
@@ -129,14 +129,14 @@ class StreamEnds:
 
     def _last_word(self, raised: BaseException) -> LmiError:
         """Return what a stream says at its end; a client's own going away is raised again."""
-        error = raised if isinstance(raised, LmiError) else self.admission.shutdown_error()
+        error = raised if isinstance(raised, LmiError) else self.queue.shutdown_error()
         if error is None:
             raise raised
         logger.warning("a stream ended early: %s", error)
         if (record := current_record()) is not None:
             record.fault = error.fault
             STREAM_ERRORS.labels(str(error.fault)).inc()
-        self.admission.error_rates.record(error)
+        self.queue.lifecycle.error_rates.record(error)
         return error
 
 

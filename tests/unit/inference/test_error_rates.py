@@ -10,8 +10,8 @@ from lmi_vllm.errors import (
     PayloadError,
     ResourceNotFoundError,
 )
-from lmi_vllm.inference.admission import Admission, State
 from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
+from lmi_vllm.inference.lifecycle import Lifecycle, State
 
 
 class Clock:
@@ -77,11 +77,11 @@ def test_answers_of_the_engine_count_by_status(status: int, counts: int) -> None
 
 def test_ping_stays_bad() -> None:
     """Sticky: quiet times do not bring health back; the status text does not change."""
-    admission = Admission()
-    admission.become(State.HEALTHY)
-    admission.error_rates, clock = rates(ErrorKind.ANY, 1)
-    assert admission.ping()[0] == 200
-    admission.error_rates.record(PayloadError("a"))
+    error_rates, clock = rates(ErrorKind.ANY, 1)
+    lifecycle = Lifecycle(error_rates=error_rates)
+    lifecycle.become(State.HEALTHY)
+    assert lifecycle.ping()[0] == 200
+    lifecycle.error_rates.record(PayloadError("a"))
     clock.now += 10_000
-    assert admission.ping() == (503, {"model": {"status": "Healthy"}})
-    admission.check_ready()
+    assert lifecycle.ping() == (503, {"model": {"status": "Healthy"}})
+    lifecycle.check_ready()

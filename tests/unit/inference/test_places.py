@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import OverloadError
-from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.places import Board
+from lmi_vllm.inference.queue import RequestQueue
 
 
-def sharing(board: Board, row: int, limit: int) -> Admission:
-    """Return a healthy admission that shares its places."""
-    made = Admission()
-    made.places, made.limit = board.row(row), limit
-    made.become(State.HEALTHY)
-    return made
+def sharing(board: Board, row: int, limit: int) -> RequestQueue:
+    """Return a queue of a healthy model that shares its places."""
+    lifecycle = Lifecycle()
+    lifecycle.become(State.HEALTHY)
+    return RequestQueue(lifecycle, limit, board.row(row))
 
 
 def test_rows_add_up_and_an_ended_process_frees_its_places(tmp_path: Path) -> None:
@@ -54,10 +54,10 @@ async def test_the_limit_holds_for_all_processes_together(tmp_path: Path) -> Non
     board = Board(tmp_path / "board", 2)
     first, second = sharing(board, 0, 3), sharing(board, 1, 3)
     with first.admit(2), second.admit():
-        for admission in (first, second):
-            with pytest.raises(OverloadError), admission.admit():
+        for queue in (first, second):
+            with pytest.raises(OverloadError), queue.admit():
                 pass
-            assert admission.in_flight == 3
+            assert queue.in_flight == 3
     assert first.in_flight == 0
     with second.admit(3):
         pass

@@ -5,7 +5,8 @@ import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import Pause, ScriptedEngine
-from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import (
@@ -29,9 +30,9 @@ def engine() -> ScriptedEngine:
 def service(engine: ScriptedEngine) -> InferenceService:
     """Return a ready service without any HTTP around it."""
     profile = ServingProfile(model_name="demo")
-    ready = InferenceService(Admission(), profile)
+    ready = InferenceService(RequestQueue(Lifecycle()), profile)
     ready.attach(Runtime(engine, profile, AdapterRegistry(engine, str, is_enabled=False)))
-    ready.admission.become(State.HEALTHY)
+    ready.lifecycle.become(State.HEALTHY)
     return ready
 
 
@@ -46,9 +47,9 @@ async def test_service_stream_nobody_started_is_over_when_closed(
     """Closed before its first byte, a reply has ended its engine request and left its place."""
     reply = await infer(service, inputs="x", stream=True)
     assert reply.stream is not None
-    assert (engine.running_requests, service.admission.in_flight) == (1, 1)
+    assert (engine.running_requests, service.queue.in_flight) == (1, 1)
     await reply.stream.aclose()  # type: ignore[attr-defined]
-    assert (engine.running_requests, service.admission.in_flight) == (0, 0)
+    assert (engine.running_requests, service.queue.in_flight) == (0, 0)
 
 
 async def test_service_openai_stream_nobody_started_is_over_when_closed(
@@ -58,7 +59,7 @@ async def test_service_openai_stream_nobody_started_is_over_when_closed(
     reply = await infer(service, prompt="x", stream=True)
     assert reply.stream is not None
     await reply.stream.aclose()  # type: ignore[attr-defined]
-    assert (engine.running_requests, service.admission.in_flight) == (0, 0)
+    assert (engine.running_requests, service.queue.in_flight) == (0, 0)
 
 
 async def test_service_stream_closed_in_the_middle_is_over(
@@ -69,4 +70,4 @@ async def test_service_stream_closed_in_the_middle_is_over(
     assert reply.stream is not None
     await anext(reply.stream)
     await reply.stream.aclose()  # type: ignore[attr-defined]
-    assert (engine.running_requests, service.admission.in_flight) == (0, 0)
+    assert (engine.running_requests, service.queue.in_flight) == (0, 0)

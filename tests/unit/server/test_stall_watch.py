@@ -7,7 +7,7 @@ import pytest
 
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.inference.admission import Admission, State
+from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.messages import GenerationChunk, GenerationJob
 from lmi_vllm.server.stall_watch import StallWatch
 
@@ -30,67 +30,67 @@ class StuckEngine(ScriptedEngine):
             yield chunk
 
 
-async def become(admission: Admission, state: State) -> bool:
+async def become(lifecycle: Lifecycle, state: State) -> bool:
     """Whether `state` comes, in a generous time."""
     for _ in range(500):
-        if admission.state is state:
+        if lifecycle.state is state:
             return True
         await asyncio.sleep(0.01)
     return False
 
 
 @pytest.fixture
-def admission() -> Admission:
-    """An admission of a healthy server."""
-    found = Admission()
+def lifecycle() -> Lifecycle:
+    """The lifecycle of a healthy server."""
+    found = Lifecycle()
     found.become(State.HEALTHY)
     return found
 
 
-async def test_idle_engine_is_healthy(admission: Admission) -> None:
+async def test_idle_engine_is_healthy(lifecycle: Lifecycle) -> None:
     """Nothing to do is no stall."""
-    watch = asyncio.create_task(StallWatch(ScriptedEngine(), admission, SECONDS).run())
+    watch = asyncio.create_task(StallWatch(ScriptedEngine(), lifecycle, SECONDS).run())
     await asyncio.sleep(SECONDS * 5)
-    assert admission.state is State.HEALTHY
+    assert lifecycle.state is State.HEALTHY
     watch.cancel()
 
 
-async def test_steps_keep_it_healthy(admission: Admission) -> None:
+async def test_steps_keep_it_healthy(lifecycle: Lifecycle) -> None:
     """A long generation is no stall as long as steps come."""
     engine = ScriptedEngine(running_requests=1)
-    watch = asyncio.create_task(StallWatch(engine, admission, 0.4).run())
+    watch = asyncio.create_task(StallWatch(engine, lifecycle, 0.4).run())
     for _ in range(20):
         engine.progress += 1
         await asyncio.sleep(0.05)
-        assert admission.state is State.HEALTHY
+        assert lifecycle.state is State.HEALTHY
     watch.cancel()
 
 
-async def test_requests_without_steps_are_a_stall(admission: Admission) -> None:
+async def test_requests_without_steps_are_a_stall(lifecycle: Lifecycle) -> None:
     """Health goes with the stall and comes back with the next step."""
     engine = ScriptedEngine(running_requests=1)
-    watch = asyncio.create_task(StallWatch(engine, admission, SECONDS).run())
-    assert await become(admission, State.UNHEALTHY)
+    watch = asyncio.create_task(StallWatch(engine, lifecycle, SECONDS).run())
+    assert await become(lifecycle, State.UNHEALTHY)
     engine.progress += 1
-    assert await become(admission, State.HEALTHY)
+    assert await become(lifecycle, State.HEALTHY)
     watch.cancel()
 
 
-async def test_stalled_engine_without_requests_is_asked_for_a_token(admission: Admission) -> None:
+async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: Lifecycle) -> None:
     """Nobody else may ask it while it is unhealthy."""
     engine = StuckEngine()
     engine.running_requests = 1
-    watch = asyncio.create_task(StallWatch(engine, admission, SECONDS).run())
-    assert await become(admission, State.UNHEALTHY)
+    watch = asyncio.create_task(StallWatch(engine, lifecycle, SECONDS).run())
+    assert await become(lifecycle, State.UNHEALTHY)
     engine.running_requests = 0  # it timed out
     await asyncio.sleep(SECONDS * 5)
-    assert admission.state is State.UNHEALTHY
+    assert lifecycle.state is State.UNHEALTHY
     engine.go.set()
-    assert await become(admission, State.HEALTHY)
+    assert await become(lifecycle, State.HEALTHY)
     watch.cancel()
 
 
-async def test_zero_is_off(admission: Admission) -> None:
+async def test_zero_is_off(lifecycle: Lifecycle) -> None:
     """LMI_STALL_TIMEOUT=0."""
-    await StallWatch(ScriptedEngine(running_requests=1), admission, 0).run()
-    assert admission.state is State.HEALTHY
+    await StallWatch(ScriptedEngine(running_requests=1), lifecycle, 0).run()
+    assert lifecycle.state is State.HEALTHY

@@ -1,6 +1,7 @@
 """The summary of a start: what it says, and that it stays on one screen."""
 
-from lmi_vllm.inference.admission import Admission, Phase, State
+from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.server.model_start import StartPlan
@@ -14,12 +15,14 @@ def summary(given: int) -> StartSummary:
         "model": "--model"
     }
     values |= {"quiet": 1, "model": "/m"}
-    admission = Admission()
-    admission.enter_phase(Phase.ENGINE)
-    admission.become(State.HEALTHY)
+    lifecycle = Lifecycle()
+    lifecycle.start.enter(Phase.ENGINE)
+    lifecycle.become(State.HEALTHY)
     model = ModelArtifacts("tiny", "https://user:SENTINEL@host/m", "/m")
     plan = StartPlan(model, EngineArguments(values, origins), ServingProfile(), values)
-    return StartSummary(plan, InferenceService(admission), "http://h:1", "curl -s http://h:1")
+    return StartSummary(
+        plan, InferenceService(RequestQueue(lifecycle)), "http://h:1", "curl -s http://h:1"
+    )
 
 
 def test_the_screen_says_model_source_origins_and_phases() -> None:

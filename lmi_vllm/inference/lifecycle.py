@@ -1,0 +1,195 @@
+"""The life of the server: the phase of a start, its state, and what `/ping` says of both."""
+
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from lmi_vllm.errors import NotReadyError
+from lmi_vllm.inference.error_rates import ErrorRates
+
+
+class Phase(StrEnum):
+    """Where a start is; the names `/ping` shows."""
+
+    SETTINGS = "settings"
+    DOWNLOAD = "download"
+    ENGINE = "engine"
+    ADAPTERS = "adapters"
+    WARM_UP = "warm-up"
+
+
+class State(StrEnum):
+    """The status text of `/ping`."""
+
+    PENDING = "PENDING"
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"  # alive, and stalled
+    FAILED = "FAILED"
+    DRAINING = "DRAINING"
+
+
+DRAIN_RETRY_SECONDS: Final = 30
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+class StartProgress:
+    """How far a start is: its phase, the seconds of each, and the numbers of a download."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.phase = Phase.SETTINGS
+        self.download = _NOTHING  # the last numbers of one, also when it is over
+        self.progress = _NOTHING  # those of the running phase
+        self._now = now
+        self._began = self._phase_began = now()
+        self._engine_began: float | None = None
+        self._spent: dict[Phase, float] = {}
+        self._is_running = True
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the server began to start, or to restart its engine."""
+        return self._now() - self._began
+
+    @property
+    def engine_seconds(self) -> float:
+        """Seconds since the engine began to start; 0 before."""
+        return 0.0 if self._engine_began is None else self._now() - self._engine_began
+
+    @property
+    def phase_seconds(self) -> Mapping[Phase, float]:
+        """Seconds of each phase of the last start, the running one included."""
+        if not self._is_running:
+            return dict(self._spent)
+        running = self._now() - self._phase_began
+        return {**self._spent, self.phase: self._spent.get(self.phase, 0.0) + running}
+
+    def enter(self, phase: Phase) -> None:
+        """Come to `phase`, unless the start is there already; it may come back to one."""
+        if phase is self.phase:
+            return
+        self._spent, now = dict(self.phase_seconds), self._now()
+        if phase is Phase.ENGINE:
+            self._engine_began = now
+        self.phase, self._phase_began, self.progress = phase, now, _NOTHING
+
+    def report(self, progress: Mapping[str, object]) -> None:
+        """Keep the numbers of a running download, from any thread."""
+        self.progress = self.download = progress
+
+    def restart(self) -> None:
+        """Begin anew, from the engine phase on."""
+        self._began = self._phase_began = self._engine_began = self._now()
+        self._spent, self._is_running = {}, True
+        self.phase, self.progress = Phase.ENGINE, _NOTHING
+
+    def end(self) -> None:
+        """Stop counting: the start is over, whatever came of it."""
+        self._spent, self._is_running = dict(self.phase_seconds), False
+
+
+class Lifecycle:
+    """The state of the server and of its model.
+
+    Made before anything else of the server, so that `/ping` can answer from the first second.
+    """
+
+    def __init__(
+        self,
+        model_name: str = "model",
+        *,
+        error_rates: ErrorRates | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.start = StartProgress(now)
+        self.state = State.PENDING
+        self.model_name = model_name
+        self.has_model = True
+        self.error_rates = error_rates or ErrorRates(now=now)
+        self._hides_failure = False
+        self._is_registered = False
+        self._watchers: list[Callable[[State], None]] = []
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is a model and it answers."""
+        return self.has_model and self.state is State.HEALTHY
+
+    def watch(self, on_state: Callable[[State], None]) -> None:
+        """Call `on_state` with each state from now on."""
+        self._watchers.append(on_state)
+
+    def expect_model(self, name: str, *, hides_failure: bool = False) -> None:
+        """Take the name of the model that is being started.
+
+        With `hides_failure` (SERVING_HEALTH_CHECK_OVERRIDE) `/ping` is 200 also when the engine has
+        failed for good.
+        """
+        self.model_name, self._hides_failure = name, hides_failure
+
+    def begin_registered(self) -> None:
+        """Start a model that came by POST /models: the server is healthy also while it loads."""
+        self.has_model = self._is_registered = True
+        self.begin_restart()
+
+    def remove_model(self) -> None:
+        """Be a healthy server without a model."""
+        self.has_model = self._is_registered = False
+        self.become(State.HEALTHY)
+
+    def begin_restart(self) -> None:
+        """Be as before the first start, from the engine phase on."""
+        self.become(State.PENDING)
+        self.start.restart()
+
+    def become(self, state: State) -> None:
+        """Enter `state`; once draining or failed, there is no way back to healthy."""
+        if self.state not in (State.DRAINING, State.FAILED) or state is State.FAILED:
+            if self.state is State.PENDING:
+                self.start.end()
+            self.state = state
+            for tell in self._watchers:
+                tell(state)
+
+    def follow(self, state: State, *, has_model: bool) -> None:
+        """Take over what another process, which answers for health, has come to."""
+        self.state, self.has_model = state, has_model
+
+    def ping(self) -> tuple[int, dict[str, Any]]:
+        """Return the status and body of `/ping`."""
+        if not self.has_model:
+            return 200, {}
+        entry: dict[str, Any] = {"status": str(self.state)}
+        if self.state is State.PENDING:
+            entry["phase"] = str(self.start.phase)
+            entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
+            entry |= self.start.progress
+        is_fine = self.state is State.HEALTHY and self.error_rates.reached is None
+        is_hidden = (self.state is State.FAILED and self._hides_failure) or (
+            self.state is State.PENDING and self._is_registered
+        )
+        return (200 if is_fine or is_hidden else 503), {self.model_name: entry}
+
+    def check_ready(self) -> None:
+        """Return when requests may come in.
+
+        Raises:
+            NotReadyError: starting, failed or draining; the text says which.
+        """
+        if self.state is State.PENDING:
+            raise NotReadyError(
+                f"Model {self.model_name} is not ready: {self.start.phase} phase, "
+                f"{self.start.elapsed_seconds:.0f} s since start"
+            )
+        if self.state is State.UNHEALTHY:
+            raise NotReadyError(
+                f"Model {self.model_name} is not available: the engine makes no progress"
+            )
+        if self.state is State.FAILED:
+            raise NotReadyError(f"Model {self.model_name} is not available: the engine has failed")
+        if self.state is State.DRAINING:
+            raise NotReadyError(
+                f"Model {self.model_name} is draining: the server is shutting down",
+                DRAIN_RETRY_SECONDS,
+            )

@@ -1,0 +1,129 @@
+"""The request queue: a limit on what is in flight, and the end of all of it."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from lmi_vllm.errors import NotReadyError, OverloadError
+from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle
+from lmi_vllm.inference.places import Places, Row
+
+DEFAULT_LIMIT: Final = 1000
+IDLE_POLL_SECONDS: Final = 0.02  # how often other front-end processes are asked whether they are
+
+
+class RequestQueue:
+    """Counts the requests in flight, running and waiting, and refuses those beyond its limit.
+
+    What the lifecycle does not let in is refused before it is counted.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        limit: int = DEFAULT_LIMIT,
+        places: Places | Row | None = None,
+    ) -> None:
+        self.lifecycle = lifecycle
+        self.limit = limit
+        self._places = places or Places()
+        self._on_end: list[Callable[[], None]] = []
+        self._in_flight = 0  # of this process
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._is_ending = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Admitted requests that have not ended, running and waiting, of all processes."""
+        return self._places.total
+
+    def resize(self, limit: int) -> None:
+        """Admit up to `limit` requests from now on; those in flight stay."""
+        self.limit = limit
+
+    def share(self, places: Row) -> None:
+        """Count on the board of all front-end processes from now on; to be called while idle."""
+        self._places = places
+
+    def check_room(self, count: int = 1) -> None:
+        """Return when `count` requests may come in now.
+
+        Raises:
+            NotReadyError: see `Lifecycle.check_ready`.
+            OverloadError: they would pass the limit.
+        """
+        self.lifecycle.check_ready()
+        if self._places.total + count > self.limit:
+            raise OverloadError(self.lifecycle.model_name)
+
+    @contextlib.contextmanager
+    def admit(self, count: int = 1) -> Iterator[None]:
+        """Hold `count` places in the queue while the body runs.
+
+        Raises:
+            NotReadyError: see `Lifecycle.check_ready`.
+            OverloadError: the places would pass the limit; requests in flight are not touched.
+        """
+        self.lifecycle.check_ready()
+        self._places.add(count)  # first: of processes that ask at once none goes past the limit
+        if self._places.total > self.limit:
+            self._places.add(-count)
+            raise OverloadError(self.lifecycle.model_name)
+        self._in_flight += count
+        self._idle.clear()
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+        try:
+            yield
+        finally:
+            if task is not None:
+                self._tasks.discard(task)
+            self._in_flight -= count
+            self._places.add(-count)
+            if not self._in_flight:
+                self._idle.set()
+
+    def watch_end(self, on_end: Callable[[], None]) -> None:
+        """Call `on_end` when all that is in flight is to end."""
+        self._on_end.append(on_end)
+
+    def end_all(self) -> None:
+        """Cancel what is in flight; each request still answers, with `shutdown_error`."""
+        self._is_ending = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        for tell in self._on_end:
+            tell()
+
+    def shutdown_error(self) -> NotReadyError | None:
+        """Take back a cancellation that came from `end_all` and return what to answer.
+
+        None when it came from elsewhere: then the client is gone, and no answer is wanted.
+        """
+        task = asyncio.current_task()
+        if not self._is_ending or task is None or not task.cancelling():
+            return None
+        task.uncancel()
+        return NotReadyError(
+            f"Model {self.lifecycle.model_name}: the server shut down before the answer was "
+            "complete",
+            DRAIN_RETRY_SECONDS,
+        )
+
+    async def wait_own(self, timeout_seconds: float) -> None:
+        """Return when the requests of this process have ended, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+
+    async def wait_idle(self, timeout_seconds: float) -> bool:
+        """Return whether all requests in flight ended within the time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle.wait()
+                while self.in_flight:  # noqa: ASYNC110 (of other processes, whose events are not ours)
+                    await asyncio.sleep(IDLE_POLL_SECONDS)
+        return not self.in_flight

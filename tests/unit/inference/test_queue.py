@@ -1,0 +1,87 @@
+import asyncio
+
+import pytest
+
+from lmi_vllm.errors import OverloadError
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
+
+
+def queue(limit: int = 2) -> RequestQueue:
+    """Return the queue of the healthy model m."""
+    lifecycle = Lifecycle("m")
+    lifecycle.become(State.HEALTHY)
+    return RequestQueue(lifecycle, limit)
+
+
+async def test_queue_limit_refuses_one_more_only() -> None:
+    """Above the limit a request is refused, and what is in flight is not touched."""
+    made = queue()
+    with made.admit(), made.admit():
+        with pytest.raises(OverloadError, match=r"^Worker queue capacity exceeded for model: m$"):
+            made.admit().__enter__()
+        assert made.in_flight == 2
+    with made.admit():
+        assert made.in_flight == 1
+    assert made.in_flight == 0
+
+
+async def test_queue_counts_each_element() -> None:
+    """A list takes as many places as it has elements, all or none."""
+    made = queue()
+    with made.admit():
+        with pytest.raises(OverloadError):
+            made.admit(2).__enter__()
+        assert made.in_flight == 1
+    with made.admit(2):
+        assert made.in_flight == 2
+
+
+async def test_queue_place_is_given_back_on_error() -> None:
+    """A request that fails leaves its place."""
+    made = queue()
+    with pytest.raises(ValueError, match="x"), made.admit():
+        raise ValueError("x")
+    assert made.in_flight == 0
+
+
+async def test_queue_waits_for_the_last_request() -> None:
+    """Draining waits until nothing is in flight, or says that its time is over."""
+    made = queue()
+    with made.admit():
+        assert not await made.wait_idle(0.01)
+        waiting = asyncio.create_task(made.wait_idle(5))
+    assert await waiting
+
+
+async def test_queue_end_all_leaves_each_request_an_answer() -> None:
+    """What a shutdown cuts off is told so; a cancellation from elsewhere is not taken back."""
+    made = queue()
+    begun = asyncio.Event()
+
+    async def request() -> str:
+        with made.admit():
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return str(made.shutdown_error())
+        return ""
+
+    task = asyncio.create_task(request())
+    await begun.wait()
+    assert made.shutdown_error() is None
+    made.end_all()
+    assert "shut down" in await task
+
+
+async def test_queue_takes_another_limit() -> None:
+    """A registered model may bring its own; what is in flight stays."""
+    made = queue()
+    with made.admit(2):
+        made.resize(1)
+        with pytest.raises(OverloadError):
+            made.check_room()
+        made.resize(3)
+        with made.admit():
+            assert made.in_flight == 3
