@@ -1,9 +1,11 @@
 """The command line: finds the verb, hands it the environment, turns its result into an exit code.
 
-Verbs are imported when chosen, so that `explain` and `--help` load neither aiohttp nor vLLM.
+Verbs are imported when chosen, so that `explain` and `--help` load neither aiohttp nor vLLM; those
+of extras stand after the core's.
 """
 
 import argparse
+import functools
 import importlib
 import os
 import sys
@@ -13,23 +15,19 @@ from typing import Final, NoReturn
 
 from lmi_vllm._version import __version__
 from lmi_vllm.errors import LmiError
+from lmi_vllm.extension import Verb, extras
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
 PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
 
-VERBS: Final[Mapping[str, str]] = MappingProxyType(
+_SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "serve": "start the server",
         "explain": "show every option, where its value came from and what it becomes",
         "validate": "explain, and check the settings against the model",
-        "migrate": "turn an LMI, TGI or vllm serve configuration into ours",
         "fetch": "download a model",
-        "bench": "put an end point under load and say how it did",
     }
-)
-EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
-    {"bench": "lmi_vllm.extras.bench.command", "migrate": "lmi_vllm.extras.migrate.command"}
 )
 REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -37,6 +35,17 @@ REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
         "train": "training is not supported; this is an inference server",
     }
 )
+
+
+@functools.cache
+def verbs() -> Mapping[str, Verb]:
+    """Return every verb there is, by name."""
+    found = {
+        name: Verb(summary, f"lmi_vllm.commands.{name}") for name, summary in _SUMMARIES.items()
+    }
+    for extra in extras().values():
+        found |= extra.verbs
+    return MappingProxyType(found)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -48,14 +57,15 @@ def main(arguments: list[str] | None = None) -> None:
         _share_metrics()  # before anything imports prometheus_client
     parser = argparse.ArgumentParser(prog="lmi-vllm", description="LMI-compatible server on vLLM.")
     parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    chosen = next((word for word in words if word in VERBS), None)
-    for name, summary in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary.capitalize() + ".")
+    named = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    chosen = next((word for word in words if word in verbs()), None)
+    for name, verb in verbs().items():
+        summary = verb.summary
+        own = named.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name == chosen:
-            importlib.import_module(_module(name)).add_arguments(verb)
+            importlib.import_module(verb.module).add_arguments(own)
     parsed = parser.parse_args(words)
-    run = importlib.import_module(_module(parsed.verb)).run
+    run = importlib.import_module(verbs()[parsed.verb].module).run
     try:
         code = run(parsed, MappingProxyType(dict(os.environ)))
     except LmiError as error:
@@ -63,11 +73,6 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(code)
-
-
-def _module(verb: str) -> str:
-    """Return the module behind a verb."""
-    return EXTRAS.get(verb, f"lmi_vllm.commands.{verb}")
 
 
 def _share_metrics() -> None:

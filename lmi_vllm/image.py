@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from lmi_vllm.cli import REFUSED_VERBS, VERBS, fail
+from lmi_vllm.cli import REFUSED_VERBS, fail, verbs
 from lmi_vllm.config.listen import INFERENCE, ListenAddress, read_address
 from lmi_vllm.config.settings import load_settings
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     if words[0].startswith("-") and words[0] not in HELP:
         words = ["serve", *words]
-    if words[0] in (*VERBS, *REFUSED_VERBS, *HELP):
+    if words[0] in (*verbs(), *REFUSED_VERBS, *HELP):
         environ |= compatibility(environ, COMPAT_FOLDER, DRIVER_VERSION)
         words = [sys.executable, "-m", "lmi_vllm", *words]
     become(words, environ)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -10,8 +11,7 @@ from lmi_vllm.checks.model_config import ModelFiles, read_directory
 from lmi_vllm.checks.model_shape import EXPERTS_ONLY, ModelShape, read_shape
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.extras.legacy_models.architectures import OUR_CLASSES, served_architectures
-from lmi_vllm.extras.seq2seq.rules import runs_here
+from lmi_vllm.extension import extras
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.model_store import is_directory
 
@@ -43,8 +43,10 @@ class Findings:
 
 def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
     """Every check; `arguments` are the engine's."""
-    if (own := runs_here(shape.architectures, arguments)) is not None:
-        return Findings((f"{own} is served by the Transformers engine, not by vLLM",), ())
+    for extra in extras().values():
+        for engine in extra.engines:
+            if (own := engine.runs.load()(shape.architectures, arguments)) is not None:
+                return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
     errors = [
         *_architecture(shape, arguments), *_length(shape, arguments), *_parallel(shape, arguments),
         *_quantization(shape, arguments),
@@ -69,7 +71,8 @@ def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterato
         yield "config.json names no architectures: vLLM cannot choose a model class"
         return
     served = served_architectures(shape.architectures, arguments)
-    if set(served) & {*release.architectures, *OUR_CLASSES}:
+    known = {*release.architectures, *chain(*(extra.model_classes for extra in extras().values()))}
+    if known.intersection(served):
         return
     if arguments.get("model_impl") == "transformers" or (
         shape.has_own_code and arguments.get("trust_remote_code") is True
@@ -79,6 +82,15 @@ def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterato
     advice = closest(shape.architectures[0], release.architectures)
     code = "; its own code needs option.trust_remote_code=true" if shape.has_own_code else ""
     yield f"architecture {names} is not known to vLLM {release.release}{code}; {advice}"
+
+
+def served_architectures(
+    architectures: tuple[str, ...], arguments: Mapping[str, object]
+) -> tuple[str, ...]:
+    """The names vLLM will look for: those of `hf_overrides` where it has some."""
+    overrides = arguments.get("hf_overrides")
+    named = overrides.get("architectures") if isinstance(overrides, Mapping) else None
+    return tuple(map(str, named)) if isinstance(named, list | tuple) else architectures
 
 
 def _length(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:

@@ -17,12 +17,12 @@ from lmi_vllm.checks.requirements import REQUIREMENTS, install_requirements, req
 from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extras.legacy_models.architectures import with_mapped_architecture
-from lmi_vllm.extras.seq2seq.rules import check_fetched
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.downloads import DownloadProgress, fetch_model, fetch_text
 from lmi_vllm.sources.model_source import with_files
 from lmi_vllm.sources.model_store import is_directory, is_file
+from lmi_vllm.translate.arguments import translate_checkpoint
+from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.lmcache import lmcache_exports
 from lmi_vllm.translate.nodes import cluster_exports
 from lmi_vllm.translate.speculation import draft_reference, with_draft_files
@@ -120,12 +120,14 @@ class ModelFiles:
         if self.is_streamed:  # what was fetched are the small files beside the weights
             values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
         fetched = replace(self._arguments, values=values)
-        arguments, mapped = with_mapped_architecture(fetched, local)
-        warnings = (*mapped, *checkpoint_warnings(model, values), *self._unread(model))
-        engine = check_fetched(str(local), arguments, self._settings)
-        for warning in (*warnings, *engine):
+        devices = detect_devices(self._environ)
+        translation = translate_checkpoint(self._settings, model, devices, fetched)
+        if translation.errors:
+            raise ConfigurationError(translation.errors)
+        doubts = checkpoint_warnings(model, values)
+        for warning in (*translation.warnings, *doubts, *self._unread(model)):
             logger.warning("%s", warning)
-        return model, arguments
+        return model, translation.arguments
 
     def _unread(self, model: ModelArtifacts) -> Iterator[str]:
         """Options that came too late: of a prefix that held nothing but one archive."""

@@ -13,15 +13,21 @@ from lmi_vllm.config.options import EffectWord, Option
 from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting, Settings
 from lmi_vllm.config.variable_names import find_option
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extras.legacy_models import architectures
-from lmi_vllm.extras.seq2seq import rules as encoder_decoder
+from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.translate import parallel, speculation, traces
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.draft import ArgumentDraft
 
-__all__ = ["Devices", "Translation", "build_engine_arguments", "detect_devices", "translate"]
+__all__ = [
+    "Devices",
+    "Translation",
+    "build_engine_arguments",
+    "detect_devices",
+    "translate",
+    "translate_checkpoint",
+]
 
 # The order matters only where a rule looks at arguments that an earlier one put.
 _RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
@@ -43,8 +49,6 @@ _LATE_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
     parallel.check_lmcache_workers,
     speculation.check_draft_degree,
     traces.traces,
-    architectures.map_architecture,
-    encoder_decoder.choose_engine,
 )
 
 
@@ -81,6 +85,22 @@ def translate(settings: Settings, model: ModelArtifacts | None, devices: Devices
     _put_defaults(draft)
     for rule in _LATE_RULES:
         rule(draft)
+    return _with_checkpoint_rules(draft)
+
+
+def translate_checkpoint(
+    settings: Settings, model: ModelArtifacts, devices: Devices, arguments: EngineArguments
+) -> Translation:
+    """`arguments` with what only the files of a model say, which has just been fetched."""
+    values, origins = dict(arguments.values), dict(arguments.origins)
+    return _with_checkpoint_rules(ArgumentDraft(settings, model, devices, values, origins))
+
+
+def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
+    """What came of `draft`, once the rules of extras have seen the model's files."""
+    for extra in extras().values():
+        for rule in extra.checkpoint_rules:
+            rule.load()(draft)
     arguments = EngineArguments(
         MappingProxyType(dict(draft.values)), MappingProxyType(dict(draft.origins))
     )

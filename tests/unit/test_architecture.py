@@ -10,13 +10,14 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|messages|_version)\.\w+"
+SHARED = r"(errors|messages|_version|extension)\.\w+"
 CONFIGURATION = r"(config|translate|checks|sources|adapters|extras)\..*|demo\.DEMO_MODEL_DIR"
 # Room -> the modules of ours that it may import (pattern over the dotted name below lmi_vllm).
 ROOMS = {
     "errors": r"",
     "messages": r"",
     "_version": r"",
+    "extension": r"translate\.draft\.ArgumentDraft",  # the types of what an extra adds
     "telemetry": rf"{SHARED}|telemetry\..*",
     "config": rf"{SHARED}|{CONFIGURATION}",
     "translate": rf"{SHARED}|{CONFIGURATION}",

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.extension import extras
 from lmi_vllm.telemetry.log_format import configure_logging
 
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
@@ -30,22 +31,6 @@ ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
 LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
 # Where vLLM 0.32 logs why an engine core or a worker could not start.
 ENGINE_LOGGERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
-
-# Name in hf_overrides (extras/legacy_models/architectures.py) -> module and class.
-OUR_MODELS: Final = {
-    f"Lmi{name}": f"lmi_vllm.extras.legacy_models.classes:{name}"
-    for name in (
-        "BaichuanForCausalLM",
-        "BaichuanAlibiForCausalLM",
-        "Baichuan2ForCausalLM",
-        "Baichuan2AlibiForCausalLM",
-        "DbrxForCausalLM",
-        "DeciLMForCausalLM",
-        "MllamaTextForCausalLM",
-        "MptForCausalLM",
-        "QwenForCausalLM",
-    )
-}
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _IS_LINUX: Final = sys.platform == "linux"
@@ -169,12 +154,13 @@ def log_as_the_server() -> None:
 
 
 def register_models() -> None:
-    """Make our model classes known by name; they are imported when a model asks for one."""
+    """Make the model classes of extras known by name; each is imported when a model asks for it."""
     if "vllm" not in sys.modules:  # it is there when vLLM itself calls its plugins
         return
     models = importlib.import_module("vllm.model_executor.models")
-    for name, place in OUR_MODELS.items():
-        models.ModelRegistry.register_model(name, place)
+    for extra in extras().values():
+        for name, place in extra.model_classes.items():
+            models.ModelRegistry.register_model(name, place)
 
 
 def register_plugin() -> None:

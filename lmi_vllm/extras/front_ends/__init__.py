@@ -1,0 +1,7 @@
+"""Several HTTP processes over one engine."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra
+
+EXTRA: Final = Extra()

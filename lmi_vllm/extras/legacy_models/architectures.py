@@ -6,14 +6,13 @@ read by a class of ours (classes.py). All compared token by token with Transform
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.messages import EngineArguments
 from lmi_vllm.sources.model_store import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
@@ -22,7 +21,7 @@ _ORIGIN: Final = "the model's architecture"
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class Family:
     """What one architecture is served as.
 
     `fields` are further overrides, out of its config.json: None where this checkpoint is not of
@@ -111,47 +110,41 @@ def _mpt(config: _Config) -> _Config | None:
     }
 
 
-_LLAMA: Final = (_Family("LlamaForCausalLM", "same layers and tensor names"),)
-_MPT: Final = (_Family("LmiMptForCausalLM", "BLOOM's layers", _mpt),)
+_LLAMA: Final = (Family("LlamaForCausalLM", "same layers and tensor names"),)
+_MPT: Final = (Family("LmiMptForCausalLM", "BLOOM's layers", _mpt),)
 _ALIBI: Final = "Llama's layers with ALiBi"
 # The first family whose fields are not None counts.
-_FAMILIES: Final[Mapping[str, tuple[_Family, ...]]] = MappingProxyType(
+FAMILIES: Final[Mapping[str, tuple[Family, ...]]] = MappingProxyType(
     {
         "AquilaForCausalLM": _LLAMA,  # gone since vLLM 0.24
         "AquilaModel": _LLAMA,
         "InternLMForCausalLM": _LLAMA,  # gone since vLLM 0.23; its `bias` is read
-        "BaiChuanForCausalLM": (_Family("LmiBaichuanForCausalLM", "Llama's layers", _baichuan),),
+        "BaiChuanForCausalLM": (Family("LmiBaichuanForCausalLM", "Llama's layers", _baichuan),),
         "BaichuanForCausalLM": (
-            _Family("LmiBaichuan2ForCausalLM", "Llama's layers", _baichuan),
-            _Family("LmiBaichuanAlibiForCausalLM", _ALIBI, _first_baichuan_alibi),
-            _Family("LmiBaichuan2AlibiForCausalLM", _ALIBI, _baichuan_alibi),
+            Family("LmiBaichuan2ForCausalLM", "Llama's layers", _baichuan),
+            Family("LmiBaichuanAlibiForCausalLM", _ALIBI, _first_baichuan_alibi),
+            Family("LmiBaichuan2AlibiForCausalLM", _ALIBI, _baichuan_alibi),
         ),
         "MllamaForConditionalGeneration": (  # gone since vLLM 0.10.2
-            _Family("LmiMllamaTextForCausalLM", "text only, pictures are refused", _mllama),
+            Family("LmiMllamaTextForCausalLM", "text only, pictures are refused", _mllama),
         ),
-        "QWenLMHeadModel": (_Family("LmiQwenForCausalLM", "Qwen2's layers", _qwen),),
+        "QWenLMHeadModel": (Family("LmiQwenForCausalLM", "Qwen2's layers", _qwen),),
         "MptForCausalLM": _MPT,  # gone since vLLM 0.28
         "MPTForCausalLM": _MPT,
         "DeciLMForCausalLM": (
-            _Family(
+            Family(
                 "LmiDeciLMForCausalLM", "Llama's layers, key-value heads repeated", _decilm,
                 even_if_listed=True,
             ),
         ),
         "DbrxForCausalLM": (
-            _Family(
+            Family(
                 "LmiDbrxForCausalLM", "its experts under the names vLLM has now",
                 even_if_listed=True,
             ),
         ),
     }
 )  # fmt: skip
-OUR_CLASSES: Final = frozenset(
-    family.served_as
-    for families in _FAMILIES.values()
-    for family in families
-    if family.served_as.startswith("Lmi")
-)
 
 
 def map_architecture(draft: ArgumentDraft) -> None:
@@ -163,26 +156,6 @@ def map_architecture(draft: ArgumentDraft) -> None:
         overrides, sentence = mapped
         draft.put("hf_overrides", overrides, draft.origins.get("hf_overrides", _ORIGIN))
         draft.warn(sentence)
-
-
-def with_mapped_architecture(
-    arguments: EngineArguments, directory: Path
-) -> tuple[EngineArguments, tuple[str, ...]]:
-    """`arguments` for the checkpoint fetched to `directory`, and what is to be said of it."""
-    mapped = _mapped(directory, arguments.values)
-    if mapped is None:
-        return arguments, ()
-    overrides, sentence = mapped
-    return replace(arguments, values={**arguments.values, "hf_overrides": overrides}), (sentence,)
-
-
-def served_architectures(
-    architectures: tuple[str, ...], arguments: Mapping[str, object]
-) -> tuple[str, ...]:
-    """The names vLLM will look for: those of `hf_overrides` where it has some."""
-    overrides = arguments.get("hf_overrides")
-    named = overrides.get("architectures") if isinstance(overrides, Mapping) else None
-    return tuple(map(str, named)) if isinstance(named, list | tuple) else architectures
 
 
 def _mapped(directory: Path, arguments: Mapping[str, object]) -> tuple[_Config, str] | None:
@@ -199,7 +172,7 @@ def _mapped(directory: Path, arguments: Mapping[str, object]) -> tuple[_Config, 
     own, release = str(named[0]), load_release()
     fitting = (
         (family, fields)
-        for family in _FAMILIES.get(own, ())
+        for family in FAMILIES.get(own, ())
         if (family.even_if_listed or own not in release.architectures)
         and (fields := family.fields(config)) is not None
     )

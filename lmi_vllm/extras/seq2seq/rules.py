@@ -14,7 +14,6 @@ from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config.front_end_rules import NAME as PROCESSES
 from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Settings
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.sources.model_store import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
@@ -123,20 +122,6 @@ def choose_engine(draft: ArgumentDraft) -> None:
         draft.fail(sentence)
     for sentence in remarks(own, arguments, draft.settings):
         draft.warn(sentence)
-
-
-def check_fetched(model: str, arguments: EngineArguments, settings: Settings) -> tuple[str, ...]:
-    """The remarks about a model that has just been fetched; nothing where vLLM runs it.
-
-    Raises:
-        ConfigurationError: something is set that our own engine does not have.
-    """
-    own = encoder_decoder(model, arguments.values)
-    if own is None:
-        return ()
-    if problems := tuple(refusals(own, arguments, settings)):
-        raise ConfigurationError(problems)
-    return tuple(remarks(own, arguments, settings))
 
 
 def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterator[str]:

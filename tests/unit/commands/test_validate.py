@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.checks.memory_estimate import GIB, estimate_memory
+from lmi_vllm.checks.model import served_architectures
 from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.commands import validate
 from tests.support.s3_server import BUCKET, s3_server
@@ -261,3 +262,10 @@ def test_config_of_an_s3_model_is_fetched_and_nothing_else(validated: Validate) 
         code, document = validated(None, environ)
         assert "does not exist" in document["warnings"][-1]
         assert store.environ["AWS_SECRET_ACCESS_KEY"] not in json.dumps(document)
+
+
+def test_overridden_architectures_are_what_vllm_looks_for() -> None:
+    """`validate` then checks the name of hf_overrides and not the checkpoint's."""
+    overrides = {"hf_overrides": {"architectures": ["LlamaForCausalLM"]}}
+    assert served_architectures(("AquilaForCausalLM",), overrides) == ("LlamaForCausalLM",)
+    assert served_architectures(("AquilaForCausalLM",), {}) == ("AquilaForCausalLM",)

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.vllm.processes import OUR_MODELS
-from lmi_vllm.extras.legacy_models.architectures import (
-    OUR_CLASSES,
-    served_architectures,
-    with_mapped_architecture,
-)
-from lmi_vllm.messages import EngineArguments
+from lmi_vllm.config.resolved import Settings
+from lmi_vllm.extras.legacy_models import EXTRA
+from lmi_vllm.extras.legacy_models.architectures import FAMILIES
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.translate.arguments import translate_checkpoint
+from lmi_vllm.translate.devices import Devices
 from tests.unit.conftest import ExplainRun
 
 
@@ -22,8 +21,10 @@ def mapped(
     """The overrides for a fetched checkpoint of this architecture, and what was said."""
     config = json.dumps({"architectures": [architecture]} | (fields or {}))
     (folder / "config.json").write_text(config, encoding="utf-8")
-    result, said = with_mapped_architecture(EngineArguments(arguments, {}), folder)
-    return result.values.get("hf_overrides"), said
+    model = ModelArtifacts("m", str(folder), str(folder))
+    given = EngineArguments(arguments, {})
+    result = translate_checkpoint(Settings(), model, Devices(), given)
+    return result.arguments.values.get("hf_overrides"), result.warnings
 
 
 @pytest.mark.parametrize("own", ["AquilaForCausalLM", "AquilaModel", "InternLMForCausalLM"])
@@ -43,7 +44,8 @@ def test_dbrx_is_served_by_our_class(tmp_path: Path) -> None:
 
 def test_every_class_of_ours_is_registered() -> None:
     """Under the names that overrides use, where the engine's processes start."""
-    assert frozenset(OUR_MODELS) == OUR_CLASSES
+    served = {family.served_as for families in FAMILIES.values() for family in families}
+    assert set(EXTRA.model_classes) == {name for name in served if name.startswith("Lmi")}
 
 
 def test_other_overrides_are_kept(tmp_path: Path) -> None:
@@ -212,10 +214,3 @@ def test_explain_shows_the_mapping_of_a_local_checkpoint(
     said = [text for text in run.warnings if "LmiMllamaTextForCausalLM" in text]
     assert len(said) == 1
     assert "text only, pictures are refused" in said[0]
-
-
-def test_overridden_architectures_are_what_vllm_looks_for() -> None:
-    """`validate` then checks the name of hf_overrides and not the checkpoint's."""
-    overrides = {"hf_overrides": {"architectures": ["LlamaForCausalLM"]}}
-    assert served_architectures(("AquilaForCausalLM",), overrides) == ("LlamaForCausalLM",)
-    assert served_architectures(("AquilaForCausalLM",), {}) == ("AquilaForCausalLM",)

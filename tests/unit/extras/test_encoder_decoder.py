@@ -10,9 +10,10 @@ import pytest
 from lmi_vllm.checks.model import check_model
 from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.config.resolved import Settings
-from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extras.seq2seq.rules import check_fetched, encoder_decoder
-from lmi_vllm.messages import EngineArguments
+from lmi_vllm.extras.seq2seq.rules import encoder_decoder
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.translate.arguments import translate_checkpoint
+from lmi_vllm.translate.devices import Devices
 
 T5 = "T5ForConditionalGeneration"
 
@@ -106,9 +107,11 @@ def test_fetched_model_is_checked_too(tmp_path: Path) -> None:
     """Of a hub id the architecture is known only once it is here."""
     model = str(write(tmp_path))
     arguments = EngineArguments({"model": model, "enable_lora": True}, {"enable_lora": "a file"})
-    with pytest.raises(ConfigurationError, match=r"enable_lora=True \(a file\)"):
-        check_fetched(model, arguments, Settings())
-    (said,) = check_fetched(model, EngineArguments({"model": model}), Settings())
+    artifacts = ModelArtifacts("m", model, model)
+    found = translate_checkpoint(Settings(), artifacts, Devices(), arguments)
+    assert any("enable_lora=True (a file)" in error for error in found.errors)
+    plain = EngineArguments({"model": model})
+    (said,) = translate_checkpoint(Settings(), artifacts, Devices(), plain).warnings
     assert said.startswith(f"{T5} is an encoder-decoder model")
 
 

@@ -1,0 +1,85 @@
+"""What an extra may add to the core, and how extras are found.
+
+An extra is a package `lmi_vllm/extras/<name>/` whose `__init__.py` declares `EXTRA = Extra(...)`.
+The folder is the registration: deleting it takes away what it adds, and nothing else breaks.
+Extras import the core; the core imports none of them and asks `extras()` at the points below.
+
+An `__init__.py` imports this module and nothing heavy. What needs a library, or a room of the core,
+is named by a `Lazy`, and imported when it is used: `explain` and `--help` stay fast.
+"""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lmi_vllm.translate.draft import ArgumentDraft
+
+T = TypeVar("T")
+_PACKAGE: Final = "lmi_vllm.extras"
+
+
+@dataclass(frozen=True)
+class Lazy(Generic[T]):
+    """A value by its place, `package.module:name`, that is imported when it is used."""
+
+    place: str
+
+    def load(self) -> T:
+        """Return the value; its module is imported now."""
+        module, _, name = self.place.partition(":")
+        value: T = getattr(importlib.import_module(module), name)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb of the command line; its module has `add_arguments` and `run`, as in commands/."""
+
+    summary: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEngine:
+    """An engine that runs models which vLLM does not.
+
+    `runs` returns the architecture that it takes, out of those of a config.json and the engine
+    arguments, and None where vLLM is to run the model.
+    """
+
+    name: str
+    runs: "Lazy[Callable[[Sequence[str], Mapping[str, object]], str | None]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Everything that one extra adds."""
+
+    # Verbs of the command line, by name.
+    verbs: Mapping[str, Verb] = field(default_factory=lambda: MappingProxyType({}))
+    # Translation rules that read the checkpoint of a local model: they run last, and once more for
+    # a model that has just been fetched.
+    checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
+    engines: tuple[OwnEngine, ...] = ()
+    # Model classes that vLLM is given: name in `architectures` -> `module:Class`.
+    model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@functools.cache
+def extras() -> Mapping[str, Extra]:
+    """Return every extra that is installed, by name, in the order of the names."""
+    try:
+        package = importlib.import_module(_PACKAGE)
+    except ModuleNotFoundError:
+        return MappingProxyType({})
+    names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.ispkg)
+    return MappingProxyType(
+        {name: importlib.import_module(f"{_PACKAGE}.{name}").EXTRA for name in names}
+    )
