@@ -1,15 +1,14 @@
-"""The registry of LoRA adapters: which names exist, what they stand for, who is using them."""
+"""The registry of LoRA adapters: which names exist, what they stand for, their requests."""
 
 import asyncio
 import contextlib
-import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
-from lmi_vllm.adapters.entry import Adapter, Lease, check_flags
-from lmi_vllm.adapters.turns import Turns, Use
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.loads import AdapterLoads, KeyedLock, uninterrupted
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     AdapterCapacityError,
@@ -23,21 +22,19 @@ from lmi_vllm.errors import (
 from lmi_vllm.inference.hooks.functions import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
-__all__ = ["Adapter", "AdapterRegistry", "Lease"]
 logger = logging.getLogger(__name__)
 
-FIRST_ENGINE_ID: Final = 1000  # below are ids the engine keeps for itself
 Resolve = Callable[[str], str]
 LoadCode = Callable[[str, str], Awaitable[Hooks]]  # name, path
-Publish = Callable[[Collection["Adapter"], float], Awaitable[None]]  # adapters, seconds
+Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
 
 
 def ignore_change(_: Collection[Adapter]) -> None:
     """Keep nothing: the state of the registry ends with the process."""
 
 
-async def nobody_else(_adapters: Collection[Adapter], _timeout_seconds: float) -> None:
-    """Tell nobody: no other process serves these adapters."""
+async def publish_nowhere(_adapters: Collection[Adapter], _timeout_seconds: float) -> None:
+    """Return at once: no other process serves these adapters."""
 
 
 async def no_code(_name: str, _path: str) -> Hooks:
@@ -45,13 +42,39 @@ async def no_code(_name: str, _path: str) -> Hooks:
     return NO_HOOKS
 
 
+class ReferenceCount:
+    """How many requests hold one load of an adapter."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Count one more while the body runs."""
+        self._count += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._unused.set()
+
+    async def wait_unused(self, timeout_seconds: float) -> None:
+        """Return when the count is 0, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._unused.wait(), timeout_seconds)
+
+
 class AdapterRegistry:
-    """Names -> adapters; calls for one name queue, engine calls run one at a time.
+    """Names -> adapters; changes of one name wait for each other, engine calls run one at a time.
 
     `resolve` turns a source into a local directory, or raises AdapterRefusedError; so does
-    `load_code` for the hooks in it. `on_change` gets all adapters after each change. A call that
+    `load_code` for the hooks in it. `on_change` gets all adapters after each change. A change that
     was begun is carried out, whether or not its client stays: half a change would leave weights
-    behind that nobody can remove. `publish` is awaited after each change of what requests find: it
+    behind that no call can remove. `publish` is awaited after each change of what requests find: it
     returns when no request in any other process uses another load of an adapter, or its time is up.
     """
 
@@ -65,20 +88,18 @@ class AdapterRegistry:
         load_code: LoadCode = no_code,
         on_change: Callable[[Collection[Adapter]], None] = ignore_change,
     ) -> None:
-        self._engine = engine
-        self._resolve = resolve
         self.is_enabled = is_enabled
-        self._reserved_names = frozenset(reserved_names)
+        self.publish: Publish = publish_nowhere
+        self.changes: set[asyncio.Task[Any]] = set()
+        self._resolve = resolve
         self._load_code = load_code
+        self._reserved_names = frozenset(reserved_names)
         self._on_change = on_change
-        self.publish: Publish = nobody_else
         self._adapters: dict[str, Adapter] = {}
-        self._uses: dict[int, Use] = {}
-        self._engine_turn = asyncio.Lock()
-        self._state_turn = asyncio.Lock()
-        self._name_turns = Turns()
-        self._ids = itertools.count(FIRST_ENGINE_ID)
-        self._calls: set[asyncio.Task[None]] = set()
+        self._loads = AdapterLoads(engine)
+        self._uses: dict[int, ReferenceCount] = {}  # by the engine's id of a load
+        self._names = KeyedLock()
+        self._state_lock = asyncio.Lock()
 
     def __iter__(self) -> Iterator[Adapter]:
         return iter(tuple(self._adapters.values()))
@@ -108,6 +129,45 @@ class AdapterRegistry:
             )
         return adapter
 
+    @contextlib.asynccontextmanager
+    async def hold(self, name: str, alias: str | None = None) -> AsyncIterator[Adapter]:
+        """Yield the loaded adapter a request names; that load of it stays while the body runs.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name; never the base model instead.
+            RequestError: it is registered, but cannot be loaded now.
+        """
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise UnknownAdapterError(alias or name)
+        if adapter.ref is None:
+            adapter = await self.load_on_first_use(name, alias)
+        if adapter.ref is None:
+            raise UnknownAdapterError(alias or name)
+        with self._uses.setdefault(adapter.ref.engine_id, ReferenceCount()).hold():
+            yield adapter
+
+    @uninterrupted
+    async def load_on_first_use(self, name: str, alias: str | None = None) -> Adapter:
+        """Return a registered adapter, loaded now if it was not.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name.
+            RequestError: it cannot be loaded now.
+        """
+        async with self._names.hold(name):
+            adapter = self._adapters.get(name)
+            if adapter is None:
+                raise UnknownAdapterError(alias or name)
+            if adapter.ref is None:
+                try:
+                    self._adapters[name] = adapter = await self._loads.load(adapter)
+                except AdapterCapacityError as error:  # 507 is for those who register
+                    raise RequestError(error.text) from error
+                await self._publish()
+            return adapter
+
+    @uninterrupted
     async def register(self, adapter: Adapter, alias: str | None = None) -> None:
         """Load (if preloaded) and list a new adapter; on any failure nothing of it stays.
 
@@ -116,8 +176,40 @@ class AdapterRegistry:
             AdapterRefusedError: its source or weights are not usable.
         """
         self.check_enabled()
-        await self._to_its_end(self._register(adapter, alias or adapter.name))
+        shown = alias or adapter.name
+        async with self._names.hold(adapter.name):
+            if adapter.name in self._adapters:
+                raise AdapterConflictError(
+                    f"The adapter {shown} already exists. "
+                    "Unregister it first to register another one under this name."
+                )
+            if adapter.name in self._reserved_names:
+                raise AdapterConflictError(
+                    f"The adapter {shown} conflicts with a served base model of that name"
+                )
+            adapter.check_flags()
+            self._adapters[adapter.name] = await self._prepared(adapter)
+            await self._publish()
+        await self._changed()
 
+    @uninterrupted
+    async def replace(self, adapter: Adapter, timeout_seconds: float) -> None:
+        """Put new weights under a registered name; running requests end on the old ones.
+
+        Raises:
+            ResourceNotFoundError: no adapter of that name.
+            AdapterRefusedError: the new weights cannot be loaded; the old ones stay.
+        """
+        self.check_enabled()
+        async with self._names.hold(adapter.name):
+            current = self.describe(adapter.name)
+            self._adapters[adapter.name] = await self._prepared(replace(adapter, preload=True))
+        await self._publish(timeout_seconds)
+        await self._drop(current.ref, timeout_seconds)
+        current.hooks.forget()
+        await self._changed()
+
+    @uninterrupted
     async def update(
         self, name: str, wanted: Adapter, timeout_seconds: float, alias: str | None = None
     ) -> None:
@@ -128,139 +220,12 @@ class AdapterRegistry:
             AdapterRefusedError: the change is not supported, or cannot be carried out.
         """
         self.check_enabled()
-        self.describe(name, alias)
-        await self._to_its_end(self._update(name, wanted, timeout_seconds, alias))
-
-    async def replace(self, adapter: Adapter, timeout_seconds: float) -> None:
-        """Put new weights under a registered name; running requests end on the old ones.
-
-        Raises:
-            ResourceNotFoundError: no adapter of that name.
-            AdapterRefusedError: the new weights cannot be loaded; the old ones stay.
-        """
-        self.check_enabled()
-        await self._to_its_end(self._replace(adapter, timeout_seconds))
-
-    async def unregister(self, name: str, timeout_seconds: float, alias: str | None = None) -> None:
-        """Stop routing to the adapter, let its requests end (bounded), then drop its weights.
-
-        Raises:
-            ResourceNotFoundError: no adapter of that name.
-        """
-        self.check_enabled()
-        self.describe(name, alias)
-        await self._to_its_end(self._unregister(name, timeout_seconds, alias))
-
-    async def move_to(self, engine: Engine) -> None:
-        """Load every loaded adapter into a new engine, before it serves; ids are new as well.
-
-        One whose files are gone stays listed, and a request for it says so: the others, and the
-        base model, must not wait for it.
-
-        Raises:
-            EngineFailureError: the new engine failed, too.
-        """
-        async with self._engine_turn:
-            self._engine = engine
-            first_id = next(self._ids)  # what is loaded from here on, is loaded there
-        for name in tuple(self._adapters):
-            async with self._name_turns.turn(name):
-                adapter = self._adapters.get(name)
-                ref = None if adapter is None else adapter.ref
-                if adapter is not None and ref is not None and ref.engine_id < first_id:
-                    self._uses.pop(ref.engine_id, None)
-                    self._adapters[name] = await self._moved(replace(adapter, ref=None))
-
-    async def _moved(self, adapter: Adapter) -> Adapter:
-        try:
-            return await self._loaded(adapter)
-        except AdapterRefusedError as error:
-            logger.error("adapter %s did NOT come back: %s", adapter.name, error.text)
-            return adapter
-
-    @contextlib.asynccontextmanager
-    async def lease(self, name: str | None, alias: str | None = None) -> AsyncIterator[Lease]:
-        """Hold the adapter a request named from admission to its last token; None is the base.
-
-        Raises:
-            UnknownAdapterError: no adapter of that name; never the base model instead.
-            RequestError: it is registered, but cannot be loaded now.
-        """
-        if not name:
-            yield Lease()
-            return
-        adapter = self._adapters.get(name)
-        if adapter is None:
-            raise UnknownAdapterError(alias or name)
-        if adapter.ref is None:
-            adapter = await self._load_on_first_use(name, alias)
-        lease = Lease(adapter.ref, adapter.hooks)
-        if lease.ref is None:
-            raise UnknownAdapterError(alias or name)
-        with self._uses.setdefault(lease.ref.engine_id, Use()).hold():
-            yield lease
-
-    async def ensure_loaded(self, name: str) -> None:
-        """Load a registered adapter for a request of another process.
-
-        Raises:
-            UnknownAdapterError: no adapter of that name.
-            RequestError: it cannot be loaded now.
-        """
-        await self._load_on_first_use(name, None)
-
-    async def _register(self, adapter: Adapter, shown: str) -> None:
-        async with self._name_turns.turn(adapter.name):
-            if adapter.name in self._adapters:
-                raise AdapterConflictError(
-                    f"The adapter {shown} already exists. "
-                    "Unregister it first to register another one under this name."
-                )
-            if adapter.name in self._reserved_names:
-                raise AdapterConflictError(
-                    f"The adapter {shown} conflicts with a served base model of that name"
-                )
-            check_flags(adapter)
-            adapter = await self._with_code(replace(adapter, path=await self._resolved(adapter)))
-            self._adapters[adapter.name] = (
-                await self._loaded_or_forgotten(adapter) if adapter.preload else adapter
-            )
-            await self._publish()
-        await self._changed()
-
-    async def _replace(self, adapter: Adapter, timeout_seconds: float) -> None:
-        async with self._name_turns.turn(adapter.name):
-            current = self.describe(adapter.name)
-            adapter = await self._with_code(replace(adapter, path=await self._resolved(adapter)))
-            self._adapters[adapter.name] = await self._loaded_or_forgotten(adapter)
-        await self._publish(timeout_seconds)
-        await self._drop(current.ref, timeout_seconds)
-        current.hooks.forget()
-        await self._changed()
-
-    async def _update(
-        self, name: str, wanted: Adapter, timeout_seconds: float, alias: str | None
-    ) -> None:
         dropped: AdapterRef | None = None
-        async with self._name_turns.turn(name):
+        async with self._names.hold(name):
             current = self.describe(name, alias)
-            check_flags(wanted)
-            if wanted.src != current.src:
-                raise AdapterRefusedError("Updating adapter path is not supported.")
-            if current.pin and not wanted.pin:
-                raise AdapterRefusedError(
-                    "Unpinning adapter is not supported. Unregister the adapter and register it "
-                    "again without pin."
-                )
-            wanted = replace(
-                wanted,
-                path=current.path,
-                ref=current.ref,
-                is_local=current.is_local,
-                hooks=current.hooks,
-            )
+            wanted = current.updated(wanted)
             if wanted.preload and (wanted.ref is None or wanted.pin):
-                wanted = await self._loaded(wanted)
+                wanted = await self._loads.load(wanted)
             elif not wanted.preload and current.preload:
                 wanted, dropped = replace(wanted, ref=None), current.ref
             self._adapters[name] = wanted
@@ -269,8 +234,15 @@ class AdapterRegistry:
         await self._drop(dropped, timeout_seconds)
         await self._changed()
 
-    async def _unregister(self, name: str, timeout_seconds: float, alias: str | None) -> None:
-        async with self._name_turns.turn(name):
+    @uninterrupted
+    async def unregister(self, name: str, timeout_seconds: float, alias: str | None = None) -> None:
+        """Stop routing to the adapter, let its requests end (bounded), then drop its weights.
+
+        Raises:
+            ResourceNotFoundError: no adapter of that name.
+        """
+        self.check_enabled()
+        async with self._names.hold(name):
             adapter = self.describe(name, alias)
             del self._adapters[name]
             try:
@@ -283,75 +255,56 @@ class AdapterRegistry:
             adapter.hooks.forget()
         await self._changed()
 
-    async def _load_on_first_use(self, name: str, alias: str | None) -> Adapter:
-        await self._to_its_end(self._load_now(name))
-        adapter = self._adapters.get(name)
-        if adapter is None:
-            raise UnknownAdapterError(alias or name)
-        return adapter
+    async def move_to(self, engine: Engine) -> None:
+        """Load every loaded adapter into a new engine, before it serves; ids are new as well.
 
-    async def _load_now(self, name: str) -> None:
-        async with self._name_turns.turn(name):
-            adapter = self._adapters.get(name)
-            if adapter is None or adapter.ref is not None:
-                return
-            try:
-                self._adapters[name] = await self._loaded(adapter)
-            except AdapterCapacityError as error:  # 507 is for those who register
-                raise RequestError(error.text) from error
-            await self._publish()
+        One whose files are gone stays listed, and a request for it says so: the others, and the
+        base model, must not wait for it.
 
-    async def _resolved(self, adapter: Adapter) -> str:
+        Raises:
+            EngineFailureError: the new engine failed, too.
+        """
+        first_id = await self._loads.move_to(engine)
+        for name in tuple(self._adapters):
+            async with self._names.hold(name):
+                adapter = self._adapters.get(name)
+                ref = None if adapter is None else adapter.ref
+                if adapter is None or ref is None or ref.engine_id >= first_id:
+                    continue
+                self._uses.pop(ref.engine_id, None)
+                moved = replace(adapter, ref=None)
+                try:
+                    moved = await self._loads.load(moved)
+                except AdapterRefusedError as error:
+                    logger.error("adapter %s did NOT come back: %s", name, error.text)
+                self._adapters[name] = moved
+
+    async def _prepared(self, adapter: Adapter) -> Adapter:
+        """Return the adapter with its files, its hooks and, if preloaded, its weights."""
         try:
-            return await asyncio.to_thread(self._resolve, adapter.src)
+            path = await asyncio.to_thread(self._resolve, adapter.src)
         except AdapterRefusedError as error:
             raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
-
-    async def _with_code(self, adapter: Adapter) -> Adapter:
-        return replace(adapter, hooks=await self._load_code(adapter.name, adapter.path))
-
-    async def _loaded_or_forgotten(self, adapter: Adapter) -> Adapter:
-        """Return the adapter loaded; what its code left behind goes with a refusal."""
+        hooks = await self._load_code(adapter.name, path)
+        adapter = replace(adapter, path=path, hooks=hooks)
         try:
-            return await self._loaded(adapter)
+            return await self._loads.load(adapter) if adapter.preload else adapter
         except BaseException:
-            adapter.hooks.forget()
+            hooks.forget()
             raise
 
-    async def _loaded(self, adapter: Adapter) -> Adapter:
-        """Return the adapter loaded, under a new id unless it already is; pinned if it is to be."""
-        async with self._engine_turn:
-            if adapter.ref is None:
-                ref = AdapterRef(adapter.name, adapter.path, next(self._ids), adapter.pin)
-            else:
-                ref = replace(adapter.ref, pinned=adapter.pin)
-            await self._engine.load_adapter(ref)
-        return replace(adapter, ref=ref)
-
     async def _drop(self, ref: AdapterRef | None, timeout_seconds: float) -> None:
+        """Unload a load once no request uses it, or the time is up."""
         if ref is None:
             return
-        if (use := self._uses.get(ref.engine_id)) is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(use.idle.wait(), timeout_seconds)
-        async with self._engine_turn:
-            await self._engine.unload_adapter(ref)
+        if (uses := self._uses.get(ref.engine_id)) is not None:
+            await uses.wait_unused(timeout_seconds)
+        await self._loads.unload(ref)
         self._uses.pop(ref.engine_id, None)
 
     async def _publish(self, timeout_seconds: float = 0.0) -> None:
-        await self.publish(tuple(self._adapters.values()), timeout_seconds)
+        await self.publish(tuple(self), timeout_seconds)
 
     async def _changed(self) -> None:
-        async with self._state_turn:
-            await asyncio.to_thread(self._on_change, tuple(self._adapters.values()))
-
-    async def _to_its_end(self, call: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(call)
-        self._calls.add(task)
-        task.add_done_callback(self._ended)
-        await asyncio.shield(task)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._calls.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.info("adapter call refused: %s", error)
+        async with self._state_lock:
+            await asyncio.to_thread(self._on_change, tuple(self))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import orjson
 
-from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.adapters.adapter import Adapter
 
 
 def with_adapters(body: bytes, adapters: Iterable[Adapter]) -> bytes:

@@ -2,7 +2,8 @@
 
 import contextlib
 
-from lmi_vllm.adapters.registry import AdapterRegistry, Lease
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
 
 
 class RequestHold(contextlib.AsyncExitStack):
@@ -14,17 +15,19 @@ class RequestHold(contextlib.AsyncExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self._leases: dict[str | None, Lease] = {}
+        self._adapters: dict[str, Adapter] = {}
 
-    async def lease(
+    async def adapter(
         self, adapters: AdapterRegistry, name: str | None, alias: str | None = None
-    ) -> Lease:
+    ) -> Adapter | None:
         """Return the adapter, held; None is the base model.
 
         Raises:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: it is registered, but cannot be loaded now.
         """
-        if name not in self._leases:
-            self._leases[name] = await self.enter_async_context(adapters.lease(name, alias))
-        return self._leases[name]
+        if not name:
+            return None
+        if name not in self._adapters:
+            self._adapters[name] = await self.enter_async_context(adapters.hold(name, alias))
+        return self._adapters[name]

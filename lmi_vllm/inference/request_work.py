@@ -58,10 +58,12 @@ class RequestWork:
             RequestError: it is registered, but cannot be loaded now.
         """
         alias = self.call.properties.get(ADAPTER_ALIAS_HEADER)
-        ref = (await self.hold.lease(self.runtime.adapters, name, alias)).ref
-        if ref is not None and (record := current_record()) is not None:
-            record.use_adapter(ref.name)
-        return ref
+        adapter = await self.hold.adapter(self.runtime.adapters, name, alias)
+        if adapter is None:
+            return None
+        if (record := current_record()) is not None:
+            record.use_adapter(adapter.name)
+        return adapter.ref
 
     def held(self, reply: Reply) -> Reply:
         """Move what is held into the reply's stream; without one it is released on return."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from lmi_vllm.adapters.registry import Adapter
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     BadParameterError,

@@ -9,13 +9,11 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
+from lmi_vllm.adapters.adapter import Adapter, read_state, write_state
 from lmi_vllm.adapters.check import describe_base
-from lmi_vllm.adapters.entry import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry, ignore_change
 from lmi_vllm.adapters.source import AdapterSources, local_adapters
-from lmi_vllm.adapters.state import Entry, read_state, write_state
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError, ModelSourceError
@@ -33,7 +31,7 @@ class AdapterMemory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._unrestored: dict[str, Entry] = {}
+        self._unrestored: dict[str, Adapter] = {}
         self._is_restored = False
 
     async def restore(self, registry: AdapterRegistry) -> None:
@@ -42,35 +40,31 @@ class AdapterMemory:
         Raises:
             ModelSourceError: the file cannot be read.
         """
-        entries = read_state(self._path)
-        for entry in entries:
-            await self._restore_one(registry, entry)
+        for adapter in read_state(self._path):
+            await self._restore_one(registry, adapter)
         self._is_restored = True
 
     def keep(self, adapters: Collection[Adapter]) -> None:
         """Write the file; local adapters come back without it."""
         if not self._is_restored:
             return
-        kept = {adapter.name: _entry(adapter) for adapter in adapters if not adapter.is_local}
+        kept = {adapter.name: adapter for adapter in adapters if not adapter.is_local}
         self._unrestored = {
-            name: entry for name, entry in self._unrestored.items() if name not in kept
+            name: adapter for name, adapter in self._unrestored.items() if name not in kept
         }
         write_state(self._path, [*kept.values(), *self._unrestored.values()])
 
-    async def _restore_one(self, registry: AdapterRegistry, entry: Entry) -> None:
-        name = entry["name"]
+    async def _restore_one(self, registry: AdapterRegistry, adapter: Adapter) -> None:
         try:
-            await registry.register(
-                Adapter(**{**entry, "options": MappingProxyType(entry["options"])})
-            )
+            await registry.register(adapter)
         except LmiError as error:
             logger.error(
                 "adapters_state %s: adapter %s could NOT be restored: %s",
                 self._path,
-                name,
+                adapter.name,
                 error.text,
             )
-            self._unrestored[name] = entry
+            self._unrestored[adapter.name] = adapter
 
 
 async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
@@ -125,13 +119,3 @@ def _sources(
     # Its path is where the files are by now; its reference is what adapters may name.
     base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
     return AdapterSources(environ, base, model.directory)
-
-
-def _entry(adapter: Adapter) -> Entry:
-    return {
-        "name": adapter.name,
-        "src": adapter.src,
-        "preload": adapter.preload,
-        "pin": adapter.pin,
-        "options": dict(adapter.options),
-    }

@@ -8,7 +8,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from lmi_vllm.adapters.registry import Adapter, AdapterRegistry
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.errors import BadParameterError, MethodNotAllowedError, ResourceNotFoundError
 from lmi_vllm.inference.service import InferenceService

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from lmi_vllm.adapters.registry import Adapter, AdapterRegistry
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, ManagementError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import adapter_registry

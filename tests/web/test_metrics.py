@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from lmi_vllm.adapters.registry import Adapter
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.messages import ServingProfile

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, NotReadyError

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
-from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.inference.hooks.functions import NO_HOOKS
 from lmi_vllm.messages import AdapterRef
 
-AskToLoad = Callable[[str], Awaitable[None]]  # by name; raises as AdapterRegistry.ensure_loaded
+AskToLoad = Callable[[str], Awaitable[None]]  # by name; raises as AdapterRegistry.load_on_first_use
 
 
 class FollowedAdapters(AdapterRegistry):
@@ -33,13 +33,13 @@ class FollowedAdapters(AdapterRegistry):
 
         Lists have to be followed one after the other.
         """
-        before = self._loads()
+        before = self._refs()
         new = {adapter.name: adapter for adapter in adapters}
         wanted = {adapter.ref.engine_id: adapter.ref for adapter in new.values() if adapter.ref}
         gone = [ref for number, ref in before.items() if number not in wanted]
         for number, ref in wanted.items():
             if number not in before:
-                await self._engine.load_adapter(ref)
+                await self._loads.engine.load_adapter(ref)
         self._adapters = new
         return gone
 
@@ -47,10 +47,15 @@ class FollowedAdapters(AdapterRegistry):
         """Return when no request uses these loads any more, or the time is up."""
         await asyncio.gather(*(self._drop(ref, timeout_seconds) for ref in gone))
 
-    def _loads(self) -> dict[int, AdapterRef]:
+    def _refs(self) -> dict[int, AdapterRef]:
         return {a.ref.engine_id: a.ref for a in self._adapters.values() if a.ref is not None}
 
-    async def _load_on_first_use(self, name: str, alias: str | None) -> Adapter:
+    async def load_on_first_use(self, name: str, alias: str | None = None) -> Adapter:
+        """Return the adapter once the first process has loaded it.
+
+        Raises:
+            UnknownAdapterError: it knows no adapter of that name.
+        """
         try:
             await self._ask_to_load(name)
         except UnknownAdapterError as error:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
@@ -312,11 +312,11 @@ class SeveralFrontEnds(FrontEnds):
         """Load an adapter that a request of another process names.
 
         Raises:
-            LmiError: see `AdapterRegistry.ensure_loaded`.
+            LmiError: see `AdapterRegistry.load_on_first_use`.
         """
         if self.adapters is None:
             raise EngineDeadError
-        await self.adapters.ensure_loaded(name)
+        await self.adapters.load_on_first_use(name)
 
     async def abort(self, engine_requests: Collection[str]) -> None:
         """End requests in the engine whose process is gone."""

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from lmi_vllm.adapters.entry import Adapter
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,

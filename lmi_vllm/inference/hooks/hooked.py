@@ -15,7 +15,7 @@ from lmi_vllm.adapters.selection import (
 )
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.hooks.custom_code import CustomCode
-from lmi_vllm.inference.hooks.functions import Hooks, OutputHook
+from lmi_vllm.inference.hooks.functions import NO_HOOKS, Hooks, OutputHook
 from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request
 from lmi_vllm.inference.request.bodies import decode_body
 from lmi_vllm.inference.request.payload import Family, LmiRequest, dispatch, parse_lmi_request
@@ -74,8 +74,8 @@ async def select_hooks(
     if isinstance(given, list) and given and len(set(map(str, given))) == 1:
         fields = {**fields, "adapters": given[0]}
     name = adapter_name(call, fields, adapters.__contains__)
-    lease = await hold.lease(adapters, name, call.properties.get(ADAPTER_ALIAS_HEADER))
-    return lease.hooks.over(code.hooks), name
+    adapter = await hold.adapter(adapters, name, call.properties.get(ADAPTER_ALIAS_HEADER))
+    return (adapter.hooks if adapter else NO_HOOKS).over(code.hooks), name
 
 
 async def apply_input_hook(
@@ -122,8 +122,9 @@ async def has_hooks(
 ) -> bool:
     """Return whether any of these adapters, or the base model, brings a formatter."""
     alias = call.properties.get(ADAPTER_ALIAS_HEADER)
-    found = [(await hold.lease(adapters, name, alias)).hooks.over(code.hooks) for name in names]
-    return any(hooks.input or hooks.output for hooks in found)
+    found = [await hold.adapter(adapters, name, alias) for name in names]
+    all_hooks = [code.hooks, *(adapter.hooks for adapter in found if adapter)]
+    return any(hooks.input or hooks.output for hooks in all_hooks)
 
 
 async def formatted(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.registry import Adapter, AdapterRegistry
-from lmi_vllm.adapters.state import read_state, write_state
+from lmi_vllm.adapters.adapter import Adapter, read_state, write_state
+from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import AdapterRefusedError, ModelSourceError
 from lmi_vllm.server.adapter_start import AdapterMemory
@@ -43,7 +43,7 @@ async def test_api_adapters_come_back_with_their_flags(tmp_path: Path) -> None:
     assert (fr.src, fr.pin, dict(fr.options)) == ("/a", True, {"x": "1"})
     assert again.describe("lazy").ref is None
     await again.unregister("fr", 1)
-    assert [entry["name"] for entry in read_state(path)] == ["lazy"]
+    assert [kept.name for kept in read_state(path)] == ["lazy"]
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -52,16 +52,15 @@ async def test_broken_entry_is_named_and_kept(
 ) -> None:
     """An adapter that is out of reach today is not forgotten for tomorrow."""
     path = tmp_path / "state.json"
-    entries = [{"name": "bad", "src": "/gone"}, {"name": "good", "src": "/a"}]
-    write_state(path, entries)
+    write_state(path, [Adapter("bad", "/gone"), Adapter("good", "/a")])
     with caplog.at_level(logging.ERROR):
         registry = await started(path)
     assert "adapter bad could NOT be restored" in caplog.text
     assert [item.name for item in registry] == ["local", "good"]
     await registry.register(Adapter("more", "/b"))
-    assert [entry["name"] for entry in read_state(path)] == ["good", "more", "bad"]
+    assert [kept.name for kept in read_state(path)] == ["good", "more", "bad"]
     await registry.register(Adapter("bad", "/c"))
-    assert {entry["name"]: entry["src"] for entry in read_state(path)}["bad"] == "/c"
+    assert {kept.name: kept.src for kept in read_state(path)}["bad"] == "/c"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 2, "adapters": []}', '{"version": 1}'])
@@ -82,5 +81,5 @@ def test_disk_that_refuses_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_file_is_json_for_people(tmp_path: Path) -> None:
     """The file can be read and mended by hand."""
-    write_state(tmp_path / "s.json", [{"name": "a", "src": "/a"}])
+    write_state(tmp_path / "s.json", [Adapter("a", "/a")])
     assert json.loads((tmp_path / "s.json").read_text())["adapters"][0]["name"] == "a"

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
-from lmi_vllm.adapters.registry import Adapter, AdapterRegistry
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError, UnknownAdapterError
+from lmi_vllm.inference.hooks.functions import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 
@@ -53,7 +55,7 @@ async def test_parallel_registrations_of_one_name_load_once() -> None:
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(result) for result in results] == [type(None)] + [AdapterConflictError] * 4
     assert engine.adapters["a"].path == "/0"
-    assert len(registry._name_turns) == 0
+    assert len(registry._names) == 0
 
 
 async def test_engine_ids_are_never_used_again() -> None:
@@ -84,16 +86,16 @@ async def test_unregister_is_bounded_by_its_timeout() -> None:
     engine = ScriptedEngine()
     registry = registry_over(engine)
     await registry.register(Adapter("a", "/a"))
-    async with registry.lease("a") as lease:
-        assert lease.ref is not None
+    async with registry.hold("a") as held:
+        assert held.ref is not None
         await registry.unregister("a", 0.05)
         assert engine.adapters == {}
 
 
-async def test_lease_of_unknown_name_uses_the_alias() -> None:
+async def test_hold_of_unknown_name_uses_the_alias() -> None:
     """Messages call an adapter what the client calls it."""
     with pytest.raises(UnknownAdapterError, match="French"):
-        async with registry_over(ScriptedEngine()).lease("fr", "French"):
+        async with registry_over(ScriptedEngine()).hold("fr", "French"):
             pass
 
 
@@ -124,8 +126,8 @@ async def test_new_engine_gets_every_loaded_adapter() -> None:
     engine = ScriptedEngine()
     await registry.move_to(engine)
     assert {name: ref.pinned for name, ref in engine.adapters.items()} == {"a": True}
-    async with registry.lease("a") as lease:
-        assert lease.ref == engine.adapters["a"]
+    async with registry.hold("a") as held:
+        assert held.ref == engine.adapters["a"]
 
 
 async def test_adapter_that_does_not_come_back_keeps_nobody_waiting() -> None:
@@ -138,7 +140,7 @@ async def test_adapter_that_does_not_come_back_keeps_nobody_waiting() -> None:
     assert set(engine.adapters) == {"b"}
     assert {adapter.name for adapter in registry} == {"a", "b"}
     with pytest.raises(AdapterRefusedError, match="its folder is gone"):
-        async with registry.lease("a"):
+        async with registry.hold("a"):
             pass
 
 
@@ -147,13 +149,12 @@ async def test_move_waits_for_calls_and_loads_nothing_twice() -> None:
     old, new = ScriptedEngine(), ScriptedEngine()
     release = asyncio.Event()
 
-    class SlowRegistry(AdapterRegistry):
-        async def _resolved(self, adapter: Adapter) -> str:
-            if adapter.name == "slow":
-                await release.wait()
-            return await super()._resolved(adapter)
+    async def slow_code(name: str, _path: str) -> Hooks:
+        if name == "slow":
+            await release.wait()
+        return NO_HOOKS
 
-    registry = SlowRegistry(old, str, is_enabled=True)
+    registry = AdapterRegistry(old, str, is_enabled=True, load_code=slow_code)
     await registry.register(Adapter("a", "/a"))
     call = asyncio.create_task(registry.register(Adapter("slow", "/s")))
     await asyncio.sleep(0)

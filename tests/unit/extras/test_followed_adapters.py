@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_vllm.adapters.registry import Adapter
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.extras.front_ends.followed_adapters import FollowedAdapters
@@ -31,12 +31,12 @@ async def test_follows_each_list() -> None:
     """What is listed is routed, what is no longer listed is unknown."""
     adapters = following()
     assert await adapters.follow([loaded("a", 1), loaded("b", 2)]) == []
-    async with adapters.lease("b") as lease:
-        assert lease.ref == AdapterRef("b", "/b", 2)
+    async with adapters.hold("b") as held:
+        assert held.ref == AdapterRef("b", "/b", 2)
     gone = await adapters.follow([loaded("a", 1)])
     assert gone == [AdapterRef("b", "/b", 2)]
     with pytest.raises(UnknownAdapterError):
-        async with adapters.lease("b"):
+        async with adapters.hold("b"):
             pass
 
 
@@ -44,12 +44,12 @@ async def test_a_list_is_followed_when_no_request_uses_another_load() -> None:
     """A name gets new weights: who runs keeps the old ones, and letting go waits for them."""
     adapters = following()
     await adapters.follow([loaded("a", 1)])
-    async with adapters.lease("a") as old:
+    async with adapters.hold("a") as old:
         gone = await adapters.follow([loaded("a", 7)])
         change = asyncio.create_task(adapters.let_go(gone, 30))
         await asyncio.sleep(0.05)
         assert not change.done()
-        async with adapters.lease("a") as new:
+        async with adapters.hold("a") as new:
             assert (old.ref, new.ref) == (AdapterRef("a", "/a", 1), AdapterRef("a", "/a", 7))
     await asyncio.wait_for(change, 5)
 
@@ -58,7 +58,7 @@ async def test_waits_no_longer_than_it_is_told() -> None:
     """A request that does not end delays nobody for ever."""
     adapters = following()
     await adapters.follow([loaded("a", 1)])
-    async with adapters.lease("a"):
+    async with adapters.hold("a"):
         gone = await adapters.follow([])
         await asyncio.wait_for(adapters.let_go(gone, 0.05), 5)
 
@@ -73,8 +73,8 @@ async def test_asks_for_an_adapter_that_is_not_loaded() -> None:
 
     adapters = FollowedAdapters(ScriptedEngine(), load, is_enabled=True)
     await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)])
-    async with adapters.lease("a") as lease:
-        assert lease.ref == AdapterRef("a", "/a", 3)
+    async with adapters.hold("a") as held:
+        assert held.ref == AdapterRef("a", "/a", 3)
     assert asked == ["a"]
 
 
@@ -83,5 +83,5 @@ async def test_an_adapter_that_went_meanwhile_is_unknown() -> None:
     adapters = following()
     await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)])
     with pytest.raises(UnknownAdapterError, match="mine"):
-        async with adapters.lease("a", "mine"):
+        async with adapters.hold("a", "mine"):
             pass
