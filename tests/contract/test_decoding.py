@@ -13,12 +13,8 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.vllm.decoding import (
-    Pieces,
-    TableDetokenizer,
-    decode_by_table,
-    take_over,
-)
+from lmi_vllm.engine.vllm.decoding import NO_PIECES, Pieces, tables_for
+from lmi_vllm.engine.vllm.output import TableDetokenizer, with_table
 from lmi_vllm.messages import GenerationJob
 from tests.contract.conftest import LoopThread
 
@@ -129,8 +125,7 @@ def test_texts_are_those_of_the_stream(sampling: dict[str, Any]) -> None:
     for _ in range(400):
         prompt = [token for step in random_steps(chance, chance.randrange(12)) for token in step]
         steps = random_steps(chance, 60)
-        ours = detokenizer(prompt, **sampling)
-        take_over(ours, prompt, TABLES)
+        ours = with_table(detokenizer(prompt, **sampling), prompt, TABLES)
         taken += type(ours) is TableDetokenizer
         assert said(ours, steps) == said(detokenizer(prompt, **sampling), steps)
     if sampling.get("spaces_between_special_tokens", True):
@@ -150,8 +145,7 @@ def test_each_token_after_each_beginning(skips: bool) -> None:
     word = number("the")
     for start in starts:
         for token in range(TOKENIZER.get_vocab_size()):
-            ours = detokenizer(start, skip_special_tokens=skips)
-            take_over(ours, start, TABLES)
+            ours = with_table(detokenizer(start, skip_special_tokens=skips), start, TABLES)
             theirs = detokenizer(start, skip_special_tokens=skips)
             steps = [[token], [half], [token], [word], [word]]
             assert said(ours, steps) == said(theirs, steps), (start, token)
@@ -164,32 +158,20 @@ def test_a_token_with_a_text_of_its_own_is_left_to_vllm() -> None:
     half = number(written("é")[0])
     pieces[odd] = None
     steps = [[word], [half], [odd], [word], [half]]
-    ours = detokenizer([word])
-    take_over(ours, [word], {True: pieces})
+    ours = with_table(detokenizer([word]), [word], {True: pieces})
     assert said(ours, steps) == said(detokenizer([word]), steps)
-    assert type(ours) is FastIncrementalDetokenizer
+    assert isinstance(ours, TableDetokenizer)
+    assert ours.pieces is NO_PIECES
 
 
 @pytest.mark.parametrize("token", [-1, 2**40])
 def test_a_number_that_is_no_token_s_adds_nothing(token: int) -> None:
     """As with vLLM, which logs it."""
-    ours = detokenizer([])
-    take_over(ours, [], TABLES)
+    ours = with_table(detokenizer([]), [], TABLES)
     word = number("the")
     steps = [[word], [token], [word]]
     assert said(ours, steps) == said(detokenizer([]), steps)
     assert [text for _, text in said(detokenizer([]), steps)[:-1]] == ["the", "", "the"]
-
-
-class _Processor:
-    """As much of vLLM's output processor as the choice needs."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-        self.request_states: dict[str, Any] = {}
-
-    def add_request(self, request: Any) -> None:
-        """Not called here."""
 
 
 def test_other_decoders_are_left_alone() -> None:
@@ -198,9 +180,8 @@ def test_other_decoders_are_left_alone() -> None:
         tokenizer = byte_tokenizer()
         if decoder is not None:
             tokenizer.decoder = decoder
-        processor = _Processor(tokenizer)
-        decode_by_table(processor)
-        assert ("add_request" in vars(processor)) == (decoder is None)
+        tables = tables_for(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+        assert (tables is not None) == (decoder is None)
 
 
 async def watched(engine: Any, job: GenerationJob) -> tuple[set[type], str, list[int]]:

@@ -1,9 +1,10 @@
-"""What vLLM says of a sequence, as our chunks."""
+"""What vLLM says of a sequence, as our chunks and figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob, TokenLogprob
+from lmi_vllm.telemetry.records import WorkFigures
 
 MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
 
@@ -90,6 +91,34 @@ class ChunkMaker:
         """Return a token's text; a beam search leaves it to us."""
         text: str | None = value.decoded_token
         return str(self._tokenizer.decode([token])) if text is None else text
+
+
+class SequenceWork:
+    """One sequence inside vLLM; reads its counters when asked, never while it runs."""
+
+    __slots__ = ("_has_prompt", "_state")
+
+    def __init__(self, state: Any, *, has_prompt: bool) -> None:
+        self._state = state  # a RequestState of vLLM's output processor
+        self._has_prompt = has_prompt
+
+    def figures(self) -> WorkFigures:
+        """Return vLLM's counters; without its statistics (`disable_log_stats`) only tokens."""
+        state = self._state
+        prompt = int(state.prompt_len) if self._has_prompt else 0
+        stats = state.stats
+        if stats is None:
+            detokenizer = state.detokenizer
+            return WorkFigures(prompt, detokenizer.num_output_tokens() if detokenizer else 0)
+        generated = int(stats.num_generation_tokens)
+        decode = stats.last_token_ts - stats.first_token_ts
+        return WorkFigures(
+            prompt,
+            generated,
+            stats.scheduled_ts - stats.queued_ts if stats.scheduled_ts else None,
+            stats.arrival_time + stats.first_token_latency if generated else None,
+            decode / (generated - 1) if generated > 1 else None,
+        )
 
 
 def _prompt_logprobs(output: Any) -> tuple[TokenLogprob, ...]:

@@ -90,14 +90,7 @@ class SeatedAsyncLLM(IsolatingAsyncLLM):
 
     def report_requests(self, began: Callable[[str], None]) -> None:
         """Tell of each request before the engine has it, by its id there."""
-        client: Any = self.engine_core
-        add = client.add_request_async
-
-        async def add_request(request: Any) -> None:
-            began(request.request_id)
-            await add(request)
-
-        client.add_request_async = add_request
+        self.output_processor.report = began
 
     def engine_died(self) -> None:
         """End every request as if we had seen the engine die; only its parent does see that."""

@@ -7,14 +7,14 @@ level alone, a token's bytes never depend on its neighbours, so a table says the
 next token, bytes that are no text become U+FFFD.
 
 vLLM's own way remains for all other decoders, for a prompt that ends in the middle of a character
-and from a token on whose text is another than its bytes say.
+and from a token on whose text is another than its bytes say. This module imports no vLLM.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from tokenizers.decoders import ByteLevel
-from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, FastIncrementalDetokenizer
 
 UNFINISHED: Final = "\ufffd"  # what a decoded text ends with where its last bytes are no character
 _LONGEST: Final = 4  # bytes of a character in UTF-8
@@ -90,81 +90,19 @@ class Pieces(dict[int, str | bytes | None]):
         return not end.decode(errors="replace").endswith(UNFINISHED)
 
 
-class TableDetokenizer(FastIncrementalDetokenizer):  # type: ignore[misc,unused-ignore]
-    """vLLM's detokenizer of a sequence, with a table in place of its `DecodeStream`.
+class _NoPieces(dict[int, str | bytes | None]):
+    """The table that knows no token: from then on the tokenizer itself is asked."""
 
-    Takes the place of the class of an object of vLLM's, whose fields stay as they are: stop strings
-    and the cutting of texts are vLLM's. `stream` waits where the prompt ended.
-    """
+    def __missing__(self, token: int) -> None:
+        """Know nothing, and keep nothing."""
 
-    pieces: Pieces
-    unfinished: bytes
 
-    def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
-        """See vLLM's; the common case, one token and nothing to look for, goes straight through."""
-        if self.stop or stop_terminated or len(new_token_ids) != 1:
-            found: str | None = super().update(new_token_ids, stop_terminated)
-            return found
-        token = new_token_ids[0]
-        self.token_ids.append(token)
-        piece = self.pieces[token]
-        if isinstance(piece, str) and not self.unfinished:  # as decode_next, without the call
-            self.output_text += piece
-        else:
-            self.output_text += self.decode_next(token)
+NO_PIECES: Final[Mapping[int, str | bytes | None]] = MappingProxyType(_NoPieces())
+
+
+def tables_for(tokenizer: Any) -> Mapping[bool, Pieces] | None:
+    """Return a table with and one without special tokens; None where a table would not do."""
+    bare = getattr(tokenizer, "_tokenizer", None)
+    if type(getattr(bare, "decoder", None)) is not ByteLevel:
         return None
-
-    def decode_next(self, next_token_id: int) -> str:
-        """Return the text that is complete with this token."""
-        piece = self.pieces[next_token_id]
-        if isinstance(piece, str) and not self.unfinished:
-            return piece
-        if piece is None:
-            return self._decode_vllms_way()
-        self.unfinished += piece.encode() if isinstance(piece, str) else piece
-        text = self.unfinished.decode(errors="replace")
-        if text.endswith(UNFINISHED):
-            return ""
-        self.unfinished = b""
-        return text
-
-    def _decode_vllms_way(self) -> str:
-        """Let vLLM decode from here on; return the text of the newest token."""
-        self.__class__ = FastIncrementalDetokenizer
-        text = ""
-        for token in self.token_ids:
-            text = FastIncrementalDetokenizer.decode_next(self, token)
-        return text
-
-
-def decode_by_table(processor: Any) -> None:
-    """Let the sequences of vLLM's output processor decode by a table, where that is the same."""
-    tokenizer = getattr(processor.tokenizer, "_tokenizer", None)
-    if type(getattr(tokenizer, "decoder", None)) is not ByteLevel:
-        return
-    tables = {skips: Pieces(tokenizer, skip_special_tokens=skips) for skips in (False, True)}
-    add = processor.add_request
-
-    def add_request(request: Any, *more: Any, **named: Any) -> None:
-        add(request, *more, **named)
-        state = processor.request_states.get(request.request_id)
-        if state is not None:
-            take_over(state.detokenizer, request.prompt_token_ids or (), tables)
-
-    processor.add_request = add_request
-
-
-def take_over(
-    detokenizer: BaseIncrementalDetokenizer, prompt: Sequence[int], tables: dict[bool, Pieces]
-) -> None:
-    """Make a detokenizer of vLLM's one with a table, unless it would say something else."""
-    if (
-        type(detokenizer) is not FastIncrementalDetokenizer
-        or not detokenizer.spaces_between_special_tokens
-    ):
-        return
-    pieces = tables[detokenizer.skip_special_tokens]
-    if not pieces.end_complete(prompt):
-        return
-    detokenizer.pieces, detokenizer.unfinished = pieces, b""
-    detokenizer.__class__ = TableDetokenizer
+    return {skips: Pieces(bare, skip_special_tokens=skips) for skips in (False, True)}

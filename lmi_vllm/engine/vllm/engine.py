@@ -34,11 +34,11 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import NO_OTHERS, DirectChunks, DirectEvents, OtherClients
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
-from lmi_vllm.engine.vllm.direct import DirectRequest, ReadDirectly
 from lmi_vllm.engine.vllm.grammars import GrammarGuard
 from lmi_vllm.engine.vllm.isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm.media import guard_media
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
+from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
 from lmi_vllm.engine.vllm.routes import openai_schemas
 from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.errors import (
@@ -121,7 +121,7 @@ async def make_engine(
             started.llm.guard_grammars(GrammarGuard(started.llm, seconds, started.thread))
         guard_media(profile.media)
         openai = await VllmOpenAI.create(started.llm, started.namespace, profile)
-        _settle_environment()
+        envs.enable_envs_cache()  # vLLM asks for one of its variables for each token
         return kind(started, openai, await _task(started.llm))
     except BaseException as error:
         started.llm.clean_up()
@@ -129,18 +129,6 @@ async def make_engine(
         if isinstance(error, Exception) and not isinstance(error, LmiError):
             raise EngineStartError(f"the engine did not start: {error}") from error
         raise
-
-
-def _settle_environment() -> None:
-    """Let vLLM read its variables once, as its engine does: it asks for one of them for each token.
-
-    That one becomes an attribute of the module, which is found at once; the cache is behind a
-    function that Python calls for attributes it has not found.
-    """
-    envs.enable_envs_cache()
-    name = "VLLM_COMPUTE_NANS_IN_LOGITS"
-    if name in envs.environment_variables:
-        setattr(envs, name, getattr(envs, name))
 
 
 class VllmEngine:
@@ -196,7 +184,7 @@ class VllmEngine:
     @property
     def progress(self) -> int:
         """Steps of the engine whose outputs have arrived."""
-        return self._llm.steps + self.others.steps
+        return self._llm.output_processor.steps + self.others.steps
 
     @property
     def arguments(self) -> EngineArguments:

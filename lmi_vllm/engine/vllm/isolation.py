@@ -41,12 +41,11 @@ from lmi_vllm.engine.vllm.adapter_files import (
     write_zero_adapter,
 )
 from lmi_vllm.engine.vllm.adapter_slots import AdapterSlots, NoSlotError, Slots
-from lmi_vllm.engine.vllm.decoding import decode_by_table
-from lmi_vllm.engine.vllm.direct import read_directly
 from lmi_vllm.engine.vllm.grammars import GrammarGuard
-from lmi_vllm.engine.vllm.work import continued_trace, report_work
+from lmi_vllm.engine.vllm.output import DirectOutputProcessor
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, EngineStartError
 from lmi_vllm.messages import AdapterRef, SharedAdapter
+from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     _folder: PrivateFolder | None
     _has_prompt_logprobs: bool
     _grammars: GrammarGuard | None
-    steps: int  # of the engine, as far as their outputs have arrived
+    output_processor: DirectOutputProcessor
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the engine as AsyncLLM does, but not from a half torn down interpreter.
@@ -107,10 +106,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 
     def _prepare(self, slots: Slots, *, is_cpu: bool) -> None:
         """Set up what every client of an engine has."""
-        self._count_steps()
-        report_work(self.output_processor)
-        read_directly(self.output_processor)
-        decode_by_table(self.output_processor)
+        self.output_processor = DirectOutputProcessor.of(self.output_processor)
         self._slots, self._adapters, self._names = slots, {}, {}
         self._base_lora, self._folder, self._grammars = None, None, None
         has_lora = self.vllm_config.lora_config is not None
@@ -140,7 +136,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             sampling_params,
             request_id,
             lora_request=lora_request,
-            **continued_trace(options),
+            **_continued_trace(options),
         )
         if self._grammars and sampling_params.structured_outputs is not None:
             outputs = _checked(outputs, self._grammars, sampling_params)
@@ -155,7 +151,7 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         shown = lora_request.lora_name if lora_request else ""
         lora_request = self._guarded(lora_request)
         outputs: AsyncGenerator[Any, None] = super().encode(
-            *args, lora_request=lora_request, **continued_trace(options)
+            *args, lora_request=lora_request, **_continued_trace(options)
         )
         if lora_request is None or lora_request is self._base_lora:
             return outputs
@@ -291,18 +287,6 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if not is_loaded and not self._slots.running(request.lora_int_id):
             await self._forget(request)
 
-    def _count_steps(self) -> None:
-        """Count what the engine sends, tokens or not: requests that do not stream get none."""
-        self.steps = 0
-        processor: Any = self.output_processor
-        update = processor.update_scheduler_stats
-
-        def count(stats: Any) -> None:  # called once for each message of the engine
-            self.steps += 1
-            update(stats)
-
-        processor.update_scheduler_stats = count
-
     async def _forget(self, request: LoRARequest) -> None:
         """Drop the weights and the private copy; a request that ran may have loaded them again."""
         if not self.errored:
@@ -403,3 +387,11 @@ async def _checked(
         await grammars.check(params.structured_outputs, params.max_tokens)
         async for output in outputs:
             yield output
+
+
+def _continued_trace(options: dict[str, Any]) -> dict[str, Any]:
+    """Put the engine's span below ours, whatever vLLM's handler took from the client's headers."""
+    record = current_record()
+    if record is None or record.trace_headers is None:
+        return options
+    return {**options, "trace_headers": dict(record.trace_headers)}  # it is serialised

@@ -26,9 +26,9 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import DirectEvents
-from lmi_vllm.engine.vllm.direct import DirectRequest, ReadDirectly
 from lmi_vllm.engine.vllm.events import TextEvents, may_be_direct
 from lmi_vllm.engine.vllm.isolation import IsolatingAsyncLLM
+from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
 from lmi_vllm.engine.vllm.routes import ROUTES, STORED_ROUTES, HandlerRoute, request_adapter
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
 from lmi_vllm.messages import AdapterRef, OpenAICall, OpenAIReply, ServingProfile
