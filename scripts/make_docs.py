@@ -70,7 +70,7 @@ For settings of the server the environment wins: our flags, then SageMaker's `SA
 `serving.properties` count from there first.
 
 Two names of one option may both be set to the same value; different values stop the start. A name that
-nobody knows is a warning with the closest names, and an error with `--strict` or `LMI_STRICT=true`.
+is not known is a warning with the closest names, and an error with `--strict` or `LMI_STRICT=true`.
 """  # noqa: E501 - lines of the page
 
 METRICS_INTRODUCTION: Final = """\
