@@ -19,7 +19,6 @@ from lmi_vllm.extension import Verb, extras
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
-PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
 
 _SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -53,18 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in REFUSED_VERBS:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")
-    if words and words[0] == "serve" and os.environ.get(PROCESSES, "1").strip() != "1":
-        _share_metrics()  # before anything imports prometheus_client
-    parser = argparse.ArgumentParser(prog="lmi-vllm", description="LMI-compatible server on vLLM.")
-    parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")
-    named = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    chosen = next((word for word in words if word in verbs()), None)
-    for name, verb in verbs().items():
-        summary = verb.summary
-        own = named.add_parser(name, help=summary, description=summary.capitalize() + ".")
-        if name == chosen:
-            importlib.import_module(verb.module).add_arguments(own)
-    parsed = parser.parse_args(words)
+    if words and words[0] == "serve":
+        _set_variables()
+    parsed = _parse(words)
     run = importlib.import_module(verbs()[parsed.verb].module).run
     try:
         code = run(parsed, MappingProxyType(dict(os.environ)))
@@ -75,10 +65,25 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _share_metrics() -> None:
-    """Have prometheus_client keep its numbers in files, for all front-end processes."""
-    module = importlib.import_module("lmi_vllm.extras.front_ends.metrics_folder")
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(module.new_metrics_folder())
+def _parse(words: list[str]) -> argparse.Namespace:
+    """Return what was typed; only the module of the chosen verb is imported for its flags."""
+    parser = argparse.ArgumentParser(prog="lmi-vllm", description="LMI-compatible server on vLLM.")
+    parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")
+    named = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    chosen = next((word for word in words if word in verbs()), None)
+    for name, verb in verbs().items():
+        summary = verb.summary
+        own = named.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name == chosen:
+            importlib.import_module(verb.module).add_arguments(own)
+    return parser.parse_args(words)
+
+
+def _set_variables() -> None:
+    """Set what extras need in the environment before a library is imported that reads it."""
+    for extra in extras().values():
+        for variables in extra.serve_variables:
+            os.environ.update(variables.load()(os.environ))
 
 
 def fail(text: str) -> NoReturn:

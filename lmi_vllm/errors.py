@@ -179,7 +179,7 @@ class ResourceNotFoundError(ManagementError):
 
 
 class MethodNotAllowedError(ManagementError):
-    """The path exists, the method does not; `allowed` where it is not all that the path has."""
+    """The path exists, the method does not; `allowed` are those it has."""
 
     fault = Fault.METHOD
     kind = "MethodNotAllowedException"

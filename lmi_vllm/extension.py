@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.translate.draft import ArgumentDraft
+    from lmi_vllm.web.routes import RouteGroup
 
 T = TypeVar("T")
 _PACKAGE: Final = "lmi_vllm.extras"
@@ -64,6 +66,11 @@ class Extra:
 
     # Verbs of the command line, by name.
     verbs: Mapping[str, Verb] = field(default_factory=lambda: MappingProxyType({}))
+    # Environment variables that `serve` sets before it imports anything, out of those it was given.
+    serve_variables: "tuple[Lazy[Callable[[Mapping[str, str]], Mapping[str, str]]], ...]" = ()
+    # Routes of every listener, and those that depend on the listener (None: it has none of them).
+    routes: "tuple[Lazy[RouteGroup], ...]" = ()
+    listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
     # Translation rules that read the checkpoint of a local model: they run last, and once more for
     # a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()

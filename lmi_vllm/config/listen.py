@@ -88,12 +88,6 @@ def listen_plan(settings: Settings) -> ListenPlan:
     return ListenPlan(inference, None if shared else management, certificate, key)
 
 
-def has_console(settings: Settings, address: ListenAddress, *, has_key: bool) -> bool:
-    """Whether the listener at `address` has the console; by itself, where no stranger sees it."""
-    wanted = settings.server_value("LMI_CONSOLE")
-    return wanted == "on" or (wanted == "auto" and (has_key or address.is_loopback))
-
-
 def check_listen(server: Mapping[str, Setting], fail: Callable[[str], None]) -> None:
     """Report addresses and TLS files that do not go together: nobody gets plain text unawares."""
     # What could not be read is an error already, and missing here.

@@ -12,23 +12,39 @@ from typing import Final
 
 from aiohttp import web
 
-from lmi_vllm.config.listen import ListenAddress, has_console, listen_plan
+from lmi_vllm.config.listen import ListenAddress, listen_plan
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import Fault, StartupError
-from lmi_vllm.extras.console.routes import ConsoleOptions
+from lmi_vllm.extension import extras
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.translate.devices import detect_devices
-from lmi_vllm.web.app import Routes, WebOptions, create_app
+from lmi_vllm.web.app import WebOptions, create_app
 from lmi_vllm.web.connection import (
     TLS_HANDSHAKE_SECONDS,
     ClientPatience,
     GuardedConnection,
 )
+from lmi_vllm.web.routes import RouteGroup, Routes
 from lmi_vllm.web.tls import tls_context
 
 BACKLOG: Final = 2048
 CLOSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerContext:
+    """What the routes of an extra may depend on.
+
+    `explain` is what `lmi-vllm explain` shows; it is called in a thread, and nothing in it is
+    secret. `inference_url` is where requests are answered, when that is another listener.
+    """
+
+    settings: Settings
+    environ: Mapping[str, str]
+    explain: Callable[[], Mapping[str, object]]
+    address: ListenAddress
+    has_key: bool
+    inference_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ async def open_listeners(
 ) -> Listeners:
     """Open what the settings ask for; the application answers `/ping` from here on.
 
-    `explain` is what the console shows of the configuration. With `inner_socket` other processes
+    `explain` is what pages of extras show of the configuration. With `inner_socket` other processes
     may open the same port, and reach this one there.
 
     Raises:
@@ -69,10 +85,9 @@ async def open_listeners(
     options = _web_options(settings, environ)
     is_tls = plan.inference.is_tls or (plan.management is not None and plan.management.is_tls)
     tls = tls_context(plan.certificate_file, plan.private_key_file) if is_tls else None
-    console = _console_options(environ, explain)
+    context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
-        if has_console(settings, plan.inference, has_key=bool(options.api_keys)):
-            options = replace(options, console=console)
+        options = replace(options, groups=_groups(context))
         runner, address = await _open(plan.inference, service, options, tls, inner_socket)
         _say_where(f"Listening on {address.url()}", address.url(), options)
         return Listeners(address.url(), (runner,), address)
@@ -80,8 +95,8 @@ async def open_listeners(
     management = replace(options, routes=Routes.MANAGEMENT)
     runner, address = await _open(plan.inference, service, inference, tls, inner_socket)
     url = address.url()
-    if has_console(settings, plan.management, has_key=bool(options.api_keys)):
-        management = replace(management, console=replace(console, inference_url=url))
+    context = replace(context, address=plan.management, inference_url=url)
+    management = replace(management, groups=_groups(context))
     try:
         second, second_address = await _open(plan.management, service, management, tls)
     except StartupError:
@@ -107,7 +122,7 @@ async def open_front_end(
     plan = listen_plan(settings)
     tls = tls_context(plan.certificate_file, plan.private_key_file) if address.is_tls else None
     forwarder = Forwarder(first)
-    options = replace(_web_options(settings, environ), forwarder=forwarder)
+    options = replace(_web_options(settings, environ), proxy=forwarder)
     runner = await _set_up(service, options)
     await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))
     return Listeners(address.url(), (runner,), address, forwarder)
@@ -115,18 +130,15 @@ async def open_front_end(
 
 def _say_where(line: str, url: str, options: WebOptions) -> None:
     """Print what scripts and people wait for."""
-    if options.console is not None:
-        print(f"Console on {reachable_url(url)}/console")
+    for group in options.groups:
+        print(f"{group.title} on {reachable_url(url)}{group.prefix}")
     print(line, flush=True)
 
 
-def _console_options(
-    environ: Mapping[str, str], explain: Callable[[], Mapping[str, object]]
-) -> ConsoleOptions:
-    has_gpus = bool(detect_devices(environ).gpu_count)
-    return ConsoleOptions(
-        explain, reads_gpus=has_gpus, visible_gpus=environ.get("CUDA_VISIBLE_DEVICES")
-    )
+def _groups(context: ListenerContext) -> tuple[RouteGroup, ...]:
+    """Return the routes that extras have for one listener."""
+    made = (make.load()(context) for extra in extras().values() for make in extra.listener_routes)
+    return tuple(group for group in made if group is not None)
 
 
 class _Site(web.BaseSite):

@@ -11,8 +11,9 @@ from aiohttp import web
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.selection import ADAPTER_ALIAS_HEADER
-from lmi_vllm.errors import BadParameterError, MethodNotAllowedError, ResourceNotFoundError
+from lmi_vllm.errors import BadParameterError, ResourceNotFoundError
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.access import check_method
 from lmi_vllm.web.arguments import given_arguments, page_of
 from lmi_vllm.web.inference_routes import READ_METHODS
 from lmi_vllm.web.keys import SERVICE
@@ -31,8 +32,7 @@ def add_adapter_routes(app: web.Application) -> None:
 async def adapters(request: web.Request) -> web.Response:
     """List adapters, or register one."""
     _check_model(request)
-    if request.method not in (*READ_METHODS, "POST"):
-        raise MethodNotAllowedError
+    check_method(request, (*READ_METHODS, "POST"))
     registry = adapter_registry(request)
     if request.method in READ_METHODS:
         return _page(registry, request.query)
@@ -57,8 +57,7 @@ async def adapters(request: web.Request) -> web.Response:
 async def one_adapter(request: web.Request) -> web.Response:
     """Describe or unregister an adapter."""
     _check_model(request)
-    if request.method not in (*READ_METHODS, "DELETE"):
-        raise MethodNotAllowedError
+    check_method(request, (*READ_METHODS, "DELETE"))
     registry = adapter_registry(request)
     name, alias = request.match_info["name"], _alias(request)
     if request.method in READ_METHODS:
@@ -72,8 +71,7 @@ async def adapter_action(request: web.Request) -> web.Response:
     _check_model(request)
     if request.match_info["action"].lower() != "update":
         raise ResourceNotFoundError
-    if request.method != "POST":
-        raise MethodNotAllowedError
+    check_method(request, ("POST",))
     registry = adapter_registry(request)
     name, alias = request.match_info["name"], _alias(request)
     current = registry.describe(name, alias)

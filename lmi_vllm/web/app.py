@@ -1,20 +1,17 @@
 """`create_app`: routes, common headers, and the one place where errors become answers."""
 
 import contextlib
-import hmac
 import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmi_vllm.errors import (
-    ExpectationError,
     Fault,
     LmiError,
     MethodNotAllowedError,
@@ -22,19 +19,15 @@ from lmi_vllm.errors import (
     RouteFamily,
     UnauthorizedError,
 )
-from lmi_vllm.extras.api_docs.openapi import add_description_routes
-from lmi_vllm.extras.api_docs.operations import allowed_methods
-from lmi_vllm.extras.console.routes import (
-    ConsoleOptions,
-    add_console_routes,
-    check_console_request,
-    is_console,
-    is_open_page,
-)
-from lmi_vllm.extras.front_ends.forwarding import Forwarder, is_shared_work
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.records import DISCONNECTED
-from lmi_vllm.web.adapter_routes import add_adapter_routes
+from lmi_vllm.web.access import (
+    CONTINUE,
+    check_expectation,
+    check_not_foreign,
+    has_key,
+    is_preflight,
+)
 from lmi_vllm.web.connection import (
     NO_CACHE_HEADERS,
     ClientPatience,
@@ -42,7 +35,7 @@ from lmi_vllm.web.connection import (
     watch_body,
 )
 from lmi_vllm.web.errors import error_response, from_http_exception
-from lmi_vllm.web.inference_routes import UNREADABLE_BODY, add_inference_routes
+from lmi_vllm.web.inference_routes import UNREADABLE_BODY
 from lmi_vllm.web.keys import (
     BEGUN,
     DIALECT,
@@ -53,28 +46,25 @@ from lmi_vllm.web.keys import (
     SERVICE,
     WRITE_TURN,
 )
-from lmi_vllm.web.management_routes import add_management_routes
-from lmi_vllm.web.model_routes import add_model_routes
-from lmi_vllm.web.other_sites import check_not_foreign
 from lmi_vllm.web.recording import begin_record
-from lmi_vllm.web.route_families import OPEN_PATHS, family_of
+from lmi_vllm.web.route_families import family_of
+from lmi_vllm.web.routes import RouteGroup, Routes, add_routes, group_of, is_open
 from lmi_vllm.web.row_writer import WriteTurn
-from lmi_vllm.web.tgi_routes import add_tgi_routes
-from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
 
 logger = logging.getLogger(__name__)
 
 FIRST_ERROR_STATUS: Final = 400
 REQUEST_ID_HEADER: Final = "x-request-id"
-CONTINUE: Final = "100-continue"
 
 
-class Routes(StrEnum):
-    """Which routes a listener has: all, or with a management address one half each."""
+class ReverseProxy(Protocol):
+    """Another process of this server, that answers what this one does not."""
 
-    ALL = "all"
-    INFERENCE = "inference"
-    MANAGEMENT = "management"
+    def takes(self, request: web.Request) -> bool:
+        """Whether the other process is to answer the request."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Return its answer, which is written while it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +79,8 @@ class WebOptions:
     patience: ClientPatience = field(default_factory=ClientPatience)
     statuses: Mapping[Fault, int] = field(default_factory=lambda: MappingProxyType({}))
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    console: ConsoleOptions | None = None  # None: there is none
-    forwarder: Forwarder | None = None  # None: this process answers everything itself
+    groups: tuple[RouteGroup, ...] = ()  # besides those of extras that every listener has
+    proxy: ReverseProxy | None = None  # None: this process answers everything itself
 
 
 def create_app(service: InferenceService, options: WebOptions | None = None) -> web.Application:
@@ -101,17 +91,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     app[OPTIONS] = options
     app[WRITE_TURN] = WriteTurn()
     app.on_response_prepare.append(_add_headers)
-    if options.routes is not Routes.MANAGEMENT:
-        add_inference_routes(app)
-        add_tgi_routes(app)
-    if options.routes is not Routes.INFERENCE:
-        add_management_routes(app)
-        add_adapter_routes(app)
-        add_model_routes(app)
-        add_vllm_adapter_routes(app)
-    add_description_routes(app)
-    if options.console is not None:
-        add_console_routes(app, options.console)
+    add_routes(app)
     for route in app.router.routes():
         # aiohttp's own answers in plain text, before any middleware.
         route._expect_handler = _continue
@@ -131,10 +111,8 @@ def _common(options: WebOptions) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         service = request.app[SERVICE]
-        if options.forwarder is not None and not (
-            service.lifecycle.is_serving and is_shared_work(request)
-        ):
-            return await _forwarded(request, options.forwarder, options)
+        if options.proxy is not None and options.proxy.takes(request):
+            return await _forwarded(request, options.proxy, options)
         request[REQUEST_ID] = _request_id(request, options)
         record = request[RECORD] = begin_record(
             request, request[REQUEST_ID], service.telemetry, is_tgi=service.profile.tgi_compat
@@ -142,7 +120,7 @@ def _common(options: WebOptions) -> Middleware:
         status = DISCONNECTED  # unless an answer comes of it
         try:
             with _one_request(request, options):
-                if options.cors_headers and _is_preflight(request):
+                if options.cors_headers and is_preflight(request):
                     response: web.StreamResponse = web.Response(
                         body=b"{}\n", content_type="application/json"
                     )
@@ -158,14 +136,14 @@ def _common(options: WebOptions) -> Middleware:
 
 
 async def _forwarded(
-    request: web.Request, forwarder: Forwarder, options: WebOptions
+    request: web.Request, proxy: ReverseProxy, options: WebOptions
 ) -> web.StreamResponse:
-    """Let the first process answer; it checks, counts and logs the request as well."""
+    """Let the other process answer; it checks, counts and logs the request as well."""
     request[REQUEST_ID] = _request_id(request, options)
     try:
-        _check_expectation(request)
+        check_expectation(request)
         with _one_request(request, options):
-            return await forwarder.answer(request)
+            return await proxy.answer(request)
     except LmiError as error:
         return error_response(error, route_family(request), options.statuses)
 
@@ -215,26 +193,19 @@ async def _answer(
 
 
 def _check_headers(request: web.Request, options: WebOptions) -> None:
-    if not _has_key(request, options.api_keys):
+    if options.api_keys and not is_open(request) and not has_key(request, options.api_keys):
         raise UnauthorizedError
     check_not_foreign(request, allows_cors=bool(options.cors_headers))
-    if is_console(request.path):
-        check_console_request(request, options)
-    _check_expectation(request)
-
-
-def _check_expectation(request: web.Request) -> None:
-    if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
-        raise ExpectationError("Expect: only 100-continue is supported")
+    if (group := group_of(request)) is not None:
+        group.check(request)
+    check_expectation(request)
 
 
 def _refusal(request: web.Request, error: LmiError, options: WebOptions) -> web.Response:
     request[RECORD].fault = error.fault
     response = error_response(error, route_family(request), options.statuses)
     if isinstance(error, MethodNotAllowedError):
-        resource = request.match_info.route.resource
-        path = "" if resource is None else resource.canonical
-        response.headers["Allow"] = ", ".join(error.allowed or allowed_methods(path))
+        response.headers["Allow"] = ", ".join(error.allowed)
     return response
 
 
@@ -250,7 +221,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     if request.get(FORWARDED):
         return
     response.headers.extend(NO_CACHE_HEADERS)
-    if not is_console(request.path):
+    if group_of(request) is None:
         response.headers.extend(request.app[OPTIONS].cors_headers)
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if response.status >= FIRST_ERROR_STATUS:
@@ -262,24 +233,3 @@ def _request_id(request: web.Request, options: WebOptions) -> str:
     """Return the client's id, or a new one where there is none that a header can give back."""
     given = request.headers.get(options.request_id_header, "")
     return given if given and given.isascii() and given.isprintable() else str(uuid.uuid4())
-
-
-def _is_preflight(request: web.Request) -> bool:
-    """Whether a browser asks what it may send: it does so without credentials, always."""
-    asks = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
-    return request.method == "OPTIONS" and asks
-
-
-def _has_key(request: web.Request, keys: tuple[str, ...]) -> bool:
-    if not keys or request.path in OPEN_PATHS or is_open_page(request.path):
-        return True
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    given = [request.headers.get("x-api-key", "")]
-    if scheme.lower() == "bearer":
-        given.append(token.strip())
-    is_known = False
-    for text in given:
-        shown = text.encode("utf-8", "surrogateescape")
-        for key in keys:  # all of them, in full: the time taken says nothing about any
-            is_known |= hmac.compare_digest(shown, key.encode())
-    return is_known

@@ -7,17 +7,13 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lmi_vllm.errors import (
-    BadParameterError,
-    MethodNotAllowedError,
-    PayloadError,
-    RouteFamily,
-)
+from lmi_vllm.errors import BadParameterError, PayloadError, RouteFamily
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.request.bodies import form_field
 from lmi_vllm.inference.response.streams import HeldStream, close_iterator
 from lmi_vllm.inference.tgi import is_tokenize_body
 from lmi_vllm.messages import InferenceCall, Reply
+from lmi_vllm.web.access import check_method
 from lmi_vllm.web.keys import DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
 from lmi_vllm.web.route_families import OPENAI_ROUTES
 from lmi_vllm.web.row_writer import RowResponse, RowWriter
@@ -25,6 +21,7 @@ from lmi_vllm.web.row_writer import RowResponse, RowWriter
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 PING_METHODS: Final = ("GET", "HEAD", "POST")
 READ_METHODS: Final = ("GET", "HEAD")
+CALL_METHODS: Final = ("OPTIONS", "POST")
 UNREADABLE_BODY: Final = "the body does not unpack as its Content-Encoding says"
 
 
@@ -48,16 +45,14 @@ def add_inference_routes(app: web.Application) -> None:
 
 async def ping(request: web.Request) -> web.Response:
     """Answer health: 200 only after a real token, 503 with the phase before."""
-    if request.method not in PING_METHODS:
-        raise MethodNotAllowedError
+    check_method(request, PING_METHODS)
     status, body = request.app[SERVICE].lifecycle.ping()
     return json_answer(body, status)
 
 
 async def live(request: web.Request) -> web.Response:
     """Answer liveness: 200 while the process can still become ready."""
-    if request.method not in PING_METHODS:
-        raise MethodNotAllowedError
+    check_method(request, PING_METHODS)
     state = request.app[SERVICE].lifecycle.state
     return json_answer({"status": str(state)}, 503 if state is State.FAILED else 200)
 
@@ -74,8 +69,7 @@ async def invocations(request: web.Request) -> web.StreamResponse:
     service.check_model(name)
     if request.method == "OPTIONS":
         return json_answer({})
-    if request.method != "POST":
-        raise MethodNotAllowedError
+    check_method(request, CALL_METHODS)
     if "handler" in properties and not request.app[OPTIONS].allows_handler_override:
         raise BadParameterError("The handler can't be overridden in a request")
     service.expect_room()
@@ -91,8 +85,7 @@ def openai_handler(kind: str) -> Handler:
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.method == "OPTIONS":
             return json_answer({})
-        if request.method not in (READ_METHODS if kind == "models" else ("POST",)):
-            raise MethodNotAllowedError
+        check_method(request, (*READ_METHODS, "OPTIONS") if kind == "models" else CALL_METHODS)
         service = request.app[SERVICE]
         is_shared = kind == "tokenize" and service.profile.tgi_compat  # only a body says whose
         if kind != "models" and not is_shared:
@@ -109,8 +102,7 @@ def openai_handler(kind: str) -> Handler:
 
 async def stored_response(request: web.Request) -> web.StreamResponse:
     """Answer with an earlier response of the Responses API, where vLLM keeps them."""
-    if request.method not in READ_METHODS:
-        raise MethodNotAllowedError
+    check_method(request, READ_METHODS)
     try:
         after = request.query.get("starting_after")
         arguments = {
@@ -125,8 +117,7 @@ async def stored_response(request: web.Request) -> web.StreamResponse:
 
 async def cancel_response(request: web.Request) -> web.StreamResponse:
     """End an earlier response that still runs in the background."""
-    if request.method != "POST":
-        raise MethodNotAllowedError
+    check_method(request, ("POST",))
     arguments = {"response_id": request.match_info["response_id"]}
     return await _about_stored(request, "responses/cancel", arguments)
 

@@ -11,9 +11,11 @@ from lmi_vllm.web.row_writer import WriteTurn
 
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions
+    from lmi_vllm.web.routes import RouteGroup
 
 SERVICE: Final = web.AppKey("service", InferenceService)
 OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
+GROUPS: "Final[web.AppKey[tuple[RouteGroup, ...]]]" = web.AppKey("groups")
 WRITE_TURN: Final = web.AppKey("write_turn", WriteTurn)
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 RECORD: Final = web.RequestKey("record", RequestRecord)

@@ -8,7 +8,6 @@ from aiohttp import web
 
 from lmi_vllm.errors import (
     BadParameterError,
-    MethodNotAllowedError,
     ModelConflictError,
     NotReadyError,
     ResourceNotFoundError,
@@ -16,6 +15,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.model_control import NewModel
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.access import check_method
 from lmi_vllm.web.arguments import given_arguments, page_of
 from lmi_vllm.web.inference_routes import READ_METHODS
 from lmi_vllm.web.keys import SERVICE
@@ -50,8 +50,7 @@ def add_model_routes(app: web.Application) -> None:
 async def models(request: web.Request) -> web.Response:
     """List the model, or register one."""
     service = request.app[SERVICE]
-    if request.method not in (*READ_METHODS, "POST"):
-        raise MethodNotAllowedError
+    check_method(request, (*READ_METHODS, "POST"))
     if request.method == "POST":
         return await _register(request, service)
     lifecycle = service.lifecycle
@@ -75,19 +74,16 @@ async def one_model(request: web.Request) -> web.Response:
         if not is_ours:
             raise ResourceNotFoundError(f"Workflow not found: {name}", "ModelNotFoundException")
         return _json([{"workflowName": name, "models": [_description(service)]}])
+    is_fixed = is_ours and service.model.is_loaded_at_startup
+    changes = ("PUT",) if is_fixed else ("PUT", "DELETE")
     has_version = "version" in request.match_info
-    is_fixed = is_ours and service.model.is_loaded_at_startup and not has_version
-    refusal = MethodNotAllowedError(allowed=(*READ_METHODS, "PUT") if is_fixed else ())
-    if request.method not in ("PUT", "DELETE") or has_version:
-        raise refusal
+    check_method(request, (*READ_METHODS, *(() if has_version else changes)))
     if not is_ours:
         raise ResourceNotFoundError(
             f"Model or workflow not found: {name}", "ModelNotFoundException"
         )
     if request.method == "PUT":
         return _scaled(request, service)
-    if is_fixed:
-        raise refusal
     await service.models.unregister()
     return _json({"status": f'Model or workflow "{name}" unregistered'})
 

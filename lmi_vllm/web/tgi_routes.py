@@ -11,9 +11,11 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lmi_vllm.errors import MethodNotAllowedError, ResourceNotFoundError
+from lmi_vllm.errors import ResourceNotFoundError
 from lmi_vllm.messages import TgiRoute
+from lmi_vllm.web.access import check_method
 from lmi_vllm.web.inference_routes import (
+    CALL_METHODS,
     READ_METHODS,
     json_answer,
     read_call,
@@ -49,8 +51,7 @@ def generate_handler(route: TgiRoute) -> Handler:
         _check_mode(request)
         if request.method == "OPTIONS":
             return json_answer({})
-        if request.method != "POST":
-            raise MethodNotAllowedError
+        check_method(request, CALL_METHODS)
         service = request.app[SERVICE]
         service.expect_room()
         call = await read_call(request, request_properties(request.headers))
@@ -63,8 +64,7 @@ def generate_handler(route: TgiRoute) -> Handler:
 async def info(request: web.Request) -> web.Response:
     """Answer what TGI's clients ask about the model and its limits."""
     _check_mode(request)
-    if request.method not in READ_METHODS:
-        raise MethodNotAllowedError
+    check_method(request, READ_METHODS)
     return json_answer(request.app[SERVICE].describe_tgi())
 
 

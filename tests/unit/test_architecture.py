@@ -17,7 +17,9 @@ ROOMS = {
     "errors": r"",
     "messages": r"",
     "_version": r"",
-    "extension": r"translate\.draft\.ArgumentDraft",  # the types of what an extra adds
+    # The types of what an extra adds, for the type checker only.
+    "extension": r"translate\.draft\.ArgumentDraft|web\.routes\.RouteGroup"
+    r"|server\.listeners\.ListenerContext",
     "telemetry": rf"{SHARED}|telemetry\..*",
     "config": rf"{SHARED}|{CONFIGURATION}",
     "translate": rf"{SHARED}|{CONFIGURATION}",
@@ -26,7 +28,7 @@ ROOMS = {
     "adapters": rf"{SHARED}|{CONFIGURATION}|engine\.base\..*|inference\..*",
     "engine": rf"{SHARED}|telemetry\..*|engine\..*",
     "inference": rf"{SHARED}|telemetry\..*|engine\.base\..*|adapters\..*|inference\..*",
-    "web": rf"{SHARED}|telemetry\..*|inference\..*|adapters\..*|web\..*|extras\..*",
+    "web": rf"{SHARED}|telemetry\..*|inference\..*|adapters\..*|web\..*",
     "extras": r".*",
     "server": r".*",
     "commands": r".*",

@@ -17,6 +17,8 @@ NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 def places(extra: Extra) -> Iterator[str]:
     """Yield every `module:name` that an extra names, those within its rows included."""
     yield from (f"{verb.module}:run" for verb in extra.verbs.values())
+    lazy = (*extra.serve_variables, *extra.routes, *extra.listener_routes)
+    yield from (one.place for one in lazy)
     yield from (rule.place for rule in extra.checkpoint_rules)
     yield from (engine.runs.place for engine in extra.engines)
 
@@ -31,7 +33,7 @@ def test_every_folder_is_an_extra() -> None:
 def test_every_place_of_an_extra_exists(name: str) -> None:
     """A place is text, which no type checker reads."""
     for place in places(extras()[name]):
-        assert callable(Lazy[object](place).load()), place
+        assert Lazy[object](place).load() is not None, place
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,10 +10,11 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 import lmi_vllm.extras.console.routes as console_module
-from lmi_vllm.extras.console.routes import ConsoleOptions
+from lmi_vllm.extras.console.routes import ConsoleOptions, group
 from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import Routes, WebOptions
+from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.routes import Routes
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of
 
@@ -30,7 +31,7 @@ def explained() -> Mapping[str, object]:
 
 def options(**others: object) -> WebOptions:
     """Return options with a console."""
-    return WebOptions(console=ConsoleOptions(explained), **others)  # type: ignore[arg-type]
+    return WebOptions(groups=(group(ConsoleOptions(explained)),), **others)  # type: ignore[arg-type]
 
 
 async def status(client: TestClient, path: str, method: str = "GET", **headers: str) -> int:

@@ -70,7 +70,7 @@ async def second(
     forwarder = Forwarder(socket)
     service = InferenceService(RequestQueue(Lifecycle()))
     service.lifecycle.become(State.HEALTHY)
-    client = await aiohttp_client(create_app(service, WebOptions(forwarder=forwarder)))
+    client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
     yield client
     await forwarder.close()
     await runner.cleanup()
@@ -185,7 +185,7 @@ async def test_a_first_process_that_is_gone_is_503(
     """Health without its process is no health."""
     forwarder = Forwarder(str(tmp_path / "nobody"))
     service = InferenceService(RequestQueue(Lifecycle()))
-    client = await aiohttp_client(create_app(service, WebOptions(forwarder=forwarder)))
+    client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
     answer = await client.get("/ping")
     assert answer.status == 503
     assert answer.headers["x-request-id"]

@@ -2,6 +2,6 @@
 
 from typing import Final
 
-from lmi_vllm.extension import Extra
+from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra()
+EXTRA: Final = Extra(routes=(Lazy("lmi_vllm.extras.api_docs.openapi:GROUP"),))

@@ -30,6 +30,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import OpenAISchemas
 from lmi_vllm.web.keys import OPTIONS, SERVICE
 from lmi_vllm.web.route_families import OPEN_PATHS, family_of
+from lmi_vllm.web.routes import RouteGroup
 
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions
@@ -45,12 +46,6 @@ _FAMILY_ERRORS: Final[Mapping[RouteFamily, str]] = {
 _PARAMETER_IN_PATH: Final = re.compile(r"{(\w+)}")
 
 
-def add_description_routes(app: web.Application) -> None:
-    """Register the routes."""
-    app.router.add_get("/openapi.json", openapi)
-    app.router.add_get("/docs", docs)
-
-
 async def openapi(request: web.Request) -> web.Response:
     """Answer with the description of this server."""
     body = orjson.dumps(await _document_of(request)) + b"\n"
@@ -61,6 +56,14 @@ async def docs(request: web.Request) -> web.Response:
     """Answer with the description as one page that loads nothing from anywhere."""
     page = docs_page(await _document_of(request))
     return web.Response(text=page, content_type="text/html", charset="utf-8")
+
+
+def _add(app: web.Application) -> None:
+    app.router.add_get("/openapi.json", openapi)
+    app.router.add_get("/docs", docs)
+
+
+GROUP: Final = RouteGroup(_add)
 
 
 async def _document_of(request: web.Request) -> dict[str, Any]:

@@ -435,9 +435,3 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation("get", "/openapi.json", SERVER, "This description.", {JSON: "Description"}),
     Operation("get", "/docs", SERVER, "This description as a page to read.", {"text/html": "Text"}),
 )
-
-
-def allowed_methods(path: str) -> tuple[str, ...]:
-    """Return what an `Allow` header says of a path as it is registered; HEAD goes with GET."""
-    found = {operation.method.upper() for operation in OPERATIONS if operation.path == path}
-    return tuple(sorted(found | ({"HEAD"} if "GET" in found else set())))

@@ -10,9 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
@@ -23,11 +24,11 @@ from lmi_vllm.extras.console.machine_memory import gpus_in_use, memory_in_use
 from lmi_vllm.extras.console.snapshot import read_snapshot
 from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.listeners import ListenerContext
+from lmi_vllm.translate.devices import detect_devices
+from lmi_vllm.web.access import is_foreign, is_unforgeable_host
 from lmi_vllm.web.keys import OPTIONS, SERVICE
-from lmi_vllm.web.other_sites import is_foreign, is_unforgeable_host
-
-if TYPE_CHECKING:
-    from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.routes import RouteGroup
 
 CONSOLE_PATH: Final = "/console"
 STATE_PATH: Final = CONSOLE_PATH + "/state"
@@ -66,8 +67,30 @@ class ConsoleOptions:
     visible_gpus: str | None = None
 
 
-def add_console_routes(app: web.Application, options: ConsoleOptions) -> None:
-    """Register the page, its files and its data."""
+def console(context: ListenerContext) -> RouteGroup | None:
+    """Return the console of a listener; by itself only where no stranger sees it."""
+    wanted = context.settings.server_value("LMI_CONSOLE")
+    is_private = context.has_key or context.address.is_loopback
+    if wanted != "on" and not (wanted == "auto" and is_private):
+        return None
+    environ = context.environ
+    has_gpus = bool(detect_devices(environ).gpu_count)
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return group(ConsoleOptions(context.explain, context.inference_url, has_gpus, visible))
+
+
+def group(options: ConsoleOptions) -> RouteGroup:
+    """Return the page, its files and its data as one group of routes."""
+    return RouteGroup(
+        partial(_add, options=options),
+        prefix=CONSOLE_PATH,
+        title="Console",
+        is_open=is_open_page,
+        check=check_console_request,
+    )
+
+
+def _add(app: web.Application, options: ConsoleOptions) -> None:
     for path in sorted(PAGE.iterdir()):
         if path.suffix in CONTENT_TYPES:
             name = CONSOLE_PATH if path.name == "index.html" else f"{CONSOLE_PATH}/{path.name}"
@@ -79,17 +102,12 @@ def add_console_routes(app: web.Application, options: ConsoleOptions) -> None:
     app.router.add_get(SETTINGS_PATH, data.settings)
 
 
-def is_console(path: str) -> bool:
-    """Whether a path belongs to the console."""
-    return path == CONSOLE_PATH or path.startswith(CONSOLE_PATH + "/")
-
-
 def is_open_page(path: str) -> bool:
-    """Whether a path is the page itself or one of its files, which say nothing of this server."""
-    return is_console(path) and path not in (STATE_PATH, SETTINGS_PATH)
+    """Whether a path of ours is the page or one of its files, which say nothing of this server."""
+    return path not in (STATE_PATH, SETTINGS_PATH)
 
 
-def check_console_request(request: web.Request, options: "WebOptions") -> None:
+def check_console_request(request: web.Request) -> None:
     """Return when it is the page of this server that asks.
 
     Raises:
@@ -97,7 +115,9 @@ def check_console_request(request: web.Request, options: "WebOptions") -> None:
     """
     if is_foreign(request) and not is_open_page(request.path):
         raise CrossSiteError("the console's data is for its own page only")
-    if not options.api_keys and not is_unforgeable_host(request.headers.get("Host", "")):
+    if not request.app[OPTIONS].api_keys and not is_unforgeable_host(
+        request.headers.get("Host", "")
+    ):
         raise CrossSiteError(
             "without an API key the console answers to addresses and localhost only, not to host "
             "names, which anybody's DNS may point here: use the address, or set LMI_API_KEY"

@@ -2,6 +2,6 @@
 
 from typing import Final
 
-from lmi_vllm.extension import Extra
+from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra()
+EXTRA: Final = Extra(serve_variables=(Lazy("lmi_vllm.extras.front_ends.metrics_folder:variables"),))

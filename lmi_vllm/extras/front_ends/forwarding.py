@@ -14,7 +14,7 @@ from yarl import URL
 from lmi_vllm.errors import NotReadyError, PayloadError, ResourceNotFoundError
 from lmi_vllm.inference.deferred import STARTING_TOKEN, is_deferred
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY, request_properties
-from lmi_vllm.web.keys import FORWARDED
+from lmi_vllm.web.keys import FORWARDED, SERVICE
 from lmi_vllm.web.recording import PEER
 from lmi_vllm.web.route_families import OPENAI_ROUTES, TGI_PATHS
 
@@ -54,6 +54,11 @@ class Forwarder:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
+
+    def takes(self, request: web.Request) -> bool:
+        """Whether the first process is to answer: not work that processes share, or no model."""
+        is_serving = request.app[SERVICE].lifecycle.is_serving
+        return not (is_serving and is_shared_work(request))
 
     async def close(self) -> None:
         """Close its connections."""

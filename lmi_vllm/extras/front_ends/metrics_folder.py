@@ -1,13 +1,18 @@
 """The folder in which front-end processes keep their metrics; made before any are imported."""
 
 import atexit
-from pathlib import Path
+from collections.abc import Mapping
 
 from lmi_vllm.engine.private_folders import new_private_folder
 
 
-def new_metrics_folder() -> Path:
-    """Return a folder of our own: what is left in one that somebody else named would be counted."""
+def variables(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what has prometheus_client keep its numbers in files, for all processes to add up.
+
+    A folder of our own: what is left in one that somebody else named would be counted.
+    """
+    if environ.get("LMI_FRONTEND_PROCESSES", "1").strip() == "1":
+        return {}
     folder = new_private_folder("lmi-vllm-metrics-")
     atexit.register(folder.remove)  # holds its lock until then
-    return folder.path
+    return {"PROMETHEUS_MULTIPROC_DIR": str(folder.path)}

@@ -5,9 +5,7 @@ import pytest
 from lmi_vllm.config.listen import (
     ListenAddress,
     ListenPlan,
-    has_console,
     listen_plan,
-    read_address,
 )
 from lmi_vllm.config.settings import CommandLine, load_settings
 
@@ -78,31 +76,6 @@ def test_listen_plan_flag_beats_unix() -> None:
     """`--port 0` asks for a port, also over a socket path."""
     settings = load_settings({"SERVING_INFERENCE_ADDRESS": "unix:/s"}, CommandLine(port=0))
     assert listen_plan(settings).inference == ListenAddress("http", HERE, 0)
-
-
-@pytest.mark.parametrize(
-    ("told", "address", "has_key", "expected"),
-    [
-        ("auto", "http://127.0.0.1:8080", False, True),
-        ("auto", "http://127.8.8.8:8080", False, True),
-        ("auto", "http://localhost:8080", False, True),
-        ("auto", "http://[::1]:8080", False, True),
-        ("auto", "http://0.0.0.0:8080", False, False),
-        ("auto", "http://[::]:8080", False, False),
-        ("auto", "http://10.0.0.1:8080", False, False),
-        ("auto", "http://example.com:8080", False, False),
-        ("auto", "unix:/run/s", False, False),
-        ("auto", "http://0.0.0.0:8080", True, True),
-        ("on", "http://0.0.0.0:8080", False, True),
-        ("off", "http://127.0.0.1:8080", True, False),
-    ],
-)
-def test_console_is_where_no_stranger_sees_it(
-    told: str, address: str, has_key: bool, expected: bool
-) -> None:
-    """By itself on loopback, or behind a key; else as it was told."""
-    settings = load_settings({"LMI_CONSOLE": told})
-    assert has_console(settings, read_address(address), has_key=has_key) is expected
 
 
 def test_console_setting_is_one_of_three() -> None:
