@@ -21,6 +21,8 @@ INTRODUCTION: Final = """\
 
 Generated from the description of the routes (`lmi_vllm/extras/api_docs/operations.py`) by `make docs`. Do not edit.
 
+[How a request is answered](requests.md) says what payloads mean, what streams look like and how they end.
+
 A running server has the same at `/docs`, with the fields of vLLM's own bodies, and for machines at `/openapi.json`. With
 `LMI_API_KEY` every route but the health ones wants `Authorization: Bearer KEY` or `x-api-key: KEY`. With a
 `management_address`, models, adapters, metrics and logging are on that address only. Inference routes also answer

@@ -50,6 +50,7 @@ An option is written in one of three ways:
 | environment, older names | see [Older variable names](#older-variable-names) | `MAX_BATCH_SIZE=64` |
 
 `lmi-vllm explain` shows every value with its origin and what became of it, without starting anything.
+[Configuration](../docs/configuration.md) says how values are read and which options have rules of their own.
 
 ## Which value counts
 
