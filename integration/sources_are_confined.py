@@ -20,7 +20,7 @@ from tests.support.no_network import without_network
 from tests.support.s3_server import KEYS
 
 METADATA = "169.254.169.254"
-# Source -> the status of its refusal (adapters-api.md 4).
+# Source -> the status of its refusal (docs/adapters.md#status-codes).
 REFUSED = {
     f"http://{METADATA}/latest/meta-data/": 409,
     f"https://{METADATA}/latest/": 409,

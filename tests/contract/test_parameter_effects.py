@@ -1,4 +1,4 @@
-"""Every parameter of an LMI request does what http-api.md 5 says, on the real engine.
+"""Every parameter of an LMI request has its documented effect, on the real engine.
 
 One test a parameter, over the whole lane (payload, engine, formatter): its effect, or its refusal.
 `test_every_parameter_is_here` keeps the list whole.

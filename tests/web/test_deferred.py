@@ -1,4 +1,4 @@
-"""Deferred results: the token, the pieces, the bounds, the end (http-api.md 14)."""
+"""Deferred results: the token, the pieces, the bounds, the end (docs/requests.md)."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Custom code around requests: what clients get, byte for byte (http-api.md 11)."""
+"""Custom code around requests: what clients get, byte for byte (docs/requests.md#custom-code)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

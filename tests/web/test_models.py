@@ -1,4 +1,4 @@
-"""Models and the log level over HTTP: exact bodies and codes (http-api.md 10)."""
+"""Models and the log level over HTTP: exact bodies and codes (docs/requests.md#management)."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Sticky sessions: exact answers, expiry, and what the disk keeps (http-api.md 9)."""
+"""Sticky sessions: exact answers, expiry, and what the disk keeps (docs/requests.md#sessions)."""
 
 import asyncio
 import json

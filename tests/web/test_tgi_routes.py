@@ -70,7 +70,7 @@ async def test_tgi_overload_is_429(serve: ServeScripted, engine: GatedEngine, pa
     assert (await first).status == 200
 
 
-# Payload and headers -> the adapter that answers: adapter_id is below `adapters` (http-api.md 5).
+# Payload and headers -> the adapter that answers: adapter_id is below `adapters`.
 ADAPTER_IDS: dict[str, tuple[dict[str, Any], dict[str, str], str | None]] = {
     "adapter_id": ({"parameters": {"adapter_id": "a"}}, {}, "a"),
     "adapters win": ({"parameters": {"adapter_id": "a"}, "adapters": "b"}, {}, "b"),

@@ -103,7 +103,7 @@ def test_what_works_has_no_error(
 
 
 def test_redundant_quantize_is_warned(validated: Validate) -> None:
-    """A checkpoint that names its method needs no option (configuration.md 11.3)."""
+    """A checkpoint that names its method needs no option (config/quantization.md)."""
     config = LLAMA_8B | {"quantization_config": {"quant_method": "awq"}}
     _, document = validated(config, option(quantize="awq"))
     assert any("better left out" in text for text in document["warnings"])

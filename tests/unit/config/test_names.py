@@ -1,4 +1,4 @@
-"""Unknown names, near misses, strict mode, and names that are not ours (configuration.md 2, 5)."""
+"""Unknown names, near misses, strict mode, names that are not ours (docs/configuration.md)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tables 11.1 to 11.5 of configuration.md, one case for each row and each value it speaks of."""
+"""Every option with a rule, one case for each and each value it treats apart."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who wins: the two orders of configuration.md section 1, and the name rules of section 2."""
+"""Precedence: the two orders and the name rules (docs/configuration.md#precedence)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""serving.properties syntax (configuration.md section 3), against an independent reader too."""
+"""serving.properties (docs/configuration.md#file-syntax), against an independent reader too."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The type rules of configuration.md section 4, and vLLM's own reading of pass-through values."""
+"""The type rules (docs/configuration.md#values), and vLLM's own reading of pass-through values."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_wrong_text_is_an_error_naming_option_origin_and_value(
 
 
 def test_empty_boolean_in_the_file_is_an_error(explained: ExplainRun) -> None:
-    """configuration.md 4, first row; in the environment an empty value is no value."""
+    """Booleans of ours; in the environment an empty value is no value."""
     assert explained("option.enable_lora=").exit_code == 2
     assert explained("", {"OPTION_ENABLE_LORA": ""}, "--model-store", "/nonexistent").errors == []
 

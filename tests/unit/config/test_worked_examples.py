@@ -1,4 +1,4 @@
-"""The worked examples of configuration.md section 12, through `explain --format json`."""
+"""Worked examples: whole configurations through `explain --format json`."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from lmi_vllm.config.vllm_schema import load_release
 from tests.unit.conftest import ExplainRun
 
-ALWAYS = {  # configuration.md 8: passed at every start, differing from vLLM's default or not
+ALWAYS = {  # passed at every start, differing from vLLM's default or not
     "tensor_parallel_size": 4,
     "max_num_seqs": 256,
     "max_loras": 4,
@@ -17,7 +17,7 @@ ALWAYS = {  # configuration.md 8: passed at every start, differing from vLLM's d
 
 @dataclass(frozen=True)
 class Example:
-    """One row of section 12; `arguments` are those named there."""
+    """One configuration; `arguments` are those that it is about."""
 
     id: str
     arguments: dict[str, Any]

@@ -21,7 +21,7 @@ def fields(**given: Any) -> dict[str, Any]:
     return sampling_fields(parse_parameters(given))
 
 
-# Parameters -> what they add to the greedy default (http-api.md 5, column Do).
+# Parameters -> what they add to the greedy default (docs/requests.md#parameters).
 MAPPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "none": ({}, {}),
     "max_new_tokens": ({"max_new_tokens": 5}, {"max_tokens": 5}),

@@ -24,7 +24,7 @@ def multipart(*parts: tuple[str, str, bytes]) -> bytes:
     return out + b"--B--\r\n"
 
 
-# Body and content type -> payload (http-api.md 3).
+# Body and content type -> payload (docs/requests.md#content-types).
 BODIES: dict[str, tuple[bytes, str, dict[str, Any]]] = {
     "absent and empty": (b"", "", {"inputs": ""}),
     "absent": (OBJECT, "", X),
@@ -177,7 +177,7 @@ def test_payload_parameters_must_be_object(parameters: object) -> None:
     assert request(parameters=None) == request(parameters={}) == request()
 
 
-# Payload and profile -> whether it streams (http-api.md 5 and 6.3).
+# Payload and profile -> whether it streams (docs/requests.md#framings).
 STREAMING: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "default": ({}, {}, False),
     "stream": ({"stream": True}, {}, True),
@@ -407,7 +407,7 @@ def test_payload_unread_names_are_kept() -> None:
     assert request(parameters={"adapters": "a", "priority": 0}).unread == ("adapters",)
 
 
-# Parameters of TGI's own routes -> what differs from /invocations in TGI mode (http-api.md 6.5).
+# Parameters of TGI's own routes -> what differs from /invocations in TGI mode.
 TGI_ROUTES: dict[str, tuple[TgiRoute, dict[str, Any], bool, bool]] = {
     "/": (TgiRoute(None, True), {}, False, False),
     "/ streaming": (TgiRoute(None, True), {"stream": True}, True, False),

@@ -135,7 +135,7 @@ def test_text_that_is_no_utf8_is_shown_as_escapes() -> None:
 def test_quantize_beside_a_quantized_checkpoint_is_one_warning(
     tmp_path: Path, explained: ExplainRun
 ) -> None:
-    """configuration.md 11.3: passed on, and said to be better left out."""
+    """Passed on, and said to be better left out."""
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     run = explained("", {"HF_MODEL_ID": str(tmp_path), "OPTION_QUANTIZE": "awq"})
     assert run.engine_args["quantization"] == "awq"

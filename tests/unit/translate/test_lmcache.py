@@ -1,4 +1,4 @@
-"""LMCache: the file it reads, and the sizes made from the machine (startup.md section 7)."""
+"""LMCache: the file it reads, and the sizes made from the machine (docs/startup.md#lmcache)."""
 
 import logging
 from pathlib import Path

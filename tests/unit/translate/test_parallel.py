@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data parallel sizes (configuration.md section 10)."""
+"""Tensor, pipeline and data parallel sizes (docs/configuration.md#parallel-sizes)."""
 
 from dataclasses import dataclass
 
@@ -120,7 +120,7 @@ def test_serving_max_workers_counts_where_the_file_has_none() -> None:
 
 
 def test_explicit_max_counts_the_cluster_and_the_default_does_not() -> None:
-    """configuration.md 10.2; no copies are made."""
+    """An explicit `max` counts all nodes' GPUs; no copies are made."""
     for text, size in (("max", 8), ("", 4)):
         environ = {
             "DJL_CLUSTER_SIZE": "2",

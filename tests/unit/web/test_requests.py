@@ -4,7 +4,7 @@ from multidict import CIMultiDict
 from lmi_vllm.web.inference_routes import request_properties
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
-# Headers -> properties (http-api.md 3).
+# Headers -> properties.
 PROPERTIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "none": ({}, {}),
     "lower case": ({"X-A": "1"}, {"x-a": "1"}),
