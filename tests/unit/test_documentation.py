@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from markdown.extensions.toc import slugify
 
 from tests.support.documentation import (
     COMMANDS,
@@ -99,3 +100,44 @@ def test_error_texts_are_found() -> None:
     """The check can fail, and there is something to check."""
     assert len(QUOTED) > 20
     assert not is_in_source("a text that nobody ... ever wrote")
+
+
+# A page and perhaps a heading of it, as comments of the code name them.
+REFERENCE = re.compile(r"\b((?:docs|config)/[\w/-]+\.md)(?:#([\w-]+))?")
+CODE = ("lmi_vllm", "tests", "integration", "scripts")
+
+
+def dangling(text: str) -> list[str]:
+    """What `text` refers to and the site does not have."""
+    return [
+        found[0]
+        for found in REFERENCE.finditer(text)
+        if not (ROOT / found[1]).exists() or (found[2] and found[2] not in anchors(found[1]))
+    ]
+
+
+@cache
+def anchors(page: str) -> frozenset[str]:
+    """The anchors of a page's headings."""
+    prose = re.sub(
+        r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S
+    )
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return frozenset(slugify(heading.replace("`", ""), "-") for heading in headings)
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_code_refers_to_headings_that_exist(folder: str) -> None:
+    """A comment that names a page, or a heading of it, names one that exists."""
+    for path in (ROOT / folder).rglob("*.py"):
+        if path != Path(__file__):
+            assert not dangling(path.read_text(encoding="utf-8")), path
+
+
+def test_dangling_references_are_found() -> None:
+    """The check can fail."""
+    good = "docs/requests.md#finish-reasons, config/quantization.md"
+    assert dangling(f"{good}, docs/requests.md#nothing, docs/none.md") == [
+        "docs/requests.md#nothing",
+        "docs/none.md",
+    ]
