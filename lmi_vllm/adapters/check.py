@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, read_shapes
+from lmi_vllm.checks.adapter_config import module_of, resolve_scales
+from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_beside
+from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, Tensor, read_tensors
 from lmi_vllm.errors import AdapterRefusedError
 
 logger = logging.getLogger(__name__)
@@ -20,7 +22,6 @@ logger = logging.getLogger(__name__)
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 PICKLED_WEIGHTS: Final = ("adapter_model.bin", "adapter_model.pt")
-_PREFIX: Final = "base_model.model."
 _SHOWN_MODULES: Final = 3
 _MATRIX: Final = 2
 # Switches of PEFT that vLLM 0.32 does not implement (vllm/lora/peft_helper.py).
@@ -34,31 +35,42 @@ _UNSUPPORTED: Final = (
 class BaseModel:
     """What adapters are compared with: the served model's names, and the shapes of its weights.
 
-    `shapes` is by module name, without ".weight"; empty where they are not known.
+    `shapes` and `weights` are by module name, without ".weight"; empty where they are not known.
     """
 
     names: tuple[str, ...] = ()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     max_lora_rank: int = 16
+    weights: Mapping[str, tuple[Path, Tensor]] = field(default_factory=dict)
+
+    def limit(self, module: str) -> float:
+        """Return how large what an adapter adds to this module may be."""
+        if module not in self.weights:
+            return any_base(module)
+        try:
+            return limit_beside(*self.weights[module])
+        except OSError:  # the base's files are not needed once it is loaded
+            return any_base(module)
 
 
 def describe_base(model: Path, names: tuple[str, ...], max_lora_rank: int) -> BaseModel:
     """Return the base model as its files tell; damaged or absent files tell nothing."""
-    shapes: dict[str, Shape] = {}
+    tensors: dict[str, tuple[Path, Tensor]] = {}
     try:
         for file in sorted(model.glob("*.safetensors")):
-            shapes |= read_shapes(file)
+            tensors |= {name: (file, tensor) for name, tensor in read_tensors(file).items()}
     except (DamagedFileError, OSError) as error:
         logger.debug("no shapes of %s: %s", model, error)
-        shapes = {}
-    matrices = {
-        name.removesuffix(".weight"): shape
-        for name, shape in shapes.items()
-        if name.endswith(".weight") and len(shape) == _MATRIX
+        tensors = {}
+    weights = {
+        name.removesuffix(".weight"): place
+        for name, place in tensors.items()
+        if name.endswith(".weight") and len(place[1].shape) == _MATRIX
     }
-    if any(name.endswith((".qweight", ".weight_packed", ".weight_scale")) for name in shapes):
-        matrices = {}  # a quantised checkpoint: what is stored has other shapes than the layer
-    return BaseModel(names, matrices, max_lora_rank)
+    if any(name.endswith((".qweight", ".weight_packed", ".weight_scale")) for name in tensors):
+        weights = {}  # a quantised checkpoint: what is stored has other shapes than the layer
+    shapes = {name: tensor.shape for name, (_, tensor) in weights.items()}
+    return BaseModel(names, shapes, max_lora_rank, weights)
 
 
 def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
@@ -74,11 +86,14 @@ def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
     try:
         config = _read_config(folder / CONFIG, shown)
         _check_config(config, shown, base)
-        shapes = _read_weights(folder, shown)
+        tensors = _read_weights(folder, shown)
+        if tensors is not None:
+            _check_weights({name: tensor.shape for name, tensor in tensors.items()}, shown, base)
+            modules = {module_of(name)[0] for name in tensors}
+            scales = resolve_scales(config, modules, shown)
+            check_values(folder / WEIGHTS, tensors, scales, shown, base.limit)
     except OSError as error:
         raise AdapterRefusedError(f"{shown} cannot be read: {error.strerror}") from error
-    if shapes is not None:
-        _check_weights(shapes, shown, base)
 
 
 def _read_config(path: Path, shown: str) -> dict[str, Any]:
@@ -121,25 +136,25 @@ def _check_rank(rank: object, shown: str, base: BaseModel) -> None:
         )
 
 
-def _read_weights(folder: Path, shown: str) -> dict[str, Shape] | None:
-    """Return the shapes of the weights; None for a pickle, which only the engine opens."""
+def _read_weights(folder: Path, shown: str) -> dict[str, Tensor] | None:
+    """Return what the weights are; None for a pickle, which only the engine opens."""
     if not (folder / WEIGHTS).is_file():
         if any((folder / name).is_file() for name in PICKLED_WEIGHTS):
             return None
         raise AdapterRefusedError(f"{shown} has no {WEIGHTS}: its weights are missing")
     try:
-        shapes = read_shapes(folder / WEIGHTS)
+        tensors = read_tensors(folder / WEIGHTS)
     except DamagedFileError as error:
         raise AdapterRefusedError(f"{shown}: {WEIGHTS} is damaged: {error}") from error
-    if not shapes:
+    if not tensors:
         raise AdapterRefusedError(f"{shown}: {WEIGHTS} holds no weights")
-    return shapes
+    return tensors
 
 
 def _check_weights(shapes: Mapping[str, Shape], shown: str, base: BaseModel) -> None:
     pairs: dict[str, dict[str, Shape]] = {}
     for name, shape in shapes.items():
-        module, _, part = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
+        module, part = module_of(name)
         if part in ("lora_A", "lora_B"):
             pairs.setdefault(module, {})[part] = shape
     for module, pair in pairs.items():

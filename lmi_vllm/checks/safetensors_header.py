@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -22,8 +23,32 @@ class DamagedFileError(Exception):
     """The file is not what its header says, or has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a file: its type as safetensors names it, and where its bytes begin."""
+
+    dtype: str
+    shape: Shape
+    start: int
+
+    @property
+    def item_bytes(self) -> int:
+        """The size of one number."""
+        return _BITS[self.dtype] // 8
+
+
 def read_shapes(path: Path) -> dict[str, Shape]:
     """Return the shape of each tensor, after checking that header and file agree.
+
+    Raises:
+        DamagedFileError: they do not.
+        OSError: the file cannot be read.
+    """
+    return {name: tensor.shape for name, tensor in read_tensors(path).items()}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return what each tensor is and where, after checking that header and file agree.
 
     Raises:
         DamagedFileError: they do not.
@@ -38,16 +63,18 @@ def read_shapes(path: Path) -> dict[str, Shape]:
         if length > min(size - _LENGTH_BYTES, _LONGEST_HEADER_BYTES):
             raise DamagedFileError(f"its header says {length} bytes, the file has {size}")
         header = _decoded(file.read(length))
-    data_bytes = size - _LENGTH_BYTES - length
-    shapes: dict[str, Shape] = {}
+    data_start = _LENGTH_BYTES + length
+    data_bytes = size - data_start
+    tensors: dict[str, Tensor] = {}
     end = 0
     for name, entry in header.items():
         if name != "__metadata__":
-            shapes[name], last = _checked(name, entry, data_bytes)
+            shape, first, last = _checked(name, entry, data_bytes)
+            tensors[name] = Tensor(entry["dtype"], shape, data_start + first)
             end = max(end, last)
     if end != data_bytes:
         raise DamagedFileError(f"its tensors end at byte {end} of {data_bytes}")
-    return shapes
+    return tensors
 
 
 def _decoded(text: bytes) -> dict[str, Any]:
@@ -60,8 +87,8 @@ def _decoded(text: bytes) -> dict[str, Any]:
     return header
 
 
-def _checked(name: str, entry: Any, data_bytes: int) -> tuple[Shape, int]:
-    """Return a tensor's shape and where it ends."""
+def _checked(name: str, entry: Any, data_bytes: int) -> tuple[Shape, int, int]:
+    """Return a tensor's shape, and where in the data it begins and ends."""
     try:
         shape = tuple(int(side) for side in entry["shape"])
         first, last = (int(offset) for offset in entry["data_offsets"])
@@ -72,4 +99,4 @@ def _checked(name: str, entry: Any, data_bytes: int) -> tuple[Shape, int]:
         raise DamagedFileError(f"{name} lies outside of the file: {first}..{last} of {data_bytes}")
     if last - first != prod(shape) * bits // 8:
         raise DamagedFileError(f"{name} has {last - first} bytes, its shape {list(shape)} more")
-    return shape, last
+    return shape, first, last

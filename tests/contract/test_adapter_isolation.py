@@ -6,6 +6,7 @@ guard taken out.
 
 import asyncio
 import itertools
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.contract.adapter_loader import IDS, PROMPT, Loader, job
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, collect
 from tests.support.adapter_files import (
     CAPITALS,
+    CONFIG,
     WEIGHTS,
     copy_adapter,
     make_adapter,
@@ -318,3 +320,64 @@ def test_openai_call_is_answered_by_the_load_it_carries(
 
 def _private_copies(adapters: Loader) -> int:
     return sum(1 for _ in adapters.engine._llm._folder.path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("strength", "config"),
+    [
+        (float("nan"), {}),
+        (1e18, {}),
+        (0.02, {"lora_alpha": 1e300}),
+        (0.02, {"rank_pattern": {"(.|.)*[!?]": 16}}),
+        (0.02, {"alpha_pattern": {"(.|.)*[!?]": 16}}),
+    ],
+)
+def test_harmful_content_never_reaches_the_engine(
+    adapters: Loader, tmp_path: Path, strength: float, config: dict[str, Any]
+) -> None:
+    """What became harmful after its registration, too: the engine's own copy is checked."""
+    with pytest.raises(AdapterRefusedError, match=r"finite|large|must be a number|longer than"):
+        adapters.load(make_adapter(tmp_path / "bad", 1, strength, **config))
+    assert not [*adapters.engine._llm._folder.path.glob("*/")]
+
+
+def test_pickle_is_loaded_as_what_it_holds(adapters: Loader, tmp_path: Path) -> None:
+    """The engine gets its tensors, checked like others; what is more than tensors is refused."""
+    import torch  # noqa: PLC0415 (slow to import)
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    good = copy_adapter(tmp_path / "good")
+    tensors = load_file(good / WEIGHTS)
+    (good / WEIGHTS).unlink()
+    torch.save(tensors, good / "adapter_model.bin")
+    assert adapters.ask(adapters.load(good)) == adapters.ask(adapters.load(CAPITALS))
+    for harmful in ({name: one * 1e20 for name, one in tensors.items()}, {"x": print}):
+        torch.save(harmful, good / "adapter_model.bin")
+        with pytest.raises(AdapterRefusedError, match=r"as large as|cannot be read"):
+            adapters.load(good)
+
+
+def test_strongest_adapter_that_passes_leaves_others_alone(
+    adapters: Loader, tmp_path: Path
+) -> None:
+    """Its own text is noise; the base's answers afterwards are what they were."""
+    before = adapters.ask()
+    strong = adapters.load(make_adapter(tmp_path / "strong", 1, 0.08))
+    with pytest.raises(AdapterRefusedError, match="mean size"):
+        adapters.load(make_adapter(tmp_path / "stronger", 1, 0.16))
+    adapters.ask(strong, prompt=LONG_PROMPT)
+    adapters.unload(strong)
+    assert [adapters.ask() for _ in range(8)] == [before] * 8
+
+
+def test_patterns_become_names_with_the_same_answer(adapters: Loader, tmp_path: Path) -> None:
+    """A scale given by a regular expression has its effect, and is none in the engine's copy."""
+    plain = copy_adapter(tmp_path / "plain", lora_alpha=4)
+    pattern = copy_adapter(tmp_path / "pattern", alpha_pattern={r".*\.(q|k|v|o)_proj": 4})
+    config = json.loads((pattern / CONFIG).read_text())
+    ref = adapters.load(pattern)
+    given = next(iter(adapters.engine._llm._folder.path.glob("*/" + CONFIG)))
+    assert "(q|k" not in given.read_text()
+    if set(config["target_modules"]) <= {"q_proj", "k_proj", "v_proj", "o_proj"}:
+        assert adapters.ask(ref) == adapters.ask(adapters.load(plain))
+    assert adapters.ask(ref) != adapters.ask(adapters.load(CAPITALS))

@@ -28,7 +28,9 @@ ROOMS = {
     "config": rf"{SHARED}|{DEMO}|sources\..*",
     "checks": rf"{SHARED}|{DEMO}|(config|sources)\..*",
     "translate": rf"{SHARED}|(config|sources|checks)\..*",
-    "engine": rf"{SHARED}|telemetry\..*",
+    # Pure checks of files are made once more, on the copy that the engine reads.
+    "engine": rf"{SHARED}|telemetry\..*"
+    r"|checks\.(adapter_config|adapter_weights|safetensors_header)\.\w+",
     "adapters": rf"{SHARED}|{ENGINE}|(checks|sources)\..*|inference\.hooks\.functions\..*",
     "inference": rf"{SHARED}|{ENGINE}|(telemetry|adapters)\..*",
     "web": rf"{SHARED}|(telemetry|adapters|inference)\..*",

@@ -303,6 +303,9 @@ class IsolatingAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         except OSError as error:
             shutil.rmtree(private, ignore_errors=True)
             raise AdapterRefusedError(f"Adapter {adapter.name} cannot be read: {error}") from error
+        except AdapterRefusedError:
+            shutil.rmtree(private, ignore_errors=True)
+            raise
         # vLLM compares adapters by name alone: of two loads of one name in one step it would
         # activate one, and end at the rows of the other.
         name = f"{adapter.name}@{adapter.engine_id}"

@@ -1,0 +1,206 @@
+"""Are an adapter's weights numbers that leave other requests alone? Read in blocks, without torch.
+
+A weight that is not finite, or a product far larger than what it is added to, makes hidden states
+that are not finite; these stay behind in blocks of the KV cache that other requests get later. So
+the size (root mean square) of alpha / rank x B x A is compared with that of the base's weight. It
+comes from small matrices: the sum over (B'B) * (AA') is the squared Frobenius norm of BA.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from lmi_vllm.checks.adapter_config import LoraScales, module_of
+from lmi_vllm.checks.safetensors_header import Tensor
+from lmi_vllm.errors import AdapterRefusedError
+
+# A trained adapter's product is a fraction of the weight that it changes; ten times that weight
+# is no adaptation any more. Weights that are nearly zero count as ones of usual size.
+TIMES_BASE: Final = 10.0
+USUAL_SIZE: Final = 0.02
+UNKNOWN_LIMIT: Final = 1.0  # of the product's size, where the base's weights are not known
+LARGEST_NUMBER: Final = 1e4  # of a weight, scaled: half precision ends at 65504
+_BLOCK_NUMBERS: Final = 1 << 20
+_WIDEST_GRAM: Final = 2048  # of a rank beyond, and of what is no matrix, norms are multiplied
+_SAMPLES: Final = 8  # places of a base weight that are read
+_SAMPLE_NUMBERS: Final = 4096
+_A_PARTS: Final = ("lora_A", "lora_embedding_A")
+_B_PARTS: Final = ("lora_B", "lora_embedding_B")
+_MATRIX: Final = 2
+Limit = Callable[[str], float]
+
+
+@dataclass(slots=True)
+class _Factor:
+    """What is known of A or B once it was read: all that the size of their product needs."""
+
+    side: int  # of the product: columns of A, rows of B
+    square: float = 0.0  # of the Frobenius norm
+    gram: Any = None  # over the rank; None where that is too large
+
+
+def any_base(_module: str) -> float:
+    """Return how large a product may be where nothing is known of the base."""
+    return UNKNOWN_LIMIT
+
+
+def limit_beside(path: Path, tensor: Tensor) -> float:
+    """Return how large a product may be beside this weight of the base, from samples of it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if find_spec("numpy") is None:
+        return UNKNOWN_LIMIT
+    numbers = math.prod(tensor.shape)
+    count = min(_SAMPLE_NUMBERS, numbers)
+    square = 0.0
+    with path.open("rb") as file:
+        for sample in range(_SAMPLES):
+            first = (numbers - count) * sample // (_SAMPLES - 1)
+            values = _numbers(file, tensor, first, count)
+            square += float((values * values).mean(dtype="f8")) / _SAMPLES if count else 0.0
+    return TIMES_BASE * max(math.sqrt(square), USUAL_SIZE)
+
+
+def check_values(
+    path: Path, tensors: Mapping[str, Tensor], scales: LoraScales, shown: str, limit: Limit
+) -> None:
+    """Return when every weight is finite and every product stays below its module's `limit`.
+
+    Without numpy there is no engine that computes with weights: nothing is checked then.
+
+    Raises:
+        AdapterRefusedError: which module is not sound, and why.
+        OSError: the file cannot be read.
+    """
+    if find_spec("numpy") is None:
+        return
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        module, part = module_of(name)
+        modules.setdefault(module, {})[part] = tensor
+    with path.open("rb") as file:
+        for module, parts in modules.items():
+            _check_module(file, parts, scales.of(module), f"{shown}: {module}", limit(module))
+
+
+def _check_module(
+    file: BinaryIO, parts: Mapping[str, Tensor], scale: float, shown: str, limit: float
+) -> None:
+    factors = {
+        part: _read(file, tensor, part, max(abs(scale), 1.0) if part in _B_PARTS else 1.0, shown)
+        for part, tensor in parts.items()
+    }
+    for a, b in zip(_A_PARTS, _B_PARTS, strict=True):
+        if a in factors and b in factors:
+            size = abs(scale) * _size(factors[a], factors[b])
+            if not size <= limit:
+                raise AdapterRefusedError(
+                    f"{shown}: lora_alpha / r x lora_B x lora_A has a mean size of {size:.3g}; "
+                    f"more than {limit:.3g} would drown the base model's weights"
+                )
+
+
+def _size(a: _Factor, b: _Factor) -> float:
+    """Return the root mean square of B x A; at least that, where no Gram matrices are known."""
+    if a.gram is not None and b.gram is not None and a.gram.shape == b.gram.shape:
+        square = max(float((a.gram * b.gram).sum()), 0.0)
+    else:
+        square = a.square * b.square
+    return math.sqrt(square / max(a.side * b.side, 1))
+
+
+def _read(file: BinaryIO, tensor: Tensor, part: str, scale: float, shown: str) -> _Factor:
+    """Return what the product needs, after a look at each number.
+
+    Raises:
+        AdapterRefusedError: one is not finite, or too large once scaled.
+    """
+    factor = _Factor((1, 1, *tensor.shape)[-1 if part in _A_PARTS else -2])
+    for block in _blocks(file, tensor, part):
+        largest = max(float(block.max()), -float(block.min())) * scale
+        if not largest <= LARGEST_NUMBER:  # NaN neither
+            what = f"as large as {largest:.3g}" if math.isfinite(largest) else "that are not finite"
+            raise AdapterRefusedError(f"{shown} has weights {what} in {part}")
+        factor.square += float((block * block).sum(dtype="f8"))
+        if block.ndim == _MATRIX:
+            gram = (block.T @ block).astype("f8")
+            factor.gram = gram if factor.gram is None else factor.gram + gram
+    return factor
+
+
+def _blocks(file: BinaryIO, tensor: Tensor, part: str) -> Iterator[Any]:
+    """Yield the numbers of a tensor: of A and B as matrices with the rank as second side."""
+    if not math.prod(tensor.shape):
+        return
+    is_a = part in _A_PARTS
+    rank = tensor.shape[0 if is_a else -1] if len(tensor.shape) == _MATRIX else 0
+    if part not in _A_PARTS + _B_PARTS or not 0 < rank <= _WIDEST_GRAM:
+        total = math.prod(tensor.shape)
+        for first in range(0, total, _BLOCK_NUMBERS):
+            yield _numbers(file, tensor, first, min(_BLOCK_NUMBERS, total - first))
+        return
+    length = math.prod(tensor.shape) // rank
+    step = max(_BLOCK_NUMBERS // rank, 1)
+    for first in range(0, length, step):
+        count = min(step, length - first)
+        if not is_a:
+            yield _numbers(file, tensor, first * rank, count * rank).reshape(count, rank)
+        elif count == length:
+            yield _numbers(file, tensor, 0, rank * length).reshape(rank, length).T
+        else:
+            yield _columns(file, tensor, first, count)
+
+
+def _columns(file: BinaryIO, tensor: Tensor, first: int, count: int) -> Any:
+    """Return some columns of a matrix, transposed."""
+    import numpy as np  # noqa: PLC0415 (it comes with vLLM)
+
+    rows, length = tensor.shape
+    return np.stack(
+        [_numbers(file, tensor, row * length + first, count) for row in range(rows)], axis=1
+    )
+
+
+def _numbers(file: BinaryIO, tensor: Tensor, first: int, count: int) -> Any:
+    """Return numbers of a tensor as floats of 32 bits, of 64 where they are stored so.
+
+    Raises:
+        OSError: the file has become shorter.
+    """
+    import numpy as np  # noqa: PLC0415 (it comes with vLLM)
+
+    file.seek(tensor.start + first * tensor.item_bytes)
+    data = file.read(count * tensor.item_bytes)
+    if len(data) < count * tensor.item_bytes:
+        raise OSError(None, "its weights have become shorter while they were read")
+    match tensor.dtype:
+        case "BF16":
+            return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+        case "F8_E5M2":
+            return (np.frombuffer(data, "u1").astype("<u2") << 8).view("<f2").astype("<f4")
+        case "F8_E4M3":
+            return _four_three(np)[np.frombuffer(data, "u1")]
+        case "F8_E8M0":
+            powers = np.exp2(np.arange(256, dtype="<f8") - 127)
+            powers[255] = np.nan
+            return powers[np.frombuffer(data, "u1")]
+        case "F64":
+            return np.frombuffer(data, "<f8")
+    kind = {"B": "u", "U": "u", "I": "i", "F": "f"}[tensor.dtype[0]]
+    return np.frombuffer(data, f"<{kind}{tensor.item_bytes}").astype("<f4")
+
+
+def _four_three(np: Any) -> Any:
+    """Return the 256 values of F8_E4M3: four bits of exponent, no infinity, one NaN per sign."""
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    values = np.where(
+        exponent == 0, fraction * 2.0**-9, (8 + fraction) * np.exp2(exponent - 10.0)
+    ).astype("<f4")
+    values[127] = values[255] = np.nan
+    return np.where(bits & 128, -values, values).astype("<f4")
