@@ -14,7 +14,7 @@ def _nothing() -> Mapping[str, str]:
 class ModelArtifacts:
     """Which model is served and where its files are.
 
-    `reference` is what the user named (hub id, s3:// URL or path); `model` is what the engine gets:
+    `reference` is what the user named (hub id, URL or path); `model` is what the engine gets:
     a local directory once fetched. `directory` is the LMI model directory (serving.properties,
     model.py, adapters/), which may hold no weights; None when there is none.
     """

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from lmi_vllm.adapters.check import BaseModel, check_adapter
 from lmi_vllm.checks.secure_mode import adapter_violations, read_secure_mode
@@ -15,10 +15,10 @@ from lmi_vllm.errors import (
     BadParameterError,
     DownloadError,
 )
-from lmi_vllm.sources.archives import is_archive
-from lmi_vllm.sources.downloads import fetch_model
-from lmi_vllm.sources.local_archives import unpack
-from lmi_vllm.sources.s3.download import cache_directory
+from lmi_vllm.sources.archives import is_archive, unpack
+from lmi_vllm.sources.local import file_url_path
+from lmi_vllm.sources.storage import cache_directory
+from lmi_vllm.sources.table import fetch_model, is_store
 
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"
@@ -28,7 +28,7 @@ _SHOWN_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class AdapterSources:
-    """Resolves adapter sources for one served model (adapters-api.md 6)."""
+    """Resolves adapter sources for one served model."""
 
     environ: Mapping[str, str]
     base: BaseModel = field(default_factory=BaseModel)
@@ -53,17 +53,18 @@ class AdapterSources:
     def _locate(self, src: str) -> tuple[Path, bool]:
         """Return where the files are, and whether they were fetched."""
         try:
-            scheme = urlsplit(src).scheme if "://" in src else ""
-        except ValueError as error:  # half of an IPv6 address
+            named = file_url_path(src)
+            scheme = urlsplit(src).scheme if named is None and "://" in src else ""
+        except ValueError as error:  # half of an IPv6 address, or another machine
             raise AdapterRefusedError(f"{src} is not a valid URL: {error}") from error
-        if scheme == "s3":
+        if scheme and is_store(src):
             return self._unpacked(self._fetched(src), src), True
-        if scheme not in ("", "file"):
+        if scheme:
             raise AdapterConflictError(
                 f"URL adapters are not currently supported: {scheme}:// sources"
             )
-        path = Path(unquote(urlsplit(src).path) if scheme else src).absolute()
-        if _exists(path, src) or scheme or not _looks_like_hub_id(src):
+        path = (named or Path(src)).absolute()
+        if _exists(path, src) or named is not None or not _looks_like_hub_id(src):
             self._check_root(path, src)
             return self._unpacked(path, src), False
         if self.environ.get(HUB_SWITCH, "").lower() != "true":
@@ -96,7 +97,7 @@ class AdapterSources:
     def _roots(self) -> tuple[tuple[Path, ...], bool]:
         """The folders that adapters may come from (none: any), and whether nobody set them.
 
-        Secure mode has some of its own then (configuration.md 13).
+        Secure mode has some of its own then.
         """
         named = [item for item in self.environ.get(ROOTS, "").split(os.pathsep) if item]
         if named or read_secure_mode(self.environ) is None:
@@ -114,7 +115,7 @@ class AdapterSources:
             raise AdapterRefusedError(error.text) from error
 
     def _check_security(self, folder: Path, src: str) -> None:
-        """Return when secure mode, where it is on, allows the files (startup.md 11)."""
+        """Return when secure mode, where it is on, allows the files."""
         if violations := adapter_violations(folder, self.environ):
             raise BadParameterError(f"{src}: {'; '.join(violations)}")
 

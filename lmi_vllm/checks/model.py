@@ -13,7 +13,7 @@ from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.sources.model_store import is_directory
+from lmi_vllm.sources.local import is_directory
 
 # Checkpoint method -> the names under which vLLM loads such a checkpoint.
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

@@ -12,7 +12,8 @@ from typing import Final
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.sources.model_store import is_directory
+from lmi_vllm.sources.local import is_directory
+from lmi_vllm.sources.table import read_text
 
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "*.bin", "*.pt")
 
@@ -34,11 +35,7 @@ def read_model_files(
         return read_directory(Path(model.model))
     if is_offline:
         return ModelFiles(problem=f"{mask_urls(model.model)} is not local and --offline was given")
-    if model.model.startswith("s3://"):
-        return _from_texts(lambda name: _s3_text(model.model, name, environ))
-    from lmi_vllm.sources.hub.text import hub_text  # noqa: PLC0415 - an HTTP client only when used
-
-    return _from_texts(lambda name: hub_text(model, name, environ))
+    return _from_texts(lambda name: read_text(model.model, name, environ, model.revision))
 
 
 def read_directory(directory: Path) -> ModelFiles:
@@ -64,7 +61,7 @@ def _from_texts(read: Callable[[str], str | None]) -> ModelFiles:
             return ModelFiles(problem="config.json is no JSON object")
         index = read("model.safetensors.index.json")
         return ModelFiles(config, _indexed_size(index))
-    except (OSError, ValueError) as error:
+    except (DownloadError, OSError, ValueError) as error:
         return ModelFiles(problem=f"config.json cannot be read: {mask_urls(str(error))}")
 
 
@@ -73,13 +70,3 @@ def _indexed_size(index: str | None) -> int | None:
     metadata = json.loads(index).get("metadata", {}) if index else {}
     size = metadata.get("total_size")
     return int(size) if isinstance(size, int | float) else None
-
-
-def _s3_text(prefix: str, name: str, environ: Mapping[str, str]) -> str | None:
-    """One object below the prefix."""
-    from lmi_vllm.sources.downloads import fetch_text  # noqa: PLC0415 - boto3 only when used
-
-    try:
-        return fetch_text(f"{prefix.rstrip('*').rstrip('/')}/{name}", environ)
-    except DownloadError as error:
-        raise OSError(error.text) from error

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TextIO
 
-from lmi_vllm.sources.downloads import DownloadProgress, fetch_model, fetch_model_to
+from lmi_vllm.sources.table import DownloadProgress, fetch_model, fetch_model_to, store_examples
 
 SECONDS_BETWEEN_LINES: Final = 5.0
 _BAR_CELLS: Final = 24
@@ -18,9 +18,7 @@ _BAR_CELLS: Final = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `fetch` on `parser`."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="hub id, s3://bucket/prefix/ or s3://bucket/model.tar.gz"
-    )
+    parser.add_argument("model", metavar="MODEL", help=f"hub id, {' or '.join(store_examples())}")
     parser.add_argument(
         "--to", metavar="DIR", type=Path, help="place the model there instead of in the cache"
     )

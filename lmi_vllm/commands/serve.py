@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `serve` (startup.md 1)."""
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0: any free)")
-    parser.add_argument("--model", help="hub id, s3:// URL or local directory; wins over all")
+    parser.add_argument("--model", help="hub id, S3 URL or local directory; wins over all")
     parser.add_argument("--demo", action="store_true", help="serve the embedded demo model")
     parser.add_argument("--strict", action="store_true", help="unknown option names are errors")
     parser.add_argument("-f", "--config-file", metavar="F", help="config.properties to read")

@@ -1,4 +1,4 @@
-"""Which configuration files there are, and which of them applies (configuration.md section 1)."""
+"""Which configuration files there are, and which of them applies."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -7,7 +7,9 @@ from typing import Final
 from lmi_vllm.config.findings import Report
 from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.config.resolved import CommandLine
-from lmi_vllm.sources.model_store import PROPERTIES_NAME, StoreFinding, is_file
+from lmi_vllm.sources.local import is_file, without_file_scheme
+from lmi_vllm.sources.model_store import PROPERTIES_NAME, StoreFinding
+from lmi_vllm.sources.table import is_store
 
 _CONFIG_IN_HOME: Final = "conf/config.properties"
 
@@ -31,8 +33,8 @@ def serving_properties_paths(
     if store_path is not None:
         yield store_path
     named = command_line.model or (None if command_line.demo else environ.get("HF_MODEL_ID"))
-    if named and "://" not in named:
-        path = Path(named) / PROPERTIES_NAME
+    if named and not is_store(named):
+        path = Path(without_file_scheme(named)) / PROPERTIES_NAME
         if is_file(path) and (store_path is None or not path.samefile(store_path)):
             yield path
 

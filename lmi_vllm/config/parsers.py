@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from lmi_vllm.sources.table import is_store, store_examples
+
 Parser = Callable[[str], object]
 
 _BOOLEANS: Final[Mapping[str, bool]] = MappingProxyType(
@@ -58,12 +60,13 @@ def any_text(text: str) -> str:
 
 
 def folder_or_s3(text: str) -> str:
-    """A folder of this machine, as path or `file://`, or an s3:// prefix."""
-    scheme, separator, rest = text.strip().partition("://")
-    is_known = not separator or scheme in ("s3", "file")
+    """A folder of this machine, as path or `file:` URL, or a prefix of a store."""
+    text = text.strip()
+    _, separator, rest = text.partition("://")
+    is_known = not separator or is_store(text) or text.startswith("file:")
     if not is_known or (separator and not rest.strip("/")):
-        raise ValueError("write a folder or s3://bucket/prefix")
-    return text.strip()
+        raise ValueError(f"write a folder or {store_examples()[0].rstrip('/')}")
+    return text
 
 
 def plain_text(text: str) -> str:

@@ -38,8 +38,7 @@ from lmi_vllm.config.variable_names import (
     option_key,
 )
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.sources.local_archives import with_unpacked
-from lmi_vllm.sources.model_store import DEFAULT_STORE, search_store
+from lmi_vllm.sources.model_store import DEFAULT_STORE, search_store, with_unpacked
 
 __all__ = ["CommandLine", "Setting", "Settings", "load_settings"]
 

@@ -23,7 +23,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """A model to load: `url` is a folder, file://, s3:// or a hub id."""
+    """A model to load: `url` is a folder, a URL that a source claims, or a hub id."""
 
     url: str
     name: str = ""  # empty: as the URL says

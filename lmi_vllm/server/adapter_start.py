@@ -20,6 +20,7 @@ from lmi_vllm.errors import LmiError, ModelSourceError
 from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.server.code_start import adapter_code
+from lmi_vllm.sources.table import is_store
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +108,8 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
 
 
 def _local(model: ModelArtifacts, folder: str) -> dict[str, Path]:
-    """The adapters of the model directory, then those of an S3 prefix that brought the weights."""
-    fetched = Path(model.model) if model.reference.startswith("s3://") else None
+    """The adapters of the model directory, then those of a prefix that brought the weights."""
+    fetched = Path(model.model) if is_store(model.reference) else None
     return {**local_adapters(fetched, folder), **local_adapters(model.directory, folder)}
 
 

@@ -18,9 +18,15 @@ from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.sources.downloads import DownloadProgress, fetch_model, fetch_text
+from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.model_source import with_files
-from lmi_vllm.sources.model_store import is_directory, is_file
+from lmi_vllm.sources.table import (
+    DownloadProgress,
+    fetch_model,
+    is_store,
+    is_streamed_by_vllm,
+    read_text,
+)
 from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.lmcache import lmcache_exports
@@ -64,7 +70,7 @@ class ModelFiles:
     def is_streamed(self) -> bool:
         """Whether vLLM itself streams the weights from object storage."""
         load_format = str(self._arguments.values.get("load_format"))
-        return load_format.startswith("runai_streamer") and self._model.model.startswith("s3://")
+        return load_format.startswith("runai_streamer") and is_streamed_by_vllm(self._model.model)
 
     async def install_first(self) -> bool:
         """Install the packages that are known before anything is fetched.
@@ -76,12 +82,10 @@ class ModelFiles:
         if found is not None:
             await self._install(found)
             return False
-        url = self._model.reference.rstrip("/*")
-        if not self._is_directory_fetched() or not url.startswith("s3://"):
+        url = self._model.reference
+        if not self._is_directory_fetched() or not is_store(url):
             return False
-        return (
-            await asyncio.to_thread(fetch_text, f"{url}/{REQUIREMENTS}", self._environ) is not None
-        )
+        return await asyncio.to_thread(read_text, url, REQUIREMENTS, self._environ) is not None
 
     async def fetch(self) -> ReadyFiles:
         """Fetch what is not here yet and install what it needs.

@@ -15,15 +15,13 @@ from typing import Final
 from lmi_vllm.config.properties import PropertiesFile, parse_properties, read_properties
 from lmi_vllm.config.settings import CommandLine, Settings, load_settings
 from lmi_vllm.inference.lifecycle import Phase, StartProgress
-from lmi_vllm.sources.archives import is_archive
-from lmi_vllm.sources.downloads import fetch_model, fetch_text
-from lmi_vllm.sources.local_archives import unpack
+from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.model_source import find_in_store
+from lmi_vllm.sources.table import fetch_model, is_store, read_text
 
 logger = logging.getLogger(__name__)
 
 _PROPERTIES: Final = "serving.properties"
-_S3: Final = "s3://"
 
 
 async def complete_settings(
@@ -46,12 +44,12 @@ async def complete_settings(
     named = typed.model or environ.get("HF_MODEL_ID", "").strip()
     if "model_id" not in settings.options and finding.url:
         named = finding.url
-    if not named.startswith(_S3) or settings.properties is not None:
+    if not is_store(named) or settings.properties is not None:
         return settings
     if not is_archive(named):
-        url = f"{named.rstrip('/*')}/{_PROPERTIES}"
-        text = await asyncio.to_thread(fetch_text, url, environ)
-        found = None if text is None else parse_properties(text, url)
+        text = await asyncio.to_thread(read_text, named, _PROPERTIES, environ)
+        origin = f"{named.rstrip('/*')}/{_PROPERTIES}"
+        found = None if text is None else parse_properties(text, origin)
     else:
         start.enter(Phase.DOWNLOAD)
         fetch = partial(

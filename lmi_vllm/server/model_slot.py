@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from lmi_vllm.config.settings import CommandLine, Settings, load_settings
 from lmi_vllm.errors import (
@@ -29,6 +29,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import StartPlan, plan_start
 from lmi_vllm.server.supervisor import Outcome, Supervisor
+from lmi_vllm.sources.local import file_url_path
 
 logger = logging.getLogger(__name__)
 
@@ -171,13 +172,13 @@ def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:
         ResourceNotFoundError: it is a path, and there is nothing.
     """
     try:
-        parts = urlsplit(new.url)
-    except ValueError as error:  # half of an IPv6 address
+        scheme, named = urlsplit(new.url).scheme, file_url_path(new.url)
+    except ValueError as error:  # half of an IPv6 address, or another machine
         raise BadParameterError(f"url: {new.url} is not a valid URL: {error}") from error
-    path = unquote(parts.path) if parts.scheme == "file" else new.url
+    path = new.url if named is None else str(named)
     if path.startswith(("/", ".", "~")) and not Path(path).exists():
         raise ResourceNotFoundError(f"there is no model at {new.url}", "ModelNotFoundException")
-    if parts.scheme not in ("", "file") or Path(path).exists():
+    if scheme not in ("", "file") or Path(path).exists():
         return replace(typed, model=None, demo=False, models=path)
     return replace(typed, model=path, demo=False, models="NONE")
 

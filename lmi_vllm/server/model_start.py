@@ -48,9 +48,9 @@ from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.code_start import check_custom_code, load_custom_code
 from lmi_vllm.server.garbage import imports_without_collections
 from lmi_vllm.server.model_files import ModelFiles, ReadyFiles
-from lmi_vllm.sources.downloads import DownloadProgress
 from lmi_vllm.sources.hub.location import asks_for_fast_transfer
 from lmi_vllm.sources.model_source import locate_model
+from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.telemetry.log_format import chosen_format
 from lmi_vllm.translate import traces
 from lmi_vllm.translate.arguments import build_engine_arguments, detect_devices

@@ -12,7 +12,7 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.inference.sessions import DEFAULT_ROOT, Sessions
-from lmi_vllm.sources.s3.upload import upload_directory
+from lmi_vllm.sources.table import upload_directory
 
 logger = logging.getLogger(__name__)
 

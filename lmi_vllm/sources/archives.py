@@ -1,7 +1,8 @@
 """Archives unpacked so that nothing can land outside of the destination.
 
 Only plain files and directories are taken: links and devices are refused, as are names that leave
-the directory. Owners and modes in the archive are not followed.
+the directory. Owners and modes in the archive are not followed. An archive of this machine is
+unpacked into the cache, under a name made of its path, size and time: anew when it has changed.
 """
 
 import errno
@@ -11,16 +12,17 @@ import shutil
 import stat
 import struct
 import tarfile
+import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.storage import require_space
+from lmi_vllm.sources.storage import cache_directory, require_space
 
 TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
 ZIP_SUFFIXES: Final = (".zip", ".mar")
@@ -61,6 +63,13 @@ class Limits:
 def is_archive(name: str) -> bool:
     """Whether `name` is an archive that `extract_archive` reads."""
     return name.lower().endswith(TAR_SUFFIXES + ZIP_SUFFIXES)
+
+
+def without_archive_ending(name: str) -> str:
+    """`name` without the ending of an archive."""
+    endings = TAR_SUFFIXES + ZIP_SUFFIXES
+    ending = next((end for end in endings if name.lower().endswith(end)), "")
+    return name.removesuffix(name[len(name) - len(ending) :])
 
 
 def extract_archive(
@@ -154,3 +163,40 @@ def _write(path: Path, content: IO[bytes] | None) -> None:
 
 def _refused(source: str, name: str, reason: str) -> DownloadError:
     return DownloadError(f"{source} is not extracted: its entry {name!r} {reason}")
+
+
+def unpacked_directory(archive: Path, environ: Mapping[str, str], kind: str = "model") -> Path:
+    """Where the content of `archive` is kept, whether it is there yet or not.
+
+    Raises:
+        OSError: the archive has gone.
+    """
+    status = archive.stat()
+    identity = f"{archive.absolute()}\0{status.st_size}\0{status.st_mtime_ns}"
+    return cache_directory(f"{kind}:{identity}", environ)
+
+
+def unpack(archive: Path, environ: Mapping[str, str], shown: str, kind: str = "model") -> Path:
+    """The directory with the content of `archive`, which errors call `shown`.
+
+    It appears whole or not at all; two processes may do this at once.
+
+    Raises:
+        DownloadError: it is damaged, holds what is never extracted, or does not fit on the disk.
+    """
+    try:
+        target = unpacked_directory(archive, environ, kind)
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as work:
+            content = Path(work) / "content"
+            extract_archive(archive, content, shown)
+            try:
+                content.rename(target)
+            except OSError:
+                if not target.is_dir():  # else another process has unpacked the same archive
+                    raise
+    except OSError as error:
+        raise DownloadError(f"{shown} cannot be unpacked: {error}") from error
+    return target

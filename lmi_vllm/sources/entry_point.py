@@ -1,4 +1,4 @@
-"""An entry point that is a URL: fetched once into the cache as model.py (configuration.md 7.2)."""
+"""An entry point that is a URL: fetched once into the cache as model.py."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ from typing import Final
 
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.s3.download import cache_directory
+from lmi_vllm.sources.storage import cache_directory
 
 TIMEOUT_SECONDS: Final = 60
 MAX_BYTES: Final = 16 << 20

@@ -1,4 +1,4 @@
-"""Which model the settings mean (startup.md section 2, configuration.md section 1)."""
+"""Which model the settings mean: an id that is named, or what lies in the model store."""
 
 import re
 from collections.abc import Mapping
@@ -11,18 +11,12 @@ from lmi_vllm.config.resolved import Setting, Settings
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.sources.local_archives import with_unpacked
-from lmi_vllm.sources.model_store import (
-    ARCHIVE_ENDINGS,
-    StoreFinding,
-    is_archive,
-    is_directory,
-    is_file,
-    search_store,
-)
+from lmi_vllm.sources.archives import is_archive, without_archive_ending
+from lmi_vllm.sources.local import file_url_path, is_directory, is_file, looks_like_path
+from lmi_vllm.sources.model_store import StoreFinding, search_store, with_unpacked
+from lmi_vllm.sources.table import is_store
 
 _MODEL_FILES: Final = ("config.json", "params.json")
-_S3: Final = "s3://"
 _NAMES_DIRECTORY: Final = ("HF_MODEL_ID", "--model")  # beside load_models, where no id is set
 _ID_NAMES_MODEL: Final = ("HF_MODEL_ID", "OPTION_MODEL_ID", "--model", "--demo")
 
@@ -67,8 +61,8 @@ def _load_models(settings: Settings) -> str:
 
 
 def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -> ModelArtifacts:
-    """The model that a model id names: hub id, s3:// URL or path."""
-    reference = str(model_id.value).removeprefix("file://")
+    """The model that a model id names: hub id, URL or path."""
+    reference = _without_file_scheme(model_id)
     path = Path(reference)
     is_named_by_id = model_id.origin in _ID_NAMES_MODEL
     directory = finding.directory
@@ -81,7 +75,7 @@ def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -
         if is_archive(path.name):
             advice = "put it into the model store, or name it with --models"
         raise ModelSourceError(f"model id {reference} ({model_id.origin}) is a file: {advice}")
-    elif _looks_like_path(reference):
+    elif looks_like_path(reference):
         raise ModelSourceError(
             f"model id {mask_urls(reference)} ({model_id.origin}) is a path that does not exist"
         )
@@ -97,14 +91,24 @@ def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -
     )
 
 
+def _without_file_scheme(model_id: Setting) -> str:
+    """The path of a `file:` URL; any other model id as it is."""
+    reference = str(model_id.value)
+    try:
+        path = file_url_path(reference)
+    except ValueError as error:
+        raise ModelSourceError(f"model id ({model_id.origin}): {error}") from error
+    return reference if path is None else str(path)
+
+
 def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelArtifacts:
     """`model` once its files are at `local`.
 
     A prefix or archive that HF_MODEL_ID (or load_models) names is the model directory itself where
-    the store has none; one that option.model_id names brings weights only (startup.md section 2).
+    the store has none; one that option.model_id names brings weights only.
     """
     model_id = settings.options.get("model_id")
-    is_model_directory = model.reference.startswith(_S3) and (
+    is_model_directory = is_store(model.reference) and (
         model_id is None or model_id.origin in _NAMES_DIRECTORY
     )
     directory = local if model.directory is None and is_model_directory else model.directory
@@ -117,15 +121,10 @@ def _is_inside(settings: Settings, path: Path) -> bool:
     return file is not None and Path(file.path).resolve().parent == path.resolve()
 
 
-def _looks_like_path(reference: str) -> bool:
-    """Whether a model id can only be a path."""
-    return reference.startswith(("/", "./", "../", "~"))
-
-
 def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
     """The model that load_models names by an URL."""
     url = str(finding.url)
-    if _looks_like_path(url) or url.startswith("file:"):
+    if looks_like_path(url):
         raise ModelSourceError(f"load_models names {url}, which does not exist")
     name = clean_name(finding.name or model_name(url))
     return ModelArtifacts(name=name, reference=url, model=url, revision=_revision(settings))
@@ -187,10 +186,7 @@ def model_name(reference: str) -> str:
     """The name a reference gives a model: all of a hub id, else the last path element."""
     is_hub_id = "://" not in reference and not is_directory(reference)
     last = reference if is_hub_id else reference.rstrip("/*").rsplit("/", 1)[-1]
-    for ending in ARCHIVE_ENDINGS:
-        if last.lower().endswith(ending):
-            last = last[: -len(ending)]
-    return last
+    return without_archive_ending(last)
 
 
 def clean_name(name: str) -> str:

@@ -1,15 +1,17 @@
-"""Looking into the model store: which directory is the model directory (startup.md section 2).
+"""Looking into the model store: which directory is the model directory.
 
 Only names are looked at; nothing is fetched, extracted or written.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-ARCHIVE_ENDINGS: Final = (".zip", ".tar.gz", ".tgz", ".mar")
+from lmi_vllm.sources.archives import is_archive, unpacked_directory, without_archive_ending
+from lmi_vllm.sources.local import file_url_path, is_directory, is_file
+
 PROPERTIES_NAME: Final = "serving.properties"
 DEFAULT_STORE: Final = "/opt/ml/model"
 
@@ -18,7 +20,7 @@ DEFAULT_STORE: Final = "/opt/ml/model"
 class StoreFinding:
     """What a store holds: at most one of `directory`, `archive`, `url` and `problem` is set.
 
-    An archive that has been unpacked has a directory too (local_archives.py).
+    An archive that has been unpacked has a directory too.
     """
 
     directory: Path | None = None
@@ -34,27 +36,6 @@ class StoreFinding:
             return None
         path = self.directory / PROPERTIES_NAME
         return path if path.is_file() else None
-
-
-def is_directory(path: Path | str) -> bool:
-    """Whether `path` is a directory; False for a text that cannot be a path at all."""
-    try:
-        return Path(path).is_dir()
-    except (OSError, ValueError):  # too long, or with a zero byte
-        return False
-
-
-def is_file(path: Path | str) -> bool:
-    """Whether `path` is a file; False for a text that cannot be a path at all."""
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def is_archive(name: str) -> bool:
-    """Whether `name` ends like an archive."""
-    return name.lower().endswith(ARCHIVE_ENDINGS)
 
 
 def search_store(store: Path, load_models: str) -> StoreFinding:
@@ -95,13 +76,7 @@ def _child(path: Path) -> StoreFinding:
     """The finding for one entry of the store."""
     if path.is_dir():
         return StoreFinding(directory=entered(path))
-    return StoreFinding(archive=path, name=_stem(path))
-
-
-def _stem(archive: Path) -> str:
-    """The name of an archive without its ending."""
-    ending = next(end for end in ARCHIVE_ENDINGS if archive.name.lower().endswith(end))
-    return archive.name[: -len(ending)]
+    return StoreFinding(archive=path, name=without_archive_ending(path.name))
 
 
 def entered(directory: Path) -> Path:
@@ -130,9 +105,23 @@ def _listed(entries: list[str]) -> StoreFinding:
     match = re.fullmatch(r"(?:([^=/]+)=)?(.+)", entries[0])
     name, url = match.groups() if match else (None, entries[0])
     name = name.split(":")[0] if name else None
-    path = Path(url.removeprefix("file://"))
+    try:
+        path = file_url_path(url) or Path(url)
+    except ValueError as error:
+        return StoreFinding(problem=f"load_models: {error}")
     if is_directory(path):
         return StoreFinding(directory=entered(path), name=name)
     if is_file(path) and is_archive(path.name):
-        return StoreFinding(archive=path, name=name or _stem(path))
+        return StoreFinding(archive=path, name=name or without_archive_ending(path.name))
     return StoreFinding(url=url, name=name)
+
+
+def with_unpacked(finding: StoreFinding, environ: Mapping[str, str]) -> StoreFinding:
+    """`finding` with the directory of its archive, where that has been unpacked before."""
+    if finding.archive is None or finding.directory is not None:
+        return finding
+    try:
+        directory = unpacked_directory(finding.archive, environ)
+    except OSError:
+        return finding
+    return replace(finding, directory=entered(directory)) if directory.is_dir() else finding

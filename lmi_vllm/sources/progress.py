@@ -10,12 +10,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
-
-from lmi_vllm.sources.storage import human_size
+from typing import Final, Protocol
 
 POLL_SECONDS = 0.4
 RATE_WINDOW_SECONDS = 10.0
+_UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
+_THOUSAND: Final = 1000
+
+
+def human_size(size: float) -> str:
+    """`size` bytes with a decimal unit, as disk makers and `df -H` count."""
+    for power, unit in enumerate(_UNITS, start=1):
+        scaled = size / 1000**power
+        if 1 <= scaled < _THOUSAND:
+            return f"{scaled:.1f} {unit}"
+    return f"{size:.0f} bytes" if size < _THOUSAND else f"{size / 1000**5:.1f} PB"
 
 
 @dataclass(frozen=True, slots=True)

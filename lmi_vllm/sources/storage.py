@@ -1,37 +1,56 @@
-"""Disk space, locks and retries: what every kind of download needs around its transfer."""
+"""Disk space, directories, locks and retries: what every kind of download needs around it."""
 
 import errno
-import fcntl
+import hashlib
 import logging
+import os
 import re
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+from filelock import FileLock, Timeout
+
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.sources.base import InterruptedTransferError
+from lmi_vllm.sources.progress import human_size
 
 logger = logging.getLogger(__name__)
 
 RETRY_PAUSES_SECONDS: Final = (0.5, 2.0)
-_UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
-_THOUSAND: Final = 1000
 _Result = TypeVar("_Result")
 
 
-class InterruptedTransferError(Exception):
-    """A transfer broke in a way that trying again may cure; its text is safe to show."""
+def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
+    """Where what `url` names is kept: `<root>/download/<hash>`, as the LMI container does."""
+    root = environ.get("SERVING_DOWNLOAD_DIR") or environ.get("DJL_CACHE_DIR")
+    if not root:
+        home = Path("~/.djl.ai").expanduser()
+        usable = home if home.is_dir() else home.parent
+        root = str(home if os.access(usable, os.W_OK) else Path(tempfile.gettempdir()) / ".djl.ai")
+    digest = hashlib.sha256(url.strip().encode()).hexdigest()[:40]
+    return Path(root).expanduser().absolute() / "download" / digest
 
 
-def human_size(size: float) -> str:
-    """`size` bytes with a decimal unit, as disk makers and `df -H` count."""
-    for power, unit in enumerate(_UNITS, start=1):
-        scaled = size / 1000**power
-        if 1 <= scaled < _THOUSAND:
-            return f"{scaled:.1f} {unit}"
-    return f"{size:.0f} bytes" if size < _THOUSAND else f"{size / 1000**5:.1f} PB"
+def has_size(path: Path, size: int) -> bool:
+    """Whether `path` is a file of `size` bytes."""
+    try:
+        return path.is_file() and path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def written_size(path: Path) -> int:
+    """Bytes of `path` that are on the disk: parts arrive in any order, leaving holes."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:  # renamed meanwhile
+        return 0
+    return min(status.st_size, status.st_blocks * 512)
 
 
 def free_bytes(directory: Path) -> int:
@@ -74,41 +93,51 @@ def naming_full_disk(
 
 
 @contextmanager
-def exclusive(lock: Path, what: str) -> Iterator[int]:
-    """Run the block while no other process holds `lock`; the system frees it if we are killed.
-
-    The block gets the lock's descriptor, so that a child process can be made to hold it too.
-    """
+def exclusive(lock: Path, what: str) -> Iterator[None]:
+    """Run the block while no other process holds `lock`; the system frees it if we are killed."""
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("Another process is fetching %s: waiting for it", what)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle.fileno()
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        logger.info("Another process is fetching %s: waiting for it", what)
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
 
 
-def with_retries(source: str, transfer: Callable[[], _Result]) -> _Result:
+def with_retries(source: str, transfer: Callable[[int], _Result]) -> _Result:
     """The result of `transfer`, tried again after each `InterruptedTransferError`.
+
+    It is given the number of the attempt, from 0.
 
     Raises:
         DownloadError: it was interrupted every time.
     """
-    for pause in RETRY_PAUSES_SECONDS:
+    for attempt, pause in enumerate(RETRY_PAUSES_SECONDS):
         try:
-            return transfer()
+            return transfer(attempt)
         except InterruptedTransferError as error:
             logger.warning("Fetching %s was interrupted (%s): trying again", source, error)
             time.sleep(pause)
+    last = len(RETRY_PAUSES_SECONDS)
     try:
-        return transfer()
+        return transfer(last)
     except InterruptedTransferError as error:
-        attempts = len(RETRY_PAUSES_SECONDS) + 1
         raise DownloadError(
-            f"fetching {source} was interrupted {attempts} times, last: {error}. Check the network "
+            f"fetching {source} was interrupted {last + 1} times, last: {error}. Check the network "
             "and start again: what has arrived is kept"
         ) from error
+
+
+def link_or_copy(present: str | Path, path: str | Path) -> None:
+    """Make `path` the file that `present` is, links followed; without copying where that works."""
+    try:
+        os.link(os.path.realpath(present), path)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(present, path)
 
 
 def put_in_place(ready: Path, target: Path) -> None:

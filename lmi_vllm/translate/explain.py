@@ -12,8 +12,8 @@ from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting, Settings
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.sources.local import is_file
 from lmi_vllm.sources.model_source import find_in_store, locate_model
-from lmi_vllm.sources.model_store import is_file
 from lmi_vllm.translate.arguments import Translation, translate
 from lmi_vllm.translate.devices import Devices
 

@@ -7,7 +7,8 @@ from typing import Final
 
 from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.sources.model_store import is_directory, is_file
+from lmi_vllm.sources.local import is_directory, is_file
+from lmi_vllm.sources.table import is_store
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _TASKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -268,7 +269,7 @@ def entry_point(draft: ArgumentDraft) -> None:
     setting, model = draft.given("entryPoint"), draft.model
     if setting is None or not isinstance(setting.value, str) or model is None:
         return
-    if setting.value.startswith(("http://", "https://")) or model.reference.startswith("s3://"):
+    if setting.value.startswith(("http://", "https://")) or is_store(model.reference):
         return
     path = (model.directory or Path("/nonexistent")) / setting.value
     if not is_file(path):

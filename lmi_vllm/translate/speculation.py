@@ -8,7 +8,7 @@ from typing import Final
 from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config.resolved import Setting
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.sources.model_store import is_directory
+from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _SPECULATIVE_LENGTH: Final = 5  # LMI's default, configuration.md 11.2

@@ -49,7 +49,7 @@ DEBTS = {
     "server/model_start.py": r"extras\.(compile_cache|front_ends|seq2seq)\..*",
     "server/server.py": r"extras\.front_ends\..*",
 }
-AWS = r"sources/(downloads|s3/\w+)\.py|extras/(bench/sagemaker_client|compile_cache/s3)\.py"
+AWS = r"sources/s3/\w+\.py|extras/bench/sagemaker_client\.py"
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
     "vllm": r"engine/vllm/\w+\.py|extras/(legacy_models/classes|seq2seq/requests)\.py",
@@ -60,7 +60,7 @@ LIBRARIES = {
     r"|(engine/vllm/(openai|routes)|extras/seq2seq/requests)\.py",
     "boto3": AWS,
     "botocore": AWS,
-    "huggingface_hub": r"sources/(downloads|hub/\w+)\.py",
+    "huggingface_hub": r"sources/hub/\w+\.py",
     "xgrammar": r"engine/vllm/\w+\.py",
     "prometheus_client": r"telemetry/(metrics|registry)\.py|web/management_routes\.py",
     "opentelemetry": r"telemetry/otel\.py",

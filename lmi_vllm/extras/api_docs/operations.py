@@ -1,6 +1,6 @@
 """What every route is for, takes and answers: the one table behind /openapi.json and /docs.
 
-A route that is not here fails `tests/unit/extras/api_docs/test_openapi.py`.
+A route that is not here fails `tests/web/test_openapi.py`.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
         "url": {
             "schema": {"type": "string"},
-            "description": "Folder, file://, s3:// or hub id of the model.",
+            "description": "Folder, hub id, or file: or S3 URL of the model.",
         },
         "synchronous": {
             "schema": {"type": "boolean"},
@@ -78,7 +78,7 @@ QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "name": {"schema": {"type": "string"}, "description": "The adapter's name."},
         "src": {
             "schema": {"type": "string"},
-            "description": "Folder, file://, s3:// or .tar.gz of the adapter.",
+            "description": "Folder, .tar.gz, or file: or S3 URL of the adapter.",
         },
         "preload": {"schema": {"type": "boolean"}, "description": "Load it now."},
         "pin": {"schema": {"type": "boolean"}, "description": "Never evict it."},

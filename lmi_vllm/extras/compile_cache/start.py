@@ -36,14 +36,11 @@ from lmi_vllm.extras.compile_cache.archive import (
     write_manifest,
 )
 from lmi_vllm.extras.compile_cache.key import cache_key, key_parts
-from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, CacheStore, open_store
+from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, CacheStore, open_cache_store
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.sources.s3.store import StoreUnreachableError
-from lmi_vllm.sources.storage import (
-    InterruptedTransferError,
-    human_size,
-    without_secrets,
-)
+from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.progress import human_size
+from lmi_vllm.sources.storage import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +56,7 @@ FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
 # where nothing is left to compile. Part of vLLM's own key: the saver has to do without it, too.
 _NO_HEADER: Final = ("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 _FAILURES: Final = (
-    LmiError, ForeignEntryError, InterruptedTransferError, OSError, StoreUnreachableError,
+    LmiError, ForeignEntryError, InterruptedTransferError, OSError, UnreachableError,
 )  # fmt: skip
 
 
@@ -220,7 +217,7 @@ def compile_cache(
         place = vllm_cache_folder(environ) / "lmi_vllm" / cache_key(parts)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         _remove_abandoned(place.parent)
-        return CompileCache(open_store(str(uri), environ), place, parts, environ)
+        return CompileCache(open_cache_store(str(uri), environ), place, parts, environ)
     except (LmiError, OSError) as error:
         logger.warning("compile cache: NOT used, %s: %s", SETTING, mask_urls(str(error)))
         return None

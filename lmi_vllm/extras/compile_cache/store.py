@@ -1,4 +1,4 @@
-"""Where cache entries are kept between containers: a folder here; `s3_cache` has the other kind.
+"""Where cache entries are kept between containers: a shared folder, or a store of objects.
 
 An entry is one file under one name. It appears at once and whole, or not at all, so that several
 replicas may save at the same time: the last one wins, and all of them are good.
@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.extras.compile_cache.archive import ForeignEntryError
-from lmi_vllm.extras.compile_cache.s3 import S3CacheStore
-from lmi_vllm.sources.s3.store import SCHEME
+from lmi_vllm.extras.compile_cache.archive import LIMITS, ForeignEntryError
+from lmi_vllm.sources.base import ObjectStore
+from lmi_vllm.sources.local import without_file_scheme
+from lmi_vllm.sources.table import open_store
 
 _PARTIAL: Final = ".partial"
 ABANDONED_SECONDS: Final = 86_400.0  # what a killed process left half done is removed
 
 
 class CacheStore(Protocol):
-    """Keeps entries. Every method raises `DownloadError`, `StoreUnreachableError` or `OSError`."""
+    """Keeps entries. Every method raises `DownloadError`, `UnreachableError` or `OSError`."""
 
     @property
     def shown(self) -> str:
@@ -43,15 +44,46 @@ class CacheStore(Protocol):
         """Keep `archive` under `name`, in the place of an earlier one."""
 
 
-def open_store(uri: str, environ: Mapping[str, str]) -> CacheStore:
+def open_cache_store(uri: str, environ: Mapping[str, str]) -> CacheStore:
     """The store that LMI_CACHE_URI names; nothing is asked of it yet.
 
     Raises:
-        DownloadError: an s3:// URL without a bucket.
+        DownloadError: the URL of a store is not complete.
     """
-    if uri.startswith(SCHEME):
-        return S3CacheStore(uri, environ)
-    return FolderStore(Path(uri.removeprefix("file://")).expanduser().absolute())
+    store = open_store(uri, environ)
+    if store is not None:
+        return BucketStore(store)
+    return FolderStore(Path(without_file_scheme(uri)).expanduser().absolute())
+
+
+class BucketStore:
+    """Entries below a prefix of a store of objects."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @property
+    def shown(self) -> str:
+        """The prefix without a login."""
+        return mask_urls(self._store.url)
+
+    def fetch(self, name: str, scratch: Path) -> Path | None:
+        """Fetch the entry into `scratch`."""
+        found = self._store.find(name)
+        if found is None:
+            return None
+        if found.size > LIMITS.total_bytes:
+            raise ForeignEntryError("it is larger than an entry may be")
+        self._store.download((found,), scratch, attempt=0)
+        return scratch / found.name
+
+    def has(self, name: str) -> bool:
+        """Whether the entry is there."""
+        return self._store.find(name) is not None
+
+    def put(self, name: str, archive: Path) -> None:
+        """Upload it at once."""
+        self._store.upload(name, archive)
 
 
 class FolderStore:

@@ -13,7 +13,7 @@ from typing import Final
 
 from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.sources.model_store import is_directory
+from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _Config = Mapping[str, object]

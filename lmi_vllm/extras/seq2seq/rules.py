@@ -15,7 +15,7 @@ from lmi_vllm.config.front_end_rules import NAME as PROCESSES
 from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Settings
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.sources.model_store import is_directory
+from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
 ARCHITECTURES: Final = frozenset(

@@ -9,31 +9,37 @@ import glob
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.hub.errors import HubUnreachableError, hiding_signed_urls, translating
+from lmi_vllm.sources.base import FetchRequest, InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.hub.errors import hiding_signed_urls, translating
 from lmi_vllm.sources.hub.files import FileSelection, needs_weights, select_files
-from lmi_vllm.sources.hub.location import HubSource
-from lmi_vllm.sources.manifest import has_size
+from lmi_vllm.sources.hub.location import HubRepository
 from lmi_vllm.sources.progress import Measure, ProgressSink, reporting
 from lmi_vllm.sources.storage import (
-    InterruptedTransferError,
     exclusive,
+    has_size,
     naming_full_disk,
     require_space,
     with_retries,
     without_secrets,
+    written_size,
 )
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
 
 logger = logging.getLogger(__name__)
 
 SPACE_ADVICE: Final = "set HF_HOME (or option.download_dir) to a larger disk"
 _STALE_SECONDS: Final = 3600.0
 _SHOWN_NAMES: Final = 5
+_NO_FILE: Final = "EntryNotFound"  # of a repository that is there
 _Select = Callable[[Iterable[str]], FileSelection]
 
 
@@ -46,12 +52,7 @@ class _Listing:
     blobs: frozenset[str]  # their names in the cache's blobs folder
 
 
-def fetch_from_hub(
-    source: HubSource,
-    load_format: str | None,
-    ignore_patterns: Sequence[str] | None,
-    on_progress: ProgressSink,
-) -> Path:
+def fetch_from_hub(source: HubRepository, request: FetchRequest) -> Path:
     """The local snapshot directory of `source`, with every file that vLLM will read.
 
     Raises:
@@ -59,55 +60,86 @@ def fetch_from_hub(
     """
 
     def select(names: Iterable[str]) -> FileSelection:
-        return select_files(names, load_format, ignore_patterns)
+        return select_files(names, request.load_format, request.ignore_patterns)
 
     if source.is_offline:
         return _cached_snapshot(source, select, "HF_HUB_OFFLINE is set")
     with hiding_signed_urls():
         try:
-            listing = with_retries(source.label, lambda: _list_files(source, select, load_format))
-        except HubUnreachableError as error:
+            listing = with_retries(
+                source.label, lambda _: _list_files(source, select, request.load_format)
+            )
+        except UnreachableError as error:
             snapshot = _cached_snapshot(source, select, f"{source.endpoint}: {error}")
             logger.warning("%s is unreachable: using the cached copy of %s", source.endpoint,
                            source.label)  # fmt: skip
             return snapshot
         try:
-            return _download(source, listing, on_progress)
+            return _download(source, listing, request.on_progress)
         except OSError as error:
             raise DownloadError(
                 f"{source.label} cannot be stored in {source.cache}: {error}"
             ) from error
 
 
-def commit_of(source: HubSource) -> str:
+def commit_of(source: HubRepository) -> str:
     """The commit that the revision of `source` stands for now.
 
     Raises:
         DownloadError: the hub refused.
-        HubUnreachableError: nobody answers.
+        UnreachableError: the hub does not answer.
     """
-    from huggingface_hub import HfApi  # noqa: PLC0415
+    return with_retries(source.label, lambda _: _model_info(source, with_files=False)).sha or ""
 
-    def ask() -> str:
+
+def read_hub_text(source: HubRepository, name: str) -> str | None:
+    """One small file of the repository; None where it has no such file.
+
+    Raises:
+        DownloadError: the hub refused, or does not answer.
+    """
+    from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status  # noqa: PLC0415
+
+    headers = {"authorization": f"Bearer {source.token}"} if source.token else {}
+
+    def ask(attempt: int) -> str | None:
         with translating(source):
-            api = HfApi(endpoint=source.endpoint, token=source.token or False)
-            timeout = source.metadata_timeout_seconds
-            found = api.model_info(source.repository, revision=source.revision, timeout=timeout)
-        return found.sha or ""
+            url = hf_hub_url(
+                source.repository, name, revision=source.revision, endpoint=source.endpoint
+            )
+            # Redirects are followed, and the token stays with the hub's own host.
+            answer = get_session().get(
+                url,
+                headers=headers,
+                timeout=source.metadata_timeout_seconds,
+            )
+            reason = answer.headers.get("X-Error-Code", _NO_FILE)
+            if answer.status_code == HTTPStatus.NOT_FOUND and reason == _NO_FILE:
+                return None
+            hf_raise_for_status(answer)
+            return str(answer.text)
 
-    return with_retries(source.label, ask)
+    with hiding_signed_urls():
+        try:
+            return with_retries(source.label, ask)
+        except UnreachableError as error:
+            raise DownloadError(f"{source.label} cannot be read: {error}") from error
 
 
-def _list_files(source: HubSource, select: _Select, load_format: str | None) -> _Listing:
+def _model_info(source: HubRepository, *, with_files: bool) -> "ModelInfo":
     from huggingface_hub import HfApi  # noqa: PLC0415
 
     with translating(source):
-        info = HfApi(endpoint=source.endpoint, token=source.token or False).model_info(
+        return HfApi(endpoint=source.endpoint, token=source.token or False).model_info(
             source.repository,
             revision=source.revision,
-            files_metadata=True,
+            files_metadata=with_files,
             timeout=source.metadata_timeout_seconds,
         )
+
+
+def _list_files(source: HubRepository, select: _Select, load_format: str | None) -> _Listing:
+    info = _model_info(source, with_files=True)
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     selection = select(siblings)
     if needs_weights(load_format) and not selection.has_weights:
@@ -120,7 +152,9 @@ def _list_files(source: HubSource, select: _Select, load_format: str | None) -> 
     )
 
 
-def _no_weights(source: HubSource, names: Iterable[str], load_format: str | None) -> DownloadError:
+def _no_weights(
+    source: HubRepository, names: Iterable[str], load_format: str | None
+) -> DownloadError:
     found = sorted(names)
     shown = ", ".join([*found[:_SHOWN_NAMES], *(["..."] if found[_SHOWN_NAMES:] else [])])
     return DownloadError(
@@ -130,7 +164,7 @@ def _no_weights(source: HubSource, names: Iterable[str], load_format: str | None
     )
 
 
-def _download(source: HubSource, listing: _Listing, on_progress: ProgressSink) -> Path:
+def _download(source: HubRepository, listing: _Listing, on_progress: ProgressSink) -> Path:
     snapshot = source.folder / "snapshots" / listing.commit
     if _is_complete(source, listing, snapshot):
         return snapshot  # without a lock: the cache may be a read-only mount
@@ -149,11 +183,11 @@ def _download(source: HubSource, listing: _Listing, on_progress: ProgressSink) -
             reporting(measure, on_progress),
             naming_full_disk(source.label, missing, source.cache, SPACE_ADVICE),
         ):
-            with_retries(source.label, lambda: _transfer(source, listing))
+            with_retries(source.label, lambda _: _transfer(source, listing))
     return _verified(source, listing, snapshot)
 
 
-def _transfer(source: HubSource, listing: _Listing) -> None:
+def _transfer(source: HubRepository, listing: _Listing) -> None:
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
     from huggingface_hub.utils.tqdm import tqdm  # noqa: PLC0415
@@ -176,7 +210,7 @@ def _transfer(source: HubSource, listing: _Listing) -> None:
                 allow_patterns=[glob.escape(name) for name in listing.sizes],
                 tqdm_class=SilentBar,
             )
-    except (HubUnreachableError, LocalEntryNotFoundError) as error:
+    except (UnreachableError, LocalEntryNotFoundError) as error:
         raise InterruptedTransferError(without_secrets(str(error.__cause__ or error))) from error
 
 
@@ -186,17 +220,8 @@ def _arrived(listing: _Listing, snapshot: Path, blobs: Path) -> tuple[int, int]:
     size = sum(listing.sizes[name] for name in done)
     for partial in blobs.glob("*.incomplete"):
         if partial.name.partition(".")[0] in listing.blobs:
-            size += _blocks_size(partial)
+            size += written_size(partial)  # xet writes files of their full size from many ends
     return len(done), size
-
-
-def _blocks_size(path: Path) -> int:
-    """Bytes of `path` that are written; xet writes files of their full size from many ends."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:  # renamed meanwhile
-        return 0
-    return min(status.st_size, status.st_blocks * 512)
 
 
 def _remove_stale_partials(blobs: Path) -> None:
@@ -209,7 +234,7 @@ def _remove_stale_partials(blobs: Path) -> None:
             logger.debug("Could not remove %s", partial)
 
 
-def _is_complete(source: HubSource, listing: _Listing, snapshot: Path) -> bool:
+def _is_complete(source: HubRepository, listing: _Listing, snapshot: Path) -> bool:
     """Whether nothing is missing, and the cache knows which commit the revision stands for."""
     reference = source.folder / "refs" / (source.revision or "main")
     is_known = source.revision == listing.commit or (
@@ -218,7 +243,7 @@ def _is_complete(source: HubSource, listing: _Listing, snapshot: Path) -> bool:
     return is_known and all(has_size(snapshot / name, size) for name, size in listing.sizes.items())
 
 
-def _verified(source: HubSource, listing: _Listing, snapshot: Path) -> Path:
+def _verified(source: HubRepository, listing: _Listing, snapshot: Path) -> Path:
     """`snapshot`, once every file is there with the size the hub announced."""
     for name, size in listing.sizes.items():
         path = snapshot / name
@@ -232,7 +257,7 @@ def _verified(source: HubSource, listing: _Listing, snapshot: Path) -> Path:
     return snapshot
 
 
-def _cached_snapshot(source: HubSource, select: _Select, reason: str) -> Path:
+def _cached_snapshot(source: HubRepository, select: _Select, reason: str) -> Path:
     """The snapshot that is already in the cache.
 
     Raises:
@@ -267,7 +292,7 @@ def _cached_snapshot(source: HubSource, select: _Select, reason: str) -> Path:
     return snapshot
 
 
-def _missing_files(source: HubSource, snapshot: Path, select: _Select) -> list[str]:
+def _missing_files(source: HubRepository, snapshot: Path, select: _Select) -> list[str]:
     """Weights and configuration that the cached snapshot lacks; other files may be absent."""
     listed = _cached_names(source)
     if listed is not None:
@@ -277,12 +302,10 @@ def _missing_files(source: HubSource, snapshot: Path, select: _Select) -> list[s
     return [name for name in needed if not (snapshot / name).is_file()]
 
 
-def _cached_names(source: HubSource) -> list[str] | None:
-    try:
-        from huggingface_hub import get_cached_repo_tree  # noqa: PLC0415
-        from huggingface_hub.errors import CachedRepoTreeNotFoundError  # noqa: PLC0415
-    except ImportError:  # older than the listing cache
-        return None
+def _cached_names(source: HubRepository) -> list[str] | None:
+    from huggingface_hub import get_cached_repo_tree  # noqa: PLC0415
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError  # noqa: PLC0415
+
     try:
         tree = get_cached_repo_tree(
             source.repository, revision=source.revision, cache_dir=source.cache

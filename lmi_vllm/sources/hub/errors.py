@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.hub.location import HubSource
-from lmi_vllm.sources.storage import InterruptedTransferError, without_secrets
+from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.hub.location import HubRepository
+from lmi_vllm.sources.storage import without_secrets
 
 _CHATTY_LOGGERS: Final = (
     "huggingface_hub.file_download",
@@ -20,13 +21,9 @@ _FIRST_SERVER_FAULT: Final = 500
 _RETRIED_STATUSES: Final = (408, 429)
 
 
-class HubUnreachableError(Exception):
-    """The hub cannot be asked at all; a cached snapshot may still do."""
-
-
 @contextmanager
-def translating(source: HubSource) -> Iterator[None]:
-    """Raise only `DownloadError`, `HubUnreachableError` or `InterruptedTransferError` in the block.
+def translating(source: HubRepository) -> Iterator[None]:
+    """Raise only `DownloadError`, `UnreachableError` or `InterruptedTransferError` in the block.
 
     An error of the local disk leaves as the `OSError` it is.
     """
@@ -48,16 +45,16 @@ def translating(source: HubSource) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise _of_answer(source, error) from error
     except OfflineModeIsEnabled as error:
-        raise HubUnreachableError("HF_HUB_OFFLINE is set") from error
+        raise UnreachableError("HF_HUB_OFFLINE is set") from error
     except HTTPError as error:
-        raise HubUnreachableError(_reason(error)) from error
+        raise UnreachableError(_reason(error)) from error
     except OSError as error:
         raise _of_system(error) from error
     except RuntimeError as error:  # what hf_xet raises
         raise InterruptedTransferError(_reason(error)) from error
 
 
-def _of_answer(source: HubSource, error: Exception) -> Exception:
+def _of_answer(source: HubRepository, error: Exception) -> Exception:
     """Our error for an answer of the hub that is not a success."""
     from huggingface_hub.errors import (  # noqa: PLC0415
         GatedRepoError,
@@ -86,7 +83,7 @@ def _of_answer(source: HubSource, error: Exception) -> Exception:
     return DownloadError(f"{source.label}: {source.endpoint} answered with status {status}")
 
 
-def _gated_text(source: HubSource) -> str:
+def _gated_text(source: HubRepository) -> str:
     if source.token is None:
         return (
             f"{source.label} is gated and no token is set: accept its terms at "
@@ -98,7 +95,7 @@ def _gated_text(source: HubSource) -> str:
     )
 
 
-def _missing_text(source: HubSource) -> str:
+def _missing_text(source: HubRepository) -> str:
     private = (
         "if it is private, set HF_TOKEN"
         if source.token is None

@@ -17,7 +17,7 @@ _TRUE: Final = ("1", "ON", "YES", "TRUE")  # huggingface_hub.constants.ENV_VARS_
 
 
 @dataclass(frozen=True, slots=True)
-class HubSource:
+class HubRepository:
     """One repository at one revision, how to reach it, and the cache it is kept in."""
 
     repository: str
@@ -40,12 +40,12 @@ class HubSource:
         return self.cache / f"models--{self.repository.replace('/', '--')}"
 
 
-def hub_source(
+def hub_repository(
     repository: str, revision: str | None, environ: Mapping[str, str], cache: Path | None = None
-) -> HubSource:
+) -> HubRepository:
     """The source that `environ` describes; `cache` goes before its cache directory."""
     home = _hub_home(environ)
-    return HubSource(
+    return HubRepository(
         repository=repository,
         revision=revision,
         endpoint=(environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),

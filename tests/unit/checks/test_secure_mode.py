@@ -9,7 +9,7 @@ from lmi_vllm.checks.secure_mode import KNOWN_CONTROLS, adapter_violations, star
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.settings import CommandLine, load_settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.sources.local_archives import unpack
+from lmi_vllm.sources.archives import unpack
 from tests.support.s3_server import zip_file
 
 ALL = ",".join(KNOWN_CONTROLS)

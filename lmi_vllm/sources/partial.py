@@ -1,54 +1,81 @@
-"""The temporary sibling of an S3 download: prepared from what is there, filled, verified."""
+"""The temporary sibling of a download: prepared from what is there, filled, verified.
 
-import hashlib
+Beside the files lies a record of what the store held, so that a change is noticed later.
+"""
+
+import json
 import logging
 import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Self
 
 from lmi_vllm.sources.archives import SPACE_ADVICE
-from lmi_vllm.sources.manifest import (
-    MANIFEST_NAME,
-    FetchManifest,
-    has_size,
-    manifest_of,
-    read_manifest,
-)
+from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, StoredObject
 from lmi_vllm.sources.progress import Measure, ProgressSink, reporting
-from lmi_vllm.sources.s3.store import (
-    S3Location,
-    StoredObject,
-    request_payer,
-    translating,
-)
-from lmi_vllm.sources.s3.transfer import TransferJob, choose_transfers
 from lmi_vllm.sources.storage import (
-    InterruptedTransferError,
+    has_size,
+    link_or_copy,
     naming_full_disk,
     require_space,
     with_retries,
+    written_size,
 )
 
 logger = logging.getLogger(__name__)
 
-_MD5_HEX_DIGITS: Final = 32
+MANIFEST_NAME: Final = ".lmi-fetch.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchManifest:
+    """What was fetched (`objects`: name -> size and ETag) and the files it became, with sizes."""
+
+    source: str
+    objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: str, objects: Sequence[StoredObject]) -> Self:
+        """The manifest of a directory that holds `objects` as they are."""
+        return cls(
+            source,
+            {stored.name: (stored.size, stored.etag) for stored in objects},
+            {stored.name: stored.size for stored in objects},
+        )
+
+    def write(self, directory: Path) -> None:
+        """Save it in `directory`, whole or not at all."""
+        record = {"source": self.source, "objects": self.objects, "files": self.files}
+        temporary = directory / f"{MANIFEST_NAME}.new"
+        temporary.write_text(json.dumps(record, indent=1))
+        temporary.replace(directory / MANIFEST_NAME)
+
+    def is_on_disk(self, directory: Path) -> bool:
+        """Whether every file is in `directory` with its size."""
+        return all(has_size(directory / name, size) for name, size in self.files.items())
+
+
+def read_manifest(directory: Path) -> FetchManifest | None:
+    """The manifest in `directory`, None when there is none that can be read."""
+    try:
+        record = json.loads((directory / MANIFEST_NAME).read_bytes())
+        objects = {name: (int(size), str(etag)) for name, (size, etag) in record["objects"].items()}
+        return FetchManifest(str(record["source"]), objects, dict(record["files"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class PartialDirectory:
     """What is being fetched for `target`, kept in its sibling until it is complete."""
 
-    location: S3Location
+    store: ObjectStore
     target: Path
     objects: tuple[StoredObject, ...]
-    environ: Mapping[str, str]
-    client: Any  # boto3's
-    lock_descriptor: int
 
     @property
     def directory(self) -> Path:
@@ -58,7 +85,7 @@ class PartialDirectory:
     def prepare(self) -> None:
         """Keep what an interrupted fetch has completed, and what an older version shares."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        wanted = manifest_of(self.location.url, self.objects)
+        wanted = FetchManifest.of(self.store.url, self.objects)
         self._drop_outdated(read_manifest(self.directory), wanted)
         wanted.write(self.directory)
         for stored in self.objects:
@@ -72,35 +99,23 @@ class PartialDirectory:
             DownloadError: the disk is too small, the store refused, or retries were used up.
         """
         needed = sum(stored.size for stored in self._missing())
-        require_space(self.location.url, needed, self.directory, SPACE_ADVICE)
-        transfers = list(choose_transfers(self.environ))
+        require_space(self.store.url, needed, self.directory, SPACE_ADVICE)
 
-        def attempt() -> None:
-            transfer = transfers.pop(0) if len(transfers) > 1 else transfers[0]
+        def transfer(attempt: int) -> None:
             missing = self._missing()
             if missing:
-                transfer(self._job(missing))
+                self.store.download(missing, self.directory, attempt)
             self._verify(missing)
 
         total = sum(stored.size for stored in self.objects)
         measure = Measure(len(self.objects), total, self._arrived)
         with reporting(measure, on_progress), self.naming_full_disk():
-            with_retries(self.location.url, attempt)
+            with_retries(self.store.url, transfer)
 
     def naming_full_disk(self) -> AbstractContextManager[None]:
         """Name both numbers if the disk fills up inside the block."""
         total = sum(stored.size for stored in self.objects)
-        return naming_full_disk(self.location.url, total, self.directory, SPACE_ADVICE)
-
-    def _job(self, missing: Sequence[StoredObject]) -> TransferJob:
-        return TransferJob(
-            location=self.location,
-            objects=missing,
-            directory=self.directory,
-            environ=self.environ,
-            client=self.client,
-            lock_descriptor=self.lock_descriptor,
-        )
+        return naming_full_disk(self.store.url, total, self.directory, SPACE_ADVICE)
 
     def _missing(self) -> list[StoredObject]:
         return [
@@ -124,40 +139,27 @@ class PartialDirectory:
             present, path = self.target / name, self.directory / name
             unchanged = current is not None and current.objects.get(name) == expected
             if unchanged and has_size(present, expected[0]) and not path.exists():
-                try:
-                    os.link(present, path)
-                except OSError:  # no hard links on this file system
-                    shutil.copyfile(present, path)
+                link_or_copy(present, path)
 
     def _arrived(self) -> tuple[int, int]:
         done = len(self.objects) - len(self._missing())
-        return done, sum(_written_size(path) for path in _files_in(self.directory))
+        return done, sum(written_size(path) for path in _files_in(self.directory))
 
-    def _verify(self, fetched: Iterable[StoredObject]) -> None:
-        """Return when every file has its size, and its MD5 where the ETag is one.
+    def _verify(self, fetched: Sequence[StoredObject]) -> None:
+        """Return when every file has its size, and its checksum where the store tells one.
 
         Raises:
             InterruptedTransferError: one has not; it has been deleted.
         """
         if short := self._missing():
             raise InterruptedTransferError(f"{short[0].name} did not arrive whole")
-        hashed = [stored for stored in fetched if _is_md5(stored.etag)]
+        paths = [self.directory / stored.name for stored in fetched]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            digests = pool.map(lambda stored: _md5(self.directory / stored.name), hashed)
-            differing = [s for s, digest in zip(hashed, digests, strict=True) if s.etag != digest]
-        for stored in differing:
-            if self._is_etag_an_md5(stored):
-                (self.directory / stored.name).unlink()
-                raise InterruptedTransferError(f"{stored.name} arrived with another checksum")
-
-    def _is_etag_an_md5(self, stored: StoredObject) -> bool:
-        """Whether the store did not encrypt with a key of its own, which changes the ETag."""
-        with translating(self.location, self.environ):
-            head = self.client.head_object(
-                Bucket=self.location.bucket, Key=stored.key, **request_payer(self.environ)
-            )
-        encryption = str(head.get("ServerSideEncryption", ""))
-        return not encryption.startswith("aws:kms") and "SSECustomerAlgorithm" not in head
+            intact = list(pool.map(self.store.is_intact, fetched, paths))
+        for path, is_intact in zip(paths, intact, strict=True):
+            if not is_intact:
+                path.unlink()
+                raise InterruptedTransferError(f"{path.name} arrived with another checksum")
 
 
 def _files_in(directory: Path) -> list[Path]:
@@ -166,21 +168,3 @@ def _files_in(directory: Path) -> list[Path]:
         for path in directory.rglob("*")
         if path.is_file() and not path.name.startswith(MANIFEST_NAME)
     ]
-
-
-def _written_size(path: Path) -> int:
-    """Bytes that are on the disk; parts arrive in any order, leaving holes."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:  # renamed meanwhile
-        return 0
-    return min(status.st_size, status.st_blocks * 512)
-
-
-def _is_md5(etag: str) -> bool:
-    return len(etag) == _MD5_HEX_DIGITS and all(c in "0123456789abcdef" for c in etag)
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -11,8 +11,8 @@ import pytest
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.compile_cache.archive import ForeignEntryError
-from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, FolderStore, open_store
-from lmi_vllm.sources.s3.store import StoreUnreachableError
+from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, FolderStore, open_cache_store
+from lmi_vllm.sources.base import UnreachableError
 from tests.support.s3_server import BUCKET, Refusal, S3Server, s3_server
 
 NAME = "0123.tar.gz"
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_folder_keeps_and_gives_back(tmp_path: Path, folder: Path, archive: Path) -> None:
     """The folder is made with the first entry; before it there is none."""
-    store = open_store(str(folder), {})
+    store = open_cache_store(str(folder), {})
     assert store.fetch(NAME, tmp_path) is None
     assert not store.has(NAME)
     store.put(NAME, archive)
@@ -52,7 +52,7 @@ def test_folder_keeps_and_gives_back(tmp_path: Path, folder: Path, archive: Path
 
 def test_folder_may_be_a_file_url(folder: Path) -> None:
     """As with HF_MODEL_ID."""
-    assert open_store(f"file://{folder}", {}).shown == str(folder)
+    assert open_cache_store(f"file://{folder}", {}).shown == str(folder)
 
 
 def test_folder_takes_many_savers_at_once(tmp_path: Path, folder: Path) -> None:
@@ -180,10 +180,10 @@ def s3_environ(bucket: S3Server, *, writes: bool = False) -> dict[str, str]:
 
 def test_s3_keeps_and_gives_back(bucket: S3Server, tmp_path: Path, archive: Path) -> None:
     """Below the prefix, under the entry's name."""
-    store = open_store(f"s3://{BUCKET}/caches", s3_environ(bucket))
+    store = open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket))
     assert store.fetch(NAME, tmp_path) is None
     assert not store.has(NAME)
-    open_store(f"s3://{BUCKET}/caches", s3_environ(bucket, writes=True)).put(NAME, archive)
+    open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket, writes=True)).put(NAME, archive)
     assert store.has(NAME)
     found = store.fetch(NAME, tmp_path)
     assert found is not None
@@ -196,7 +196,7 @@ def test_s3_that_refuses_says_so(bucket: S3Server, tmp_path: Path) -> None:
     """No permission is another thing than no entry."""
     bucket.refusal = Refusal(403, "AccessDenied")
     with pytest.raises(DownloadError, match="is denied"):
-        open_store(f"s3://{BUCKET}/caches", s3_environ(bucket)).fetch(NAME, tmp_path)
+        open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket)).fetch(NAME, tmp_path)
 
 
 def test_s3_without_answer_is_unreachable(tmp_path: Path) -> None:
@@ -205,20 +205,20 @@ def test_s3_without_answer_is_unreachable(tmp_path: Path) -> None:
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a",
         "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1",
     }  # fmt: skip
-    with pytest.raises(StoreUnreachableError):
-        open_store(f"s3://{BUCKET}/caches", environ).has(NAME)
+    with pytest.raises(UnreachableError):
+        open_cache_store(f"s3://{BUCKET}/caches", environ).has(NAME)
 
 
 def test_s3_transfer_that_breaks_is_no_entry(
     bucket: S3Server, tmp_path: Path, archive: Path
 ) -> None:
     """A part of an entry is never returned."""
-    open_store(f"s3://{BUCKET}/c", s3_environ(bucket, writes=True)).put(NAME, archive)
+    open_cache_store(f"s3://{BUCKET}/c", s3_environ(bucket, writes=True)).put(NAME, archive)
     bucket.cuts_left = 99
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with pytest.raises(Exception) as caught:  # noqa: PT011 (one of three, by where it broke)
-        open_store(f"s3://{BUCKET}/c", s3_environ(bucket)).fetch(NAME, scratch)
+        open_cache_store(f"s3://{BUCKET}/c", s3_environ(bucket)).fetch(NAME, scratch)
     assert type(caught.value).__module__.startswith("lmi_vllm.")
 
 

@@ -1,0 +1,82 @@
+"""What a source is, what is asked of one, and how each of them fails."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lmi_vllm.sources.progress import ProgressSink, ignore_progress
+
+
+class InterruptedTransferError(Exception):
+    """A transfer broke in a way that trying again may cure; its text is safe to show."""
+
+
+class UnreachableError(Exception):
+    """The source cannot be asked at all; a cached copy may still do."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """One model or adapter to fetch; a source ignores what does not concern it."""
+
+    reference: str
+    environ: Mapping[str, str] = field(repr=False)
+    revision: str | None = None
+    load_format: str | None = None
+    ignore_patterns: Sequence[str] | None = None
+    download_dir: Path | None = None  # the hub's cache
+    destination: Path | None = None  # instead of any cache
+    on_progress: ProgressSink = ignore_progress
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object: `name` is its path below the URL, `key` the whole key, `etag` its version."""
+
+    name: str
+    key: str
+    size: int
+    etag: str
+
+
+class ObjectStore(Protocol):
+    """The objects below one URL.
+
+    Every method raises `DownloadError` for what the user has to change, `UnreachableError` and
+    `InterruptedTransferError` for what may pass, and `OSError` for the local disk.
+    """
+
+    url: str  # as it was given, for messages
+    listed_url: str  # what is listed of it: a missing slash added, a star taken off
+
+    def list_objects(self) -> Sequence[StoredObject]:
+        """Every object, without folder markers; an archive is the only one of its own URL."""
+
+    def find(self, name: str) -> StoredObject | None:
+        """The object of this name; None where there is none."""
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small object; None where there is none."""
+
+    def download(self, objects: Sequence[StoredObject], directory: Path, attempt: int) -> None:
+        """Put each object into `directory` under its name; `attempt` counts from 0."""
+
+    def is_intact(self, stored: StoredObject, path: Path) -> bool:
+        """Whether `path`, which has the right size, may hold the content of `stored`."""
+
+    def upload(self, name: str, path: Path) -> None:
+        """Keep the file `path` under `name`, seen whole or not at all."""
+
+
+class Source(Protocol):
+    """One kind of place that models and adapters come from: a row of `table.SOURCES`."""
+
+    def claims(self, reference: str) -> bool:
+        """Whether `reference` is one of this source."""
+
+    def fetch(self, request: FetchRequest) -> Path:
+        """The local directory with what the request names; appears whole or not at all."""
+
+    def read_text(self, request: FetchRequest, name: str) -> str | None:
+        """One small file of what the request names; None where it has no such file."""

@@ -1,0 +1,168 @@
+"""Models in a store of objects: listed, fetched into a temporary sibling, verified, renamed last.
+
+An interrupted fetch leaves the sibling (`<hash>.partial`) for the next one to complete; one process
+at a time works on a destination; a cached result counts only while the store still lists the same
+sizes and ETags. Which store it is does not matter here: `StoreSource` is the same for all of them.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.errors import DownloadError
+from lmi_vllm.sources.archives import extract_archive, is_archive
+from lmi_vllm.sources.base import (
+    FetchRequest,
+    InterruptedTransferError,
+    ObjectStore,
+    StoredObject,
+    UnreachableError,
+)
+from lmi_vllm.sources.hub.files import is_weight_file
+from lmi_vllm.sources.partial import MANIFEST_NAME, FetchManifest, PartialDirectory, read_manifest
+from lmi_vllm.sources.progress import ProgressSink
+from lmi_vllm.sources.storage import cache_directory, exclusive, put_in_place
+
+logger = logging.getLogger(__name__)
+
+# The weights stay in the store: vLLM streams them from there, or reads none.
+_WITHOUT_WEIGHTS: Final = ("runai_streamer", "runai_streamer_sharded", "dummy")
+_AWAY: Final = (UnreachableError, InterruptedTransferError)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSource:
+    """The source of one URL scheme, whose stores `make_store` opens.
+
+    What lies below such a URL is a whole model directory: its options, code and adapters count,
+    while a hub model is weights alone. `is_streamed_by_vllm`: its Run:ai loader knows the scheme.
+    """
+
+    scheme: str
+    make_store: Callable[[str, Mapping[str, str]], ObjectStore]
+    is_streamed_by_vllm: bool = False
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """A prefix and an archive."""
+        return (f"{self.scheme}://bucket/prefix/", f"{self.scheme}://bucket/model.tar.gz")
+
+    def claims(self, reference: str) -> bool:
+        """Whether it is a URL of this scheme."""
+        return reference.lower().startswith(f"{self.scheme}://")
+
+    def fetch(self, request: FetchRequest) -> Path:
+        """The local directory with everything below the URL, or with what the archive there holds.
+
+        With a load format that streams weights from the store itself, or reads none, only the other
+        files are fetched.
+
+        Raises:
+            DownloadError: it cannot be had; the text says why and what to do.
+        """
+        store = self.make_store(request.reference, request.environ)
+        with_weights = request.load_format not in _WITHOUT_WEIGHTS or is_archive(store.url)
+        cached = cache_directory(store.url if with_weights else f"{store.url}#small",
+                                 request.environ)  # fmt: skip
+        target = request.destination or cached
+        try:
+            with exclusive(target.with_name(f"{target.name}.lock"), store.url):
+                _bring_up_to_date(store, target, request.on_progress, with_weights=with_weights)
+        except OSError as error:
+            raise DownloadError(
+                f"{store.url} cannot be stored in {target.parent}: {error}"
+            ) from error
+        return entered(target)
+
+    def read_text(self, request: FetchRequest, name: str) -> str | None:
+        """The text of one object below the URL, from the cached prefix if the store is away."""
+        folder = request.reference.rstrip("/*")
+        store = self.make_store(f"{folder}/", request.environ)
+        try:
+            content = store.read(name)
+        except _AWAY as error:
+            for form in (f"{folder}/", folder, f"{folder}/*"):
+                directory = cache_directory(form, request.environ)
+                if directory.is_dir():
+                    file = directory / name
+                    return file.read_text() if file.is_file() else None
+            raise DownloadError(f"{folder}/{name}: {error}") from error
+        return None if content is None else content.decode()
+
+
+def _bring_up_to_date(
+    store: ObjectStore, target: Path, on_progress: ProgressSink, *, with_weights: bool
+) -> None:
+    try:
+        objects = _listed(store, with_weights=with_weights)
+    except _AWAY as error:
+        manifest = read_manifest(target)
+        if not target.is_dir() or (manifest is not None and not manifest.is_on_disk(target)):
+            raise DownloadError(
+                f"{store.url} cannot be fetched and is not in the cache: {error}"
+            ) from error
+        logger.warning(
+            "%s cannot be compared with its cached copy (%s): using the copy", store.url, error
+        )
+        return
+    if not _is_current(target, store.url, objects):
+        _fetch(PartialDirectory(store, target, objects), on_progress)
+
+
+def _listed(store: ObjectStore, *, with_weights: bool) -> tuple[StoredObject, ...]:
+    objects = store.list_objects()
+    if not objects:
+        raise DownloadError(
+            f"{store.url} holds no objects: check the prefix ({store.listed_url}); a single file "
+            "must be a .tar.gz, .tgz or .zip"
+        )
+    return tuple(stored for stored in objects if with_weights or not is_weight_file(stored.name))
+
+
+def _is_current(target: Path, url: str, objects: Sequence[StoredObject]) -> bool:
+    """Whether `target` is complete and the store has not changed since."""
+    if not target.is_dir():
+        return False
+    wanted = FetchManifest.of(url, objects)
+    manifest = read_manifest(target)
+    if manifest is None:  # fetched by the container that we replace: sizes are all there is
+        return bool(objects) and wanted.is_on_disk(target)
+    if dict(manifest.objects) != dict(wanted.objects):
+        logger.info("%s has changed in the store: fetching what is new", url)
+        return False
+    return manifest.is_on_disk(target)
+
+
+def _fetch(partial: PartialDirectory, on_progress: ProgressSink) -> None:
+    partial.prepare()
+    partial.fill(on_progress)
+    only = partial.objects[0] if len(partial.objects) == 1 else None
+    if only is not None and is_archive(only.name):  # replaced by its content
+        _extract(partial, only)
+    else:
+        put_in_place(partial.directory, partial.target)
+
+
+def _extract(partial: PartialDirectory, archive: StoredObject) -> None:
+    extracted = partial.target.with_name(f"{partial.target.name}.extracted")
+    shutil.rmtree(extracted, ignore_errors=True)
+    url = partial.store.url
+    try:
+        with partial.naming_full_disk():
+            sizes = extract_archive(partial.directory / archive.name, extracted, url)
+        FetchManifest(url, {archive.name: (archive.size, archive.etag)}, sizes).write(extracted)
+        put_in_place(extracted, partial.target)
+    finally:
+        shutil.rmtree(extracted, ignore_errors=True)
+    shutil.rmtree(partial.directory, ignore_errors=True)
+
+
+def entered(directory: Path) -> Path:
+    """`directory`, or the one directory in it when that is all it holds."""
+    children = [child for child in directory.iterdir() if child.name != MANIFEST_NAME]
+    if len(children) == 1 and children[0].is_dir():
+        return entered(children[0])
+    return directory
