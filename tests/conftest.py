@@ -1,7 +1,8 @@
 """Fixtures for all layers: a clean environment, and a scripted engine behind a real application."""
 
+import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from aiohttp.test_utils import TestClient
@@ -34,6 +35,16 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(OUR_PREFIXES) or name in OUR_NAMES:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """No test meets the log level that another one has set over HTTP."""
+    loggers = [logging.getLogger(), logging.getLogger("vllm")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 ServeScripted = Callable[..., Awaitable[TestClient]]

@@ -1,12 +1,10 @@
 import asyncio
 import re
 import uuid
-from collections import defaultdict
 
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.extras.api_docs.operations import OPERATIONS
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.route_families import OPEN_PATHS
@@ -197,18 +195,12 @@ async def test_wrong_method_says_which_are_right(
 
 
 async def test_every_route_s_allow_is_true(serve: ServeScripted) -> None:
-    """No 405 without Allow; its methods are those of the description, and none is 405 itself."""
+    """No 405 without Allow, and no method in it is itself answered with 405."""
     client = await serve(ServingProfile(model_name="demo", tgi_compat=True, enable_lora=True))
-    described: dict[str, set[str]] = defaultdict(set)
-    for operation in OPERATIONS:
-        described[operation.path.format(**PLACES)].add(operation.method.upper())
-    described["/models/demo"].remove("DELETE")  # the model of the start stays
-    for path, methods in described.items():
+    paths = {route.resource.canonical.format(**PLACES) for route in client.app.router.routes()}
+    for path in sorted(paths):
         refused = await client.request("PATCH", path)
         assert refused.status == 405, path
-        if "GET" in methods:
-            methods.add("HEAD")
-        assert set(refused.headers["Allow"].split(", ")) == methods, path
         for method in refused.headers["Allow"].split(", "):
             answer = await client.request(method, path, data=b"{}")
             assert answer.status != 405, (method, path)

@@ -1,6 +1,6 @@
 """What every route is for, takes and answers: the one table behind /openapi.json and /docs.
 
-A route that is not here fails `tests/web/test_openapi.py`.
+A route that is not here fails `tests/unit/extras/api_docs/test_openapi.py`.
 """
 
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ from lmi_vllm.extras.migrate import command as migrate
 from lmi_vllm.extras.migrate.migration import as_properties, as_variables, migrate_lmi
 from lmi_vllm.extras.migrate.tgi_variables import TGI_VARIABLES
 
-SAMPLES = sorted((Path(__file__).parents[3] / "config" / "samples").glob("*.env"))
+SAMPLES = sorted((Path(__file__).parents[4] / "config" / "samples").glob("*.env"))
 Migrate = Callable[..., tuple[int, Mapping[str, Any]]]
 
 

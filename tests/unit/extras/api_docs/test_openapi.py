@@ -1,6 +1,7 @@
 """The API description: complete, valid, and true to what the routes answer."""
 
 import re
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import Fault
 from lmi_vllm.extras.api_docs.openapi import build_document
+from lmi_vllm.extras.api_docs.operations import OPERATIONS
 from lmi_vllm.messages import OpenAISchemas, ServingProfile
 from lmi_vllm.web.app import WebOptions
 from tests.conftest import ServeScripted
 
 METHODS = ("get", "post", "put", "patch", "delete", "options")
-PARTS = {"model": "demo", "version": "1", "name": "a", "action": "update"}
+PARTS = {"model": "demo", "version": "1", "name": "a", "action": "update", "response_id": "a"}
 
 
 TGI = ServingProfile(model_name="demo", enable_lora=True, tgi_compat=True)
@@ -45,6 +47,19 @@ async def test_openapi_has_every_route_and_no_other(serve: ServeScripted) -> Non
         "describe these routes in lmi_vllm/extras/api_docs/operations.py"
     )
     assert described - routes == set(), "these are described and not registered"
+
+
+async def test_allow_header_names_what_is_described(serve: ServeScripted) -> None:
+    """Routes state their methods by themselves; both say the same."""
+    client = await serve(TGI)
+    described: dict[str, set[str]] = defaultdict(set)
+    for operation in OPERATIONS:
+        described[operation.path].add(operation.method.upper())
+    described["/models/{model}"].remove("DELETE")  # the model of the start stays
+    for path, methods in described.items():
+        refused = await client.request("PATCH", path.format(**PARTS))
+        head = {"HEAD"} if "GET" in methods else set()
+        assert set(refused.headers["Allow"].split(", ")) == methods | head, path
 
 
 async def test_openapi_has_every_method_of_every_route(serve: ServeScripted) -> None:

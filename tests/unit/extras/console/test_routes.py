@@ -80,7 +80,7 @@ def test_files_keep_to_the_policy(name: str) -> None:
 
 def test_the_wheel_has_the_page() -> None:
     """What the package data leaves out would be missing from an installed server."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[4]
     assert '"extras/console/page/*"' in (root / "pyproject.toml").read_text(encoding="utf-8")
 
 
