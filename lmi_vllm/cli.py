@@ -25,7 +25,6 @@ _SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "serve": "start the server",
         "explain": "show every option, where its value came from and what it becomes",
         "validate": "explain, and check the settings against the model",
-        "fetch": "download a model",
     }
 )
 REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(

@@ -71,6 +71,8 @@ class Extra:
     # Routes of every listener, and those that depend on the listener (None: it has none of them).
     routes: "tuple[Lazy[RouteGroup], ...]" = ()
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
+    # What is called before a model.py is loaded, so that it finds the modules it imports.
+    before_custom_code: "tuple[Lazy[Callable[[], None]], ...]" = ()
     # Translation rules that read the checkpoint of a local model: they run last, and once more for
     # a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()

@@ -17,7 +17,12 @@ NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 def places(extra: Extra) -> Iterator[str]:
     """Yield every `module:name` that an extra names, those within its rows included."""
     yield from (f"{verb.module}:run" for verb in extra.verbs.values())
-    lazy = (*extra.serve_variables, *extra.routes, *extra.listener_routes)
+    lazy = (
+        *extra.serve_variables,
+        *extra.routes,
+        *extra.listener_routes,
+        *extra.before_custom_code,
+    )
     yield from (one.place for one in lazy)
     yield from (rule.place for rule in extra.checkpoint_rules)
     yield from (engine.runs.place for engine in extra.engines)

@@ -11,8 +11,6 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import AdapterRefusedError, CustomCodeError, LmiError
-from lmi_vllm.inference.hooks.djl_python.inputs import Input
-from lmi_vllm.inference.hooks.djl_python.outputs import Output
 from lmi_vllm.inference.hooks.functions import (
     NO_HOOKS,
     Hooked,
@@ -22,7 +20,9 @@ from lmi_vllm.inference.hooks.functions import (
     new_body,
     new_payload,
 )
+from lmi_vllm.inference.hooks.inputs import Input
 from lmi_vllm.inference.hooks.loading import CODE_FILE, CodeError, load_adapter_code
+from lmi_vllm.inference.hooks.outputs import Output
 from lmi_vllm.inference.hooks.thread import CodeThread
 from lmi_vllm.inference.response.formatters import FRAMINGS, lmi_error
 from lmi_vllm.inference.response.streams import close_iterator, deadline_error, next_within

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from lmi_vllm.inference.hooks.djl_python.inputs import Input
+from lmi_vllm.inference.hooks.inputs import Input
 
 _POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from lmi_vllm.extension import extras
 from lmi_vllm.inference.hooks.functions import HookError, Hooks, InputHook, OutputHook
 from lmi_vllm.inference.hooks.marks import (
     INIT_HANDLER,
@@ -23,7 +24,6 @@ from lmi_vllm.inference.hooks.marks import (
 )
 from lmi_vllm.inference.hooks.private_modules import PrivateModules, SourceLoader
 from lmi_vllm.inference.hooks.sagemaker_style import sagemaker_hooks
-from lmi_vllm.inference.hooks.shim import provide_djl_python
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +84,11 @@ def load_adapter_code(folder: Path) -> Hooks:
 
 
 def _prepare_imports() -> None:
-    """Provide LMI's names; the folder may be a read-only mount, so nothing is written there."""
+    """Provide what code may import; the folder may be read-only, so nothing is written there."""
     sys.dont_write_bytecode = True
-    provide_djl_python()
+    for extra in extras().values():
+        for provide in extra.before_custom_code:
+            provide.load()()
 
 
 def _imported(name: str, path: Path) -> ModuleType:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lmi_vllm.inference.hooks.djl_python import Input
-from lmi_vllm.inference.hooks.djl_python.request_io import TextInput
 from lmi_vllm.inference.hooks.functions import (
     Hooked,
     HookError,
@@ -17,6 +16,7 @@ from lmi_vllm.inference.hooks.functions import (
     new_body,
     new_payload,
 )
+from lmi_vllm.inference.hooks.inputs import Input
 
 GIVEN = Input()
 TOLD = Hooked({"inputs": "x", "parameters": {"n": 1}}, tokenizer="tok", input=GIVEN)
@@ -112,7 +112,7 @@ def test_new_body_refuses_what_has_no_json() -> None:
 def test_new_payload_takes_a_dict_or_the_older_text_input() -> None:
     """Anything else is an error that names its type."""
     assert new_payload({"a": 1}) == {"a": 1}
-    older = TextInput(input_text="x", parameters={"n": 1})
+    older = SimpleNamespace(input_text="x", parameters={"n": 1})
     assert new_payload(older) == {"inputs": "x", "parameters": {"n": 1}}
     with pytest.raises(HookError, match="NoneType"):
         new_payload(None)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from lmi_vllm.inference.hooks.djl_python.inputs import Input
-from lmi_vllm.inference.hooks.djl_python.outputs import Output
+from lmi_vllm.inference.hooks.inputs import Input
+from lmi_vllm.inference.hooks.outputs import Output
 
 _CSV_COLUMNS = ("inputs", "question", "context")
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.inference.hooks.custom_code import CustomCode
-from lmi_vllm.inference.hooks.djl_python import Input, Output
-from lmi_vllm.inference.hooks.djl_python.async_utils import (
+from lmi_vllm.extras.djl_python.names import Input, Output
+from lmi_vllm.extras.djl_python.names.async_utils import (
     create_non_stream_output,
     create_stream_chunk_output,
 )
+from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.hooks.functions import Hooks, InputHook, OutputHook
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted

@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from lmi_vllm.inference.hooks.djl_python.outputs import Output
+from lmi_vllm.inference.hooks.outputs import Output
 
 
 def create_non_stream_output(

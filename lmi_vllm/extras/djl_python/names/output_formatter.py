@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lmi_vllm.inference.hooks.djl_python.request_io import (
+from lmi_vllm.extras.djl_python.names.request_io import (
     RequestOutput,
     Sequence,
     TextGenerationOutput,

@@ -4,7 +4,7 @@ import io
 import json
 from typing import Any, Self
 
-from lmi_vllm.inference.hooks.djl_python.pair_list import PairList
+from lmi_vllm.inference.hooks.pair_list import PairList
 
 
 class Output:

@@ -7,7 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from lmi_vllm.inference.hooks.functions import Hooked
+from lmi_vllm.extras.djl_python.names.request_io import TextInput
+from lmi_vllm.inference.hooks.functions import Hooked, new_payload
 from lmi_vllm.inference.hooks.loading import CodeError, check_syntax, load_model_code
 from tests.support.hook_files import FORMATTERS, PROMPTS, write_code
 
@@ -152,3 +153,9 @@ def test_shim_names_a_real_package_that_it_hides(
         del sys.modules[name]
     load_model_code(write_code(tmp_path / "m", "from djl_python import Output\n"), "handle", None)
     assert str(tmp_path / "djl_python") in caplog.text
+
+
+def test_older_text_input_is_a_payload() -> None:
+    """Hooks of LMI's older API return one instead of a dict."""
+    older = TextInput(input_text="x", parameters={"n": 1})
+    assert new_payload(older) == {"inputs": "x", "parameters": {"n": 1}}

@@ -4,25 +4,27 @@ import importlib
 import importlib.machinery
 import logging
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 logger = logging.getLogger(__name__)
 
 NAME: Final = "djl_python"
-_OURS: Final = "lmi_vllm.inference.hooks.djl_python"
-_MODULES: Final = (
-    "async_utils",
-    "encode_decode",
-    "input_parser",
-    "inputs",
-    "output_formatter",
-    "outputs",
-    "pair_list",
-    "request_io",
+_OURS: Final = "lmi_vllm.extras.djl_python.names"
+_OF_THE_CORE: Final = "lmi_vllm.inference.hooks"
+_MODULES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("inputs", "outputs", "pair_list"), _OF_THE_CORE),
+        **dict.fromkeys(
+            ("async_utils", "encode_decode", "input_parser", "output_formatter", "request_io"),
+            _OURS,
+        ),
+    }
 )
 
 
-def provide_djl_python() -> None:
+def provide() -> None:
     """Put our package under the name that hooks import; a real one is never hidden silently."""
     ours = importlib.import_module(_OURS)
     if sys.modules.get(NAME) is ours:
@@ -34,8 +36,8 @@ def provide_djl_python() -> None:
             NAME,
             real.origin or real.submodule_search_locations,
             NAME,
-            ", ".join(_MODULES),
+            ", ".join(sorted(_MODULES)),
         )
     sys.modules[NAME] = ours
-    for name in _MODULES:
-        sys.modules[f"{NAME}.{name}"] = importlib.import_module(f"{_OURS}.{name}")
+    for name, place in _MODULES.items():
+        sys.modules[f"{NAME}.{name}"] = importlib.import_module(f"{place}.{name}")
