@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.server.listeners import ListenerContext
+    from lmi_vllm.server.plan import AroundStart, PlannedStart
+    from lmi_vllm.server.process_group import MakeProcesses
     from lmi_vllm.translate.draft import ArgumentDraft
     from lmi_vllm.web.routes import RouteGroup
 
@@ -58,6 +61,7 @@ class OwnEngine:
 
     name: str
     runs: "Lazy[Callable[[Sequence[str], Mapping[str, object]], str | None]]"
+    factory: "Lazy[Callable[[], EngineFactory]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,10 @@ class Extra:
     engines: tuple[OwnEngine, ...] = ()
     # Model classes that vLLM is given: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # What it does around each start of a model; None where the settings do not ask for it.
+    around_start: "Lazy[Callable[[PlannedStart], AroundStart | None]] | None" = None
+    # The processes beside the first one; None where the settings ask for none.
+    processes: "Lazy[MakeProcesses] | None" = None
 
 
 @functools.cache

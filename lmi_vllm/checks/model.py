@@ -1,6 +1,6 @@
 """Settings against the model's own config.json: what vLLM would refuse, found before it starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ from lmi_vllm.checks.model_config import ModelFiles, read_directory
 from lmi_vllm.checks.model_shape import EXPERTS_ONLY, ModelShape, read_shape
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import OwnEngine, extras
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.local import is_directory
 
@@ -43,15 +43,32 @@ class Findings:
 
 def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
     """Every check; `arguments` are the engine's."""
-    for extra in extras().values():
-        for engine in extra.engines:
-            if (own := engine.runs.load()(shape.architectures, arguments)) is not None:
-                return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
+    if (engine := _own_engine(shape.architectures, arguments)) is not None:
+        own = engine.runs.load()(shape.architectures, arguments)
+        return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
     errors = [
         *_architecture(shape, arguments), *_length(shape, arguments), *_parallel(shape, arguments),
         *_quantization(shape, arguments),
     ]  # fmt: skip
     return Findings((*_doubtful(shape, arguments),), tuple(errors))
+
+
+def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
+    """The engine of an extra that takes the model, which is a local one; None: vLLM runs it."""
+    model = str(arguments.get("model"))
+    if not is_directory(model):
+        return None
+    named = (read_directory(Path(model)).config or {}).get("architectures")
+    architectures = [str(name) for name in named] if isinstance(named, list) else []
+    return _own_engine(architectures, arguments)
+
+
+def _own_engine(architectures: Sequence[str], arguments: Mapping[str, object]) -> OwnEngine | None:
+    for extra in extras().values():
+        for engine in extra.engines:
+            if engine.runs.load()(architectures, arguments) is not None:
+                return engine
+    return None
 
 
 def checkpoint_warnings(

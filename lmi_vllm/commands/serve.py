@@ -5,9 +5,10 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import sys
-from collections.abc import Coroutine, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
 import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
@@ -19,9 +20,10 @@ from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.settings import Settings, load_settings
 from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.server.engines import ENGINES, EngineSurroundings
 from lmi_vllm.server.follow import follow
 from lmi_vllm.server.server import Server
-from lmi_vllm.telemetry.log_format import chosen_format, configure_logging
+from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import explain
 from lmi_vllm.translate.nodes import follows
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `serve` (startup.md 1)."""
+    """Declare the flags of `serve`."""
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0: any free)")
     parser.add_argument("--model", help="hub id, S3 URL or local directory; wins over all")
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--models", metavar="LIST", help="[name=]url of the model to serve")
     parser.add_argument(
         "--engine",
-        choices=("vllm", "scripted"),
+        choices=tuple(ENGINES),
         default="vllm",
         help="scripted repeats the prompt: for trying the server without vLLM",
     )
@@ -73,22 +75,27 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     for warning in raise_open_files(int(str(settings.server_value("job_queue_size")))):
         logger.warning("%s", warning)
     check_engine_kind(settings, arguments.engine)
-    life = _life(settings, typed, environ, arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, reason = runner.run(life)
+        code, reason = runner.run(_live(settings, typed, environ, arguments.engine))
         if reason:
             logging.shutdown()
             print(f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}", file=sys.stderr)
         leave(code)
 
 
-def _life(
+async def _live(
     settings: Settings, typed: CommandLine, environ: Mapping[str, str], engine_kind: str
-) -> Coroutine[Any, Any, tuple[int, str]]:
-    """What this process does: serve, or on a node behind a leader only work."""
+) -> tuple[int, str]:
+    """Serve until a signal, or on a node behind a leader only work; returns code and reason."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    surroundings = EngineSurroundings(environ, os.environ, _log_format(settings))
+    factory = ENGINES[engine_kind](surroundings)
     if follows(settings):
-        return follow(settings, typed, environ)
-    return Server(settings, typed, environ, engine_kind=engine_kind).run()
+        return await follow(settings, typed, environ, factory, os.environ, stop)
+    return await Server(settings, typed, environ, factory, os.environ).run(stop)
 
 
 def check_engine_kind(settings: Settings, kind: str) -> None:
@@ -109,11 +116,14 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
     """
     found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", str(settings.server_value("opts") or ""))
     level = LOG_LEVELS.get(found.group(1).lower(), logging.INFO) if found else logging.INFO
-    asked = str(settings.server_value("LMI_LOG_FORMAT"))
-    configure_logging(chosen_format(asked, sys.stderr), level, mask_urls)
+    configure_logging(_log_format(settings), level, mask_urls)
     if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
         logging.getLogger("vllm").setLevel(name)
     logging.getLogger("aiohttp.server").addFilter(_without_trace)
+
+
+def _log_format(settings: Settings) -> Format:
+    return chosen_format(str(settings.server_value("LMI_LOG_FORMAT")), sys.stderr)
 
 
 def _without_trace(record: logging.LogRecord) -> bool:

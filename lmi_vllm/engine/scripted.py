@@ -8,13 +8,15 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmi_vllm.engine.base import DirectChunks, DirectEvents
+from lmi_vllm.engine.base import DirectChunks, DirectEvents, Engine
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
 from lmi_vllm.messages import (
     AdapterRef,
+    EngineArguments,
+    EngineSeat,
     GeneratedToken,
     GenerationChunk,
     GenerationJob,
@@ -22,6 +24,7 @@ from lmi_vllm.messages import (
     OpenAIReply,
     OpenAISchemas,
     PromptToken,
+    ServingProfile,
 )
 from lmi_vllm.telemetry.records import WorkFigures, current_record
 
@@ -231,3 +234,31 @@ def _merged(steps: Sequence[Step]) -> list[Step]:
         prompt_tokens=chunks[-1].prompt_tokens,
     )
     return [*(step for step in steps if isinstance(step, Pause)), whole]
+
+
+class ScriptedFactory:
+    """Makes scripted engines, with `make`; they read no model and import nothing."""
+
+    reads_model = False
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._make = make
+
+    def kind(self, arguments: EngineArguments) -> str:
+        """Return their name, whatever the model."""
+        return "scripted"
+
+    async def load(self, arguments: EngineArguments) -> None:
+        """Need nothing; see `EngineFactory.load`."""
+
+    async def start(
+        self,
+        arguments: EngineArguments,
+        profile: ServingProfile,
+        seats: tuple[EngineSeat, ...] = (),
+    ) -> Engine:
+        """Return the next engine; see `EngineFactory.start`."""
+        return self._make()
+
+    def abandon(self) -> None:
+        """Leave nothing, since there are no processes; see `EngineFactory.abandon`."""

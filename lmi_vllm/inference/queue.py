@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from lmi_vllm.clock import Clock
 from lmi_vllm.errors import NotReadyError, OverloadError
 from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle
 from lmi_vllm.inference.places import Places, Row
@@ -24,10 +25,12 @@ class RequestQueue:
         lifecycle: Lifecycle,
         limit: int = DEFAULT_LIMIT,
         places: Places | Row | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.lifecycle = lifecycle
         self.limit = limit
         self._places = places or Places()
+        self._clock = clock or Clock()
         self._on_end: list[Callable[[], None]] = []
         self._in_flight = 0  # of this process
         self._tasks: set[asyncio.Task[object]] = set()
@@ -122,8 +125,10 @@ class RequestQueue:
     async def wait_idle(self, timeout_seconds: float) -> bool:
         """Return whether all requests in flight ended within the time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._idle.wait()
-                while self.in_flight:  # noqa: ASYNC110 (of other processes, whose events are not ours)
-                    await asyncio.sleep(IDLE_POLL_SECONDS)
+            await self._clock.limit(timeout_seconds, self._wait_all())
         return not self.in_flight
+
+    async def _wait_all(self) -> None:
+        await self._idle.wait()
+        while self.in_flight:  # noqa: ASYNC110 (of other processes, whose events are not ours)
+            await asyncio.sleep(IDLE_POLL_SECONDS)

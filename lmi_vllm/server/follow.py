@@ -1,21 +1,23 @@
 """`serve` on a node behind the leader: no port, only workers, until the leader or we are told."""
 
 import asyncio
-import importlib
 import logging
-import signal
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, MutableMapping
 
+from lmi_vllm.clock import Clock
 from lmi_vllm.config.resolved import CommandLine
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_settings import complete_settings
-from lmi_vllm.server.model_start import ModelStart, StartPlan, plan_start
+from lmi_vllm.server.model_start import ModelStart
+from lmi_vllm.server.plan import StartPlan, plan_start
+from lmi_vllm.server.process_group import OneProcess
 from lmi_vllm.translate.nodes import node_rank
 
 logger = logging.getLogger(__name__)
@@ -24,43 +26,45 @@ LAST_WORD_SECONDS = 5.0  # workers may notice before us that the leader went
 
 
 async def follow(
-    settings: Settings, typed: CommandLine, environ: Mapping[str, str]
+    settings: Settings,
+    typed: CommandLine,
+    environ: Mapping[str, str],
+    engine_factory: EngineFactory,
+    exports: MutableMapping[str, str],
+    stop: asyncio.Event,
 ) -> tuple[int, str]:
     """Run this node's workers; returns the exit code and the reason of a failure.
 
-    0 after a signal and when the leader ended, whatever it ended of: that is the leader's to say.
+    0 when `stop` is set, and when the leader ended: why it did is for the leader to report.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    life = asyncio.create_task(_live(settings, typed, environ))
+    service = InferenceService(RequestQueue(Lifecycle()))
+    context = ServerContext(service, environ, exports, engine_factory, OneProcess(), Clock())
+    life = asyncio.create_task(_live(context, settings, typed))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
     return life.result() if life.done() else (0, "")
 
 
-async def _live(
-    settings: Settings, typed: CommandLine, environ: Mapping[str, str]
-) -> tuple[int, str]:
-    service = InferenceService(RequestQueue(Lifecycle()))
+async def _live(context: ServerContext, settings: Settings, typed: CommandLine) -> tuple[int, str]:
+    environ, start = context.environ, context.service.lifecycle.start
     try:
-        settings = await complete_settings(settings, typed, environ, service.lifecycle.start)
+        settings = await complete_settings(settings, typed, environ, start)
         plan = plan_start(settings, environ)
         if plan is None:
             return 1, "a node of a cluster needs the model: set HF_MODEL_ID"
-        return await _run_workers(service, settings, environ, plan)
+        return await _run_workers(context, settings, plan)
     except LmiError as error:
         return 1, error.text
 
 
 async def _run_workers(
-    service: InferenceService, settings: Settings, environ: Mapping[str, str], plan: StartPlan
+    context: ServerContext, settings: Settings, plan: StartPlan
 ) -> tuple[int, str]:
-    ready = await ModelStart(service, settings, environ, plan, "vllm").prepare()
-    module: Any = importlib.import_module("lmi_vllm.engine.vllm.follower")
+    ready = await ModelStart(context, settings, plan).prepare()
+    from lmi_vllm.engine.vllm.follower import Follower  # vLLM has just been loaded
+
     thread = new_engine_thread()
-    follower = module.Follower(ready.arguments)
+    follower = Follower(ready.arguments)
     leader = ready.arguments.values["master_addr"]
     seconds = float(str(settings.option_value("model_loading_timeout")))
     try:

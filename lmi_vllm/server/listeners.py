@@ -1,4 +1,4 @@
-"""The open ports: one listener for all routes, or a second one for management (startup.md 13)."""
+"""The open ports: one listener for all routes, or a second one for management."""
 
 import asyncio
 import contextlib
@@ -52,6 +52,7 @@ class Listeners:
     """What is open; `url` is where requests are answered."""
 
     url: str
+    curl: str  # a command that tries it
     runners: tuple[web.AppRunner, ...]
     address: ListenAddress
     forwarder: Forwarder | None = None
@@ -90,7 +91,7 @@ async def open_listeners(
         options = replace(options, groups=_groups(context))
         runner, address = await _open(plan.inference, service, options, tls, inner_socket)
         _say_where(f"Listening on {address.url()}", address.url(), options)
-        return Listeners(address.url(), (runner,), address)
+        return Listeners(address.url(), _curl(address, options), (runner,), address)
     inference = replace(options, routes=Routes.INFERENCE)
     management = replace(options, routes=Routes.MANAGEMENT)
     runner, address = await _open(plan.inference, service, inference, tls, inner_socket)
@@ -104,7 +105,7 @@ async def open_listeners(
         raise
     print(f"Management on {second_address.url()}")
     _say_where(f"Listening on {url}", second_address.url(), management)
-    return Listeners(url, (runner, second), address)
+    return Listeners(url, _curl(address, options), (runner, second), address)
 
 
 async def open_front_end(
@@ -125,7 +126,7 @@ async def open_front_end(
     options = replace(_web_options(settings, environ), proxy=forwarder)
     runner = await _set_up(service, options)
     await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))
-    return Listeners(address.url(), (runner,), address, forwarder)
+    return Listeners(address.url(), "", (runner,), address, forwarder)
 
 
 def _say_where(line: str, url: str, options: WebOptions) -> None:
@@ -252,6 +253,10 @@ def reachable_url(url: str) -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
 
 
+def _curl(address: ListenAddress, options: WebOptions) -> str:
+    return curl_line(address.url(), has_key=bool(options.api_keys))
+
+
 def curl_line(url: str, *, has_key: bool) -> str:
     """Return a command that tries the server."""
     body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
@@ -289,7 +294,7 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
 
 
 def _statuses(settings: Settings) -> Mapping[Fault, int]:
-    """Return the configured error codes by fault (http-api.md 12)."""
+    """Return the configured error codes by fault."""
     keys = {
         Fault.BAD_PARAMETER: "bad_request_http_code",
         Fault.OVERLOAD: "throttle_error_http_code",

@@ -13,7 +13,12 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import checkpoint_warnings
-from lmi_vllm.checks.requirements import REQUIREMENTS, install_requirements, requirements_of
+from lmi_vllm.checks.requirements import (
+    REQUIREMENTS,
+    install_requirements,
+    requirements_of,
+    with_failed_requirements,
+)
 from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
@@ -59,7 +64,7 @@ class ModelFiles:
         environ: Mapping[str, str],
         report: Callable[[DownloadProgress], None],
     ) -> None:
-        self.failed_requirements: str | None = None
+        self._failed_requirements: str | None = None
         self._model = model
         self._arguments = arguments
         self._settings = settings
@@ -104,6 +109,10 @@ class ModelFiles:
         exports = lmcache_exports(self._settings, model, arguments, self._environ)
         exports |= await asyncio.to_thread(cluster_exports, arguments, self._environ)
         return ReadyFiles(model, arguments, exports)
+
+    def with_failures(self, reason: str) -> str:
+        """Return why the engine is not there, with the failed installation that may explain it."""
+        return with_failed_requirements(reason, self._failed_requirements)
 
     def _is_directory_fetched(self) -> bool:
         """Whether the model directory itself comes from a store."""
@@ -189,7 +198,7 @@ class ModelFiles:
             raise ConfigurationError(violations)
 
     async def _install(self, requirements: Path) -> None:
-        self.failed_requirements = await install_requirements(requirements, self._environ)
+        self._failed_requirements = await install_requirements(requirements, self._environ)
 
 
 def _text(value: object) -> str | None:

@@ -1,4 +1,4 @@
-"""The place of one model in a server that was started without (http-api.md 2 and 10).
+"""The place of one model in a server that was started without.
 
 A registered model goes through the same start as any other; when it is unregistered, the place is
 free again.
@@ -25,15 +25,14 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.model_control import NewModel
-from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_settings import complete_settings
-from lmi_vllm.server.model_start import StartPlan, plan_start
+from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.supervisor import Outcome, Supervisor
 from lmi_vllm.sources.local import file_url_path
 
 logger = logging.getLogger(__name__)
 
-# vLLM's and torch's words for too little memory (startup.md 8).
 # How torch, vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) and our own check say it.
 _NO_MEMORY: Final = (
     "out of memory",
@@ -56,14 +55,13 @@ class ModelSlot:
 
     def __init__(
         self,
-        service: InferenceService,
+        context: ServerContext,
         typed: CommandLine,
-        environ: Mapping[str, str],
         make: MakeSupervisor,
     ) -> None:
-        self._service = service
+        self._service = context.service
         self._typed = typed
-        self._environ = environ
+        self._environ = context.environ
         self._make = make
         self._supervisor: Supervisor | None = None
         self._life: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""Keep one model served: start its engine, watch it, restart it as configured (startup.md 8)."""
+"""Keep one model served: start its engine, watch it, restart it as configured."""
 
 import asyncio
 import contextlib
@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.factory import settle, settle_again
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.runtime import Runtime
-from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.garbage import settle, settle_again
+from lmi_vllm.server.context import ServerContext
+from lmi_vllm.server.liveness import StallWatch
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.server.model_start import ModelStart
-from lmi_vllm.server.stall_watch import StallWatch
 from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 
 logger = logging.getLogger(__name__)
@@ -44,18 +45,30 @@ class FailurePolicy:
     hides_failure: bool = False
     stall_seconds: float = 0.0  # 0: stalls are not looked for
 
+    @classmethod
+    def of(cls, settings: Settings) -> "FailurePolicy":
+        """Return what the settings ask for."""
+        return cls(
+            retry_threshold=int(str(settings.server_value("retry_threshold"))),
+            fail_fast=bool(settings.server_value("fail_fast")),
+            hides_failure=bool(settings.server_value("health_check_override")),
+            stall_seconds=float(str(settings.server_value("LMI_STALL_TIMEOUT"))),
+        )
+
 
 class Supervisor:
     """Runs the engine of one model until it has failed for good."""
 
     def __init__(
         self,
-        service: InferenceService,
+        context: ServerContext,
         start: ModelStart,
         policy: FailurePolicy,
         announce: Callable[[], None],
     ) -> None:
-        self._service = service
+        self._service = context.service
+        self._processes = context.processes
+        self._clock = context.clock
         self._start = start
         self._policy = policy
         self._announce = announce
@@ -96,15 +109,15 @@ class Supervisor:
 
     async def close(self) -> None:
         """End the engine and every process it started."""
-        await self._start.front_ends.detach()
+        await self._processes.detach()
         if self._engine is not None:
             await self._engine.close()
 
     async def _restart(self, files: ReadyFiles, old: Runtime) -> Runtime:
         self._service.lifecycle.begin_restart()
-        await self._start.front_ends.detach()
+        await self._processes.detach()
         await old.engine.close()  # its memory must be free before the next one takes its own
-        await asyncio.sleep(RESTART_PAUSE_SECONDS)
+        await self._clock.sleep(RESTART_PAUSE_SECONDS)
         runtime = await self._start.bring_up(files, old.adapters)
         self._begin_service(runtime)
         ENGINE_RESTARTS.inc()
@@ -120,11 +133,11 @@ class Supervisor:
 
     async def _watch(self, engine: Engine) -> str:
         """Return why the engine is of no use any more."""
-        watch = StallWatch(engine, self._service.lifecycle, self._policy.stall_seconds)
+        lifecycle, seconds = self._service.lifecycle, self._policy.stall_seconds
+        watch = StallWatch(engine, lifecycle, seconds, self._clock)
         stall = asyncio.create_task(watch.run())
-        front_ends = self._start.front_ends
         dying = asyncio.create_task(engine.wait_until_dead())
-        failing = asyncio.create_task(front_ends.failed.wait())
+        failing = asyncio.create_task(self._processes.failed.wait())
         try:
             await asyncio.wait({dying, failing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -134,7 +147,7 @@ class Supervisor:
                     await task
         if not dying.done() or dying.cancelled():
             return FRONT_ENDS_DIED
-        front_ends.engine_died()
+        self._processes.engine_died()
         logger.error("the engine process is gone")
         return ENGINE_DIED
 

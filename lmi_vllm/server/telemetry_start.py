@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments
 from lmi_vllm.telemetry.emf import EmfWriter
 from lmi_vllm.telemetry.request_metrics import RequestMetricLog
 from lmi_vllm.telemetry.sagemaker_lines import VARIABLE, TelemetryFile
@@ -79,13 +80,13 @@ class Traces:
         self._endpoint = ""
         self._tracer: RequestTracer | None = None
 
-    def prepare(self, endpoint: object) -> None:
+    def prepare(self, arguments: EngineArguments) -> None:
         """Remember where traces go; without an endpoint nothing is imported.
 
         Raises:
             StartupError: the libraries are missing.
         """
-        self._endpoint = str(endpoint or "")
+        self._endpoint = str(arguments.values.get(traces.ARGUMENT) or "")
         if self._endpoint and any(_is_missing(name) for name in OTEL_MODULES):
             raise StartupError(
                 f"{traces.ARGUMENT} is set, but OpenTelemetry is not installed: "

@@ -10,7 +10,7 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|messages|_version|extension)\.\w+"
+SHARED = r"(errors|messages|_version|extension|clock)\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
@@ -21,7 +21,9 @@ ROOMS = {
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.ArgumentDraft|web\.routes\.RouteGroup"
-    r"|server\.listeners\.ListenerContext",
+    r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
+    r"|server\.(plan\.(AroundStart|PlannedStart)|process_group\.MakeProcesses)",
+    "clock": r"",
     "demo": r"",
     "telemetry": SHARED,
     "sources": rf"{SHARED}|config\..*",
@@ -70,7 +72,7 @@ LIBRARIES = {
     "tokenizers": r"engine/vllm/decoding\.py|extras/seq2seq/text\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
-ENVIRONMENT = r"(cli|image)\.py|engine/vllm/(start|processes)\.py|server/model_start\.py"
+ENVIRONMENT = r"(cli|image)\.py|engine/vllm/(start|processes)\.py|commands/serve\.py"
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:

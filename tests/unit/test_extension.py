@@ -25,7 +25,9 @@ def places(extra: Extra) -> Iterator[str]:
     )
     yield from (one.place for one in lazy)
     yield from (rule.place for rule in extra.checkpoint_rules)
-    yield from (engine.runs.place for engine in extra.engines)
+    for engine in extra.engines:
+        yield from (engine.runs.place, engine.factory.place)
+    yield from (one.place for one in (extra.around_start, extra.processes) if one is not None)
 
 
 def test_every_folder_is_an_extra() -> None:

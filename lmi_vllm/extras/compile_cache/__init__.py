@@ -2,6 +2,6 @@
 
 from typing import Final
 
-from lmi_vllm.extension import Extra
+from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra()
+EXTRA: Final = Extra(around_start=Lazy("lmi_vllm.extras.compile_cache.start:compile_cache"))

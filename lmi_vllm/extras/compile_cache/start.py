@@ -21,7 +21,6 @@ from typing import Final
 from lmi_vllm.checks.platform import vllm_cache_folder
 from lmi_vllm.checks.secure_mode import read_secure_mode
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.compile_cache.archive import (
     SUFFIX,
@@ -37,7 +36,7 @@ from lmi_vllm.extras.compile_cache.archive import (
 )
 from lmi_vllm.extras.compile_cache.key import cache_key, key_parts
 from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, CacheStore, open_cache_store
-from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.server.plan import PlannedStart
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.sources.progress import human_size
 from lmi_vllm.sources.storage import without_secrets
@@ -89,7 +88,7 @@ class CompileCache:
         self._is_given_up = threading.Event()  # a restore that still runs has come too late
         self._is_saving = False
 
-    async def restore(self, seconds: float = RESTORE_SECONDS) -> None:
+    async def before_engine(self, seconds: float = RESTORE_SECONDS) -> None:
         """Fill the folder from the store, unless it is filled; never raises for what it finds."""
         try:
             await asyncio.wait_for(asyncio.to_thread(self._restore), seconds)
@@ -97,7 +96,7 @@ class CompileCache:
             self._is_given_up.set()
             self._warn("NOT restored", f"{seconds:g} s were not enough")
 
-    def save_later(self) -> threading.Thread | None:
+    def after_ready(self) -> threading.Thread | None:
         """Save what this start has made, in a thread nobody waits for; only the first call does."""
         if self._is_refused or self._is_saving:
             return None
@@ -201,19 +200,14 @@ class CompileCache:
         return is_outdated or not self._store.has(self._name)
 
 
-def compile_cache(
-    settings: Settings,
-    environ: Mapping[str, str],
-    model: ModelArtifacts,
-    arguments: EngineArguments,
-) -> CompileCache | None:
+def compile_cache(start: PlannedStart) -> CompileCache | None:
     """The cache of this start; None without LMI_CACHE_URI, in secure mode, or without a disk."""
-    uri = settings.server_value(SETTING)
-    if not uri or read_secure_mode(environ) is not None:
+    uri = start.settings.server_value(SETTING)
+    if not uri or start.engine != "vllm" or read_secure_mode(start.environ) is not None:
         return None
-    environ = {**environ, **settings.environment_exports}
+    environ = {**start.environ, **start.settings.environment_exports}
     try:
-        parts = key_parts(model, arguments, environ)
+        parts = key_parts(start.model, start.arguments, environ)
         place = vllm_cache_folder(environ) / "lmi_vllm" / cache_key(parts)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         _remove_abandoned(place.parent)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.config.front_end_rules import NAME as PROCESSES
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine, OtherClients
@@ -42,45 +43,6 @@ logger = logging.getLogger(__name__)
 SPARE_SEATS: Final = 3  # processes that may be replaced during the life of one engine
 SILENT_SECONDS: Final = 15.0  # a process tells every half second; one that hangs is ended
 LOOK_SECONDS: Final = 1.0
-
-
-class FrontEnds:
-    """No other process: what a server of one does about the others."""
-
-    count = 1
-    first_socket = ""
-
-    def __init__(self) -> None:
-        self.failed = asyncio.Event()  # more ended than one engine has seats for
-        self.address = ListenAddress("http")  # where all of them answer
-
-    def begin(self, settings: Settings, arguments: EngineArguments) -> None:
-        """Start the processes unless they run: they load what they need while the engine starts."""
-
-    def new_seats(self) -> tuple[EngineSeat, ...]:
-        """Return the seats to reserve at the engine that is started next."""
-        return ()
-
-    async def join(
-        self, engine: Engine, profile: ServingProfile, adapters: AdapterRegistry
-    ) -> None:
-        """Let the processes join the engine; returns once all of them answer requests.
-
-        Raises:
-            EngineStartError: one of them could not.
-        """
-
-    def engine_died(self) -> None:
-        """Tell them."""
-
-    async def detach(self) -> None:
-        """Have the processes leave the engine; they answer on, with what the first process says."""
-
-    async def end(self) -> None:
-        """End the processes."""
-
-    def remove(self) -> None:
-        """Remove what was made for them."""
 
 
 class SharedEngine(Engine, Protocol):
@@ -111,12 +73,13 @@ class SharedEngine(Engine, Protocol):
         ...
 
 
-class SeveralFrontEnds(FrontEnds):
+class SeveralFrontEnds:
     """The processes beside the first one, and what all of them share."""
 
     def __init__(self, count: int, service: InferenceService, environ: Mapping[str, str]) -> None:
-        super().__init__()
+        self.failed = asyncio.Event()  # more ended than one engine has seats for
         self.count = count
+        self._address = ListenAddress("http")  # where all of them answer
         self._service = service
         self._environ = environ
         self._private = new_private_folder("lmi-vllm-fronts-")  # for us alone: 0700
@@ -140,6 +103,10 @@ class SeveralFrontEnds(FrontEnds):
         service.queue.watch_end(lambda: self._tell(EndAll()))
         service.lifecycle.watch(lambda _: self._tell(self._state()))
         service.telemetry.on_level.append(lambda level: self._tell(LogLevel(level)))
+
+    def opened(self, address: ListenAddress) -> None:
+        """Take the address where all of them are to answer."""
+        self._address = address
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
         """Start the processes unless they run: they load what they need while the engine starts."""
@@ -186,7 +153,7 @@ class SeveralFrontEnds(FrontEnds):
             profile=replace(profile, task=engine.task),
             model=self._service.model,
             model_name=self._service.lifecycle.model_name,
-            address=self.address,
+            address=self._address,
             first=self.first_socket,
             limit=self._service.queue.limit,
         )
@@ -194,7 +161,7 @@ class SeveralFrontEnds(FrontEnds):
             await asyncio.gather(*(self._join(process) for process in self._processes))
         except EndedError as error:
             raise EngineStartError(f"a front-end process did not start: {error}") from error
-        logger.info("%d front-end processes answer at %s", self.count, self.address.url())
+        logger.info("%d front-end processes answer at %s", self.count, self._address.url())
 
     def engine_died(self) -> None:
         """Tell them."""
@@ -341,3 +308,11 @@ class SeveralFrontEnds(FrontEnds):
             return
         for tell in self._service.telemetry.on_line:
             tell(message.text)
+
+
+def several(
+    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+) -> SeveralFrontEnds | None:
+    """Return the processes that LMI_FRONTEND_PROCESSES asks for; None where it is one."""
+    count = int(str(settings.server_value(PROCESSES)))
+    return SeveralFrontEnds(count, service, environ) if count > 1 else None

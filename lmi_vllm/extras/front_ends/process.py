@@ -6,7 +6,6 @@ it ends when that line closes, and the kernel ends it with its parent.
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import signal
 import socket
@@ -15,11 +14,13 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
 from lmi_vllm.commands.serve import configure_server_logging, leave
+from lmi_vllm.engine.factory import settle, settle_again
+from lmi_vllm.engine.vllm.factory import import_vllm
 from lmi_vllm.engine.vllm.processes import end_with_parent, new_engine_thread
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
@@ -52,15 +53,16 @@ from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.garbage import settle, settle_again
 from lmi_vllm.server.listeners import Listeners, open_front_end
-from lmi_vllm.server.model_start import import_engine, warm_up
-from lmi_vllm.server.session_store import sessions_of
+from lmi_vllm.server.liveness import warm_up
+from lmi_vllm.server.service_start import sessions_of
 from lmi_vllm.server.telemetry_start import Traces, log_request_metrics, running_telemetry
 from lmi_vllm.telemetry.records import RequestSummary
 from lmi_vllm.telemetry.sagemaker_lines import VARIABLE as TELEMETRY_VARIABLE
 from lmi_vllm.telemetry.sagemaker_lines import failure_line
-from lmi_vllm.translate.traces import ARGUMENT as TRACES_ARGUMENT
+
+if TYPE_CHECKING:
+    from lmi_vllm.engine.vllm.seat import SeatedEngine
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class FrontEndProcess:
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_turn = asyncio.Lock()
         self._list_turn = asyncio.Lock()
-        self._engine: Any = None
+        self._engine: SeatedEngine | None = None
         self._adapters: FollowedAdapters | None = None
         self._begin: Begin | None = None
         self._listeners: Listeners | None = None
@@ -152,7 +154,7 @@ class FrontEndProcess:
             self._failed.set()
 
     async def _import(self) -> None:
-        load = partial(import_engine, self._hello.arguments)
+        load = partial(import_vllm, self._hello.arguments)
         await asyncio.get_running_loop().run_in_executor(self._thread, load)
         self._channel.send(Imported())
 
@@ -170,9 +172,10 @@ class FrontEndProcess:
 
     async def _join_engine(self, begin: Begin) -> None:
         """Join the engine and prove it; requests come in when the adapters are known."""
-        engine_module: Any = importlib.import_module("lmi_vllm.engine.vllm.seat")
+        from lmi_vllm.engine.vllm.seat import join_vllm_engine  # vLLM has been imported by now
+
         self._thread = self._thread or new_engine_thread()
-        self._engine = engine = await engine_module.join_vllm_engine(
+        self._engine = engine = await join_vllm_engine(
             begin.arguments, begin.profile, self._thread, begin.seat, self
         )
         self._thread = None  # the engine's own from here on
@@ -184,7 +187,7 @@ class FrontEndProcess:
         self._lifecycle.expect_model(begin.model_name)
         self._queue.resize(begin.limit)
         log_request_metrics(service, settings)
-        self._traces.prepare(begin.arguments.values.get(TRACES_ARGUMENT))
+        self._traces.prepare(begin.arguments)
         self._traces.begin()
         self._adapters = FollowedAdapters(
             engine,

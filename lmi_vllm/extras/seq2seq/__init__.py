@@ -6,5 +6,11 @@ from lmi_vllm.extension import Extra, Lazy, OwnEngine
 
 EXTRA: Final = Extra(
     checkpoint_rules=(Lazy("lmi_vllm.extras.seq2seq.rules:choose_engine"),),
-    engines=(OwnEngine("Transformers engine", Lazy("lmi_vllm.extras.seq2seq.rules:runs_here")),),
+    engines=(
+        OwnEngine(
+            "Transformers engine",
+            Lazy("lmi_vllm.extras.seq2seq.rules:runs_here"),
+            Lazy("lmi_vllm.extras.seq2seq.factory:TransformersFactory"),
+        ),
+    ),
 )

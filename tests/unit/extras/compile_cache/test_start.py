@@ -15,6 +15,7 @@ from lmi_vllm.extras.compile_cache.key import key_parts
 from lmi_vllm.extras.compile_cache.start import CompileCache, compile_cache
 from lmi_vllm.extras.compile_cache.store import FolderStore
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.server.plan import PlannedStart
 
 MODEL = ModelArtifacts("m", "org/model", "org/model")
 AOT = "torch_compile_cache/torch_aot_compile"
@@ -33,9 +34,11 @@ class Container:
         """What a start does before the engine."""
         environ = {"LMI_CACHE_URI": self.uri, "VLLM_CACHE_ROOT": str(self.disk), **self.environ}
         settings = load_settings(environ)
-        self.cache = compile_cache(settings, environ, MODEL, EngineArguments(arguments))
+        self.cache = compile_cache(
+            PlannedStart("vllm", settings, environ, MODEL, EngineArguments(arguments))
+        )
         if self.cache is not None:
-            asyncio.run(self.cache.restore())
+            asyncio.run(self.cache.before_engine())
 
     @property
     def root(self) -> Path:
@@ -58,7 +61,7 @@ class Container:
     def become_ready(self) -> None:
         """What a start does after the engine, and its end."""
         assert self.cache is not None
-        if (thread := self.cache.save_later()) is not None:
+        if (thread := self.cache.after_ready()) is not None:
             thread.join(30)
 
 
@@ -245,7 +248,7 @@ def test_slow_store_is_not_waited_for(
     (tmp_path / "place").mkdir()
 
     async def start() -> None:
-        await cache.restore(0.05)
+        await cache.before_engine(0.05)
         slow.may_answer.set()  # the thread ends before the loop does
 
     asyncio.run(start())
@@ -333,3 +336,13 @@ def test_no_secret_of_the_url_is_logged(
     assert "NOT restored" in caplog.text
     assert "NOT saved" in caplog.text
     assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["scripted", "transformers"])
+def test_an_engine_that_compiles_nothing_has_no_cache(
+    tmp_path: Path, store: Path, engine: str
+) -> None:
+    """Only vLLM's compiled code is kept."""
+    environ = {"LMI_CACHE_URI": str(store), "VLLM_CACHE_ROOT": str(tmp_path)}
+    start = PlannedStart(engine, load_settings(environ), environ, MODEL, EngineArguments({}))
+    assert compile_cache(start) is None

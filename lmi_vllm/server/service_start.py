@@ -1,4 +1,4 @@
-"""Sticky sessions as the settings have them, and their copy in S3 at the end."""
+"""The service as the settings have it: queue, error rates, deferred answers, sticky sessions."""
 
 import asyncio
 import logging
@@ -8,15 +8,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.clock import Clock
+from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, StartupError
+from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
+from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
+from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.inference.sessions import DEFAULT_ROOT, Sessions
 from lmi_vllm.sources.table import upload_directory
 
 logger = logging.getLogger(__name__)
 
 COPY_SECONDS: Final = 8.0
+
+
+def new_service(settings: Settings, clock: Clock) -> InferenceService:
+    """Return the service of a server that has not begun to start its model."""
+    lifecycle = Lifecycle(error_rates=ErrorRates(_error_rates(settings)), now=clock.now)
+    limit = int(str(settings.server_value("job_queue_size")))
+    queue = RequestQueue(lifecycle, limit, clock=clock)
+    return InferenceService(queue, deferred=_deferred_results(settings))
+
+
+def _deferred_results(settings: Settings) -> DeferredResults:
+    capacity = settings.server_value("memory_cache_capacity")
+    batch = int(str(settings.server_value("cache_batch")))
+    return DeferredResults(DEFAULT_CAPACITY if capacity is None else int(str(capacity)), batch)
+
+
+def _error_rates(settings: Settings) -> Mapping[ErrorKind, ErrorRate]:
+    return {
+        kind: ErrorRate(*error_rate(str(text)))
+        for kind in ErrorKind
+        if (text := settings.server_value(str(kind)))
+    }
 
 
 def sessions_of(settings: Settings) -> Sessions:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmi_vllm.server.garbage import imports_without_collections, settle, settle_again
+from lmi_vllm.engine.factory import imports_without_collections, settle, settle_again
 
 
 class Cycle:

@@ -1,17 +1,20 @@
-"""Notice an engine that is alive and gets nowhere (LMI_STALL_TIMEOUT)."""
+"""Whether an engine is alive: one real answer at its start, and progress ever after."""
 
 import asyncio
 import logging
-import time
+import uuid
 from typing import Final
 
+from lmi_vllm.clock import Clock
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import LmiError
+from lmi_vllm.errors import EngineFailureError, LmiError, StartupError
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.server.model_start import warm_up
+from lmi_vllm.inference.pooling import GENERATE, pooling_kind
+from lmi_vllm.messages import GenerationJob, OpenAICall
 
 logger = logging.getLogger(__name__)
 
+WARM_UP_PROMPT: Final = "Hello"
 CHECKS: Final = 4  # looks at the engine within one stall time
 
 
@@ -23,12 +26,13 @@ class StallWatch:
     our own to come back with.
     """
 
-    def __init__(self, engine: Engine, lifecycle: Lifecycle, seconds: float) -> None:
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, seconds: float, clock: Clock) -> None:
         self._engine = engine
         self._lifecycle = lifecycle
         self._seconds = seconds
+        self._clock = clock
         self._progress = engine.progress
-        self._since = time.monotonic()
+        self._since = clock.now()
         self._probe: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -37,14 +41,14 @@ class StallWatch:
             return
         try:
             while True:
-                await asyncio.sleep(self._seconds / CHECKS)
+                await self._clock.sleep(self._seconds / CHECKS)
                 self._look()
         finally:
             if self._probe is not None:
                 self._probe.cancel()
 
     def _look(self) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         is_stalled = self._lifecycle.state is State.UNHEALTHY
         if self._engine.progress != self._progress:
             self._progress, self._since = self._engine.progress, now
@@ -71,3 +75,37 @@ async def _ask(engine: Engine) -> None:
         await warm_up(engine)
     except LmiError as error:
         logger.warning("the stalled engine gave no token: %s", error)
+
+
+async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:
+    """Prove the engine: health is claimed only after a token, or a pooled answer, came out.
+
+    Raises:
+        StartupError: the engine refused, or generated nothing.
+    """
+    try:
+        is_proven = await (
+            _generates(engine, has_logprobs=has_logprobs)
+            if engine.task == GENERATE
+            else _pools(engine)
+        )
+    except LmiError as error:
+        raise StartupError(f"the engine started but cannot answer: {error.text}") from error
+    if not is_proven:
+        raise EngineFailureError("the engine started but generated no token")
+
+
+async def _generates(engine: Engine, *, has_logprobs: bool) -> bool:
+    # With log probabilities: vLLM compiles a part of them at their first use, on a GPU too.
+    sampling = {"max_tokens": 1, "temperature": 0.0, "logprobs": 1 if has_logprobs else None}
+    job = GenerationJob(f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, sampling)
+    chunks = [chunk async for chunk in engine.generate(job)]
+    return any(chunk.tokens for chunk in chunks)
+
+
+async def _pools(engine: Engine) -> bool:
+    body = {"input": WARM_UP_PROMPT}
+    answer = await engine.answer_openai(OpenAICall(pooling_kind(engine.task), body, {}, "warm-up"))
+    if answer.status != 200:  # noqa: PLR2004 (success)
+        raise EngineFailureError(answer.body.decode("utf-8", "replace"))
+    return True

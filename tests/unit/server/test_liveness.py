@@ -5,11 +5,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from lmi_vllm.clock import Clock
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.messages import GenerationChunk, GenerationJob
-from lmi_vllm.server.stall_watch import StallWatch
+from lmi_vllm.server.liveness import StallWatch
 
 SECONDS = 0.08
 
@@ -49,7 +50,7 @@ def lifecycle() -> Lifecycle:
 
 async def test_idle_engine_is_healthy(lifecycle: Lifecycle) -> None:
     """Nothing to do is no stall."""
-    watch = asyncio.create_task(StallWatch(ScriptedEngine(), lifecycle, SECONDS).run())
+    watch = asyncio.create_task(StallWatch(ScriptedEngine(), lifecycle, SECONDS, Clock()).run())
     await asyncio.sleep(SECONDS * 5)
     assert lifecycle.state is State.HEALTHY
     watch.cancel()
@@ -58,7 +59,7 @@ async def test_idle_engine_is_healthy(lifecycle: Lifecycle) -> None:
 async def test_steps_keep_it_healthy(lifecycle: Lifecycle) -> None:
     """A long generation is no stall as long as steps come."""
     engine = ScriptedEngine(running_requests=1)
-    watch = asyncio.create_task(StallWatch(engine, lifecycle, 0.4).run())
+    watch = asyncio.create_task(StallWatch(engine, lifecycle, 0.4, Clock()).run())
     for _ in range(20):
         engine.progress += 1
         await asyncio.sleep(0.05)
@@ -69,7 +70,7 @@ async def test_steps_keep_it_healthy(lifecycle: Lifecycle) -> None:
 async def test_requests_without_steps_are_a_stall(lifecycle: Lifecycle) -> None:
     """Health goes with the stall and comes back with the next step."""
     engine = ScriptedEngine(running_requests=1)
-    watch = asyncio.create_task(StallWatch(engine, lifecycle, SECONDS).run())
+    watch = asyncio.create_task(StallWatch(engine, lifecycle, SECONDS, Clock()).run())
     assert await become(lifecycle, State.UNHEALTHY)
     engine.progress += 1
     assert await become(lifecycle, State.HEALTHY)
@@ -80,7 +81,7 @@ async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: L
     """Nobody else may ask it while it is unhealthy."""
     engine = StuckEngine()
     engine.running_requests = 1
-    watch = asyncio.create_task(StallWatch(engine, lifecycle, SECONDS).run())
+    watch = asyncio.create_task(StallWatch(engine, lifecycle, SECONDS, Clock()).run())
     assert await become(lifecycle, State.UNHEALTHY)
     engine.running_requests = 0  # it timed out
     await asyncio.sleep(SECONDS * 5)
@@ -92,5 +93,5 @@ async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: L
 
 async def test_zero_is_off(lifecycle: Lifecycle) -> None:
     """LMI_STALL_TIMEOUT=0."""
-    await StallWatch(ScriptedEngine(running_requests=1), lifecycle, 0).run()
+    await StallWatch(ScriptedEngine(running_requests=1), lifecycle, 0, Clock()).run()
     assert lifecycle.state is State.HEALTHY

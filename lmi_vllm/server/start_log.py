@@ -1,4 +1,4 @@
-"""What has been started, on one screen: model, its source, arguments with origins, phases."""
+"""What the log says of a start: its plan, a line every few seconds, and all of it on one screen."""
 
 import json
 import logging
@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmi_vllm._version import __version__
+from lmi_vllm.clock import Clock
 from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.model_start import StartPlan
+from lmi_vllm.server.plan import StartPlan
 
 logger = logging.getLogger(__name__)
 
 DEFAULT: Final = "default"
 MOST_ARGUMENTS: Final = 20  # lines: a terminal has 24
+HEARTBEAT_SECONDS: Final = 10
 LONGEST_VALUE: Final = 60  # characters
 MOST_ADAPTERS: Final = 8
 
@@ -102,3 +105,30 @@ def _shown(value: object) -> str:
 def _origin(text: str) -> str:
     """Return an origin without the folders of its file: the model's line has them."""
     return re.sub(r"^/\S*/(?=[^/\s]+ line \d)", "", text)
+
+
+def log_plan(plan: StartPlan) -> None:
+    """Say what is being started; the whole table follows when it is ready."""
+    arguments = " ".join(
+        f"{name}={json.dumps(value, default=str)}"
+        for name, value in plan.shown_arguments.items()
+        if plan.arguments.origins.get(name, DEFAULT) != DEFAULT and name != "model"
+    )
+    reference = mask_urls(plan.model.reference)
+    logger.info("model %s from %s; engine arguments: %s", plan.model.name, reference, arguments)
+
+
+async def log_progress(lifecycle: Lifecycle, clock: Clock, limit_seconds: float) -> None:
+    """Say every few seconds where a long start is, and which limits to raise when it gets late."""
+    while True:
+        await clock.sleep(HEARTBEAT_SECONDS)
+        if lifecycle.state is not State.PENDING:
+            continue
+        _, body = lifecycle.ping()
+        logger.info("starting: %s", json.dumps(body), extra={"fields": {"start": body}})
+        if 0 < limit_seconds / 2 < lifecycle.start.engine_seconds:
+            logger.warning(
+                "half of model_loading_timeout (%g s) has passed; raise it, and on SageMaker the "
+                "endpoint's container_startup_health_check_timeout with it",
+                limit_seconds,
+            )

