@@ -16,9 +16,8 @@ from lmi_vllm.config.listen import ListenAddress, listen_plan
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import Fault, StartupError
 from lmi_vllm.extension import extras
-from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import WebOptions, create_app
+from lmi_vllm.web.app import ReverseProxy, WebOptions, create_app
 from lmi_vllm.web.connection import (
     TLS_HANDSHAKE_SECONDS,
     ClientPatience,
@@ -55,7 +54,6 @@ class Listeners:
     curl: str  # a command that tries it
     runners: tuple[web.AppRunner, ...]
     address: ListenAddress
-    forwarder: Forwarder | None = None
 
     async def close(self) -> None:
         """Close every port and connection."""
@@ -63,8 +61,6 @@ class Listeners:
             await asyncio.wait_for(
                 asyncio.gather(*(runner.cleanup() for runner in self.runners)), 2 * CLOSE_SECONDS
             )
-        if self.forwarder is not None:
-            await self.forwarder.close()
 
 
 async def open_listeners(
@@ -113,20 +109,19 @@ async def open_front_end(
     settings: Settings,
     environ: Mapping[str, str],
     address: ListenAddress,
-    first: str,
+    proxy: ReverseProxy,
 ) -> Listeners:
-    """Open the port that the first process listens on already; `first` is its inner socket.
+    """Open the port that the first process listens on already, and which `proxy` leads to.
 
     Raises:
         StartupError: the address cannot be shared.
     """
     plan = listen_plan(settings)
     tls = tls_context(plan.certificate_file, plan.private_key_file) if address.is_tls else None
-    forwarder = Forwarder(first)
-    options = replace(_web_options(settings, environ), proxy=forwarder)
+    options = replace(_web_options(settings, environ), proxy=proxy)
     runner = await _set_up(service, options)
     await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))
-    return Listeners(address.url(), "", (runner,), address, forwarder)
+    return Listeners(address.url(), "", (runner,), address)
 
 
 def _say_where(line: str, url: str, options: WebOptions) -> None:

@@ -46,6 +46,7 @@ from lmi_vllm.extras.front_ends.channel import (
     TelemetryLine,
 )
 from lmi_vllm.extras.front_ends.followed_adapters import FollowedAdapters
+from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.inference.error_rates import ReportedErrors
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.places import Board, Row
@@ -89,6 +90,7 @@ class FrontEndProcess:
         self._adapters: FollowedAdapters | None = None
         self._begin: Begin | None = None
         self._listeners: Listeners | None = None
+        self._forwarder: Forwarder | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed = asyncio.Event()
 
@@ -215,8 +217,9 @@ class FrontEndProcess:
         await adapters.let_go(gone, message.timeout_seconds)
         if self._listeners is None:
             begin, hello = self._begin, self._hello
+            self._forwarder = Forwarder(begin.first)
             self._listeners = await open_front_end(
-                self._service, hello.settings, hello.environ, begin.address, begin.first
+                self._service, hello.settings, hello.environ, begin.address, self._forwarder
             )
         self._channel.send(Done(message.number))
 
@@ -255,6 +258,8 @@ class FrontEndProcess:
         await self._traces.close()
         if self._listeners is not None:
             await self._listeners.close()
+        if self._forwarder is not None:
+            await self._forwarder.close()
         if self._engine is not None:
             await self._engine.close()
 
