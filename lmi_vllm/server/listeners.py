@@ -55,6 +55,12 @@ class Listeners:
     runners: tuple[web.AppRunner, ...]
     address: ListenAddress
 
+    async def stop(self) -> None:
+        """Close every port; connections are left as they are."""
+        for runner in self.runners:
+            for site in tuple(runner.sites):
+                await site.stop()
+
     async def close(self) -> None:
         """Close every port and connection."""
         with contextlib.suppress(TimeoutError):

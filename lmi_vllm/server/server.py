@@ -75,7 +75,9 @@ class Server:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
         outcome = life.result() if life.done() else Outcome(0)
+        stopping.cancel()
         if outcome.is_immediate:
+            await listeners.stop()
             return outcome
         if outcome.code:
             self.service.lifecycle.become(State.FAILED)

@@ -1,0 +1,108 @@
+"""Graceful shutdown: running work ends within its deadline, new work is refused."""
+
+import asyncio
+
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.server.server import ENGINE_CLOSE_SECONDS
+from tests.server.conftest import (
+    PROMPT,
+    Answer,
+    Engines,
+    Serve,
+    Serving,
+    Slow,
+    settle,
+    until,
+)
+
+
+async def draining(serve: Serve, engines: Engines) -> tuple[Serving, "asyncio.Task[Answer]", Slow]:
+    """Return a server that drains, and the request that it waits for."""
+    engines.script = [engine := Slow()]
+    server = await (await serve(SERVING_SHUTDOWN_TIMEOUT="30")).ready()
+    request = asyncio.create_task(server.ask("POST", "/invocations", PROMPT))
+    await until(lambda: server.in_flight == 1)
+    server.stop.set()
+    await server.became(State.DRAINING)
+    return server, request, engine
+
+
+async def test_an_idle_server_ends_at_once(serve: Serve, engines: Engines) -> None:
+    """Nothing is waited for; the engine is closed."""
+    server = await (await serve()).ready()
+    server.stop.set()
+    assert await server.ended() == (0, "")
+    assert engines.started[0].is_closed
+
+
+async def test_new_work_is_refused_while_running_work_ends(serve: Serve, engines: Engines) -> None:
+    """`/ping` is 503 with the state; refusals say when to come back; what runs is answered."""
+    server, request, engine = await draining(serve, engines)
+    assert await server.ping() == (503, {"status": "DRAINING"})
+    refused = await server.ask("POST", "/invocations", PROMPT)
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "30")
+    assert not server.is_over
+    engine.rest.set()
+    assert (await request).status == 200
+    assert await server.ended() == (0, "")
+
+
+async def test_the_deadline_ends_what_does_not_finish(serve: Serve, engines: Engines) -> None:
+    """SERVING_SHUTDOWN_TIMEOUT: what is still running then gets an error of the shutdown."""
+    server, request, _ = await draining(serve, engines)
+    await server.clock.advance(29)
+    assert not request.done()
+    await server.clock.advance(2)
+    answer = await request
+    assert answer.status == 503
+    assert b"the server shut down before the answer was complete" in answer.body
+    assert await server.ended() == (0, "")
+
+
+async def test_a_second_signal_hurries(serve: Serve, engines: Engines) -> None:
+    """It ends what runs at once."""
+    server, request, _ = await draining(serve, engines)
+    await settle()
+    server.stop.set()
+    assert (await request).status == 503
+    assert await server.ended() == (0, "")
+
+
+async def test_a_stop_during_the_start_ends_it(serve: Serve, engines: Engines) -> None:
+    """A start is not waited for."""
+    engines.gate.clear()
+    server = await serve()
+    server.stop.set()
+    assert await server.ended() == (0, "")
+    assert "Ready on" not in server.printed()
+
+
+async def test_a_stop_during_a_restart_ends_it(serve: Serve, engines: Engines) -> None:
+    """The engine is not brought back for a server that ends."""
+    server = await (await serve(SERVING_RETRY_THRESHOLD="5")).ready()
+    engines.started[0].die()
+    await server.became(State.PENDING)
+    server.stop.set()
+    assert await server.ended() == (0, "")
+    assert len(engines.started) == 1
+
+
+class Hanging(ScriptedEngine):
+    """An engine whose end never comes."""
+
+    async def close(self) -> None:
+        """Hang."""
+        await asyncio.Event().wait()
+
+
+async def test_an_engine_that_does_not_end_is_left(serve: Serve, engines: Engines) -> None:
+    """Its end has a limit, too: the process ends then, and its children with it."""
+    engines.script = [Hanging()]
+    server = await (await serve()).ready()
+    server.stop.set()
+    await server.became(State.DRAINING)
+    await asyncio.sleep(0.05)
+    assert not server.is_over
+    await server.clock.advance(ENGINE_CLOSE_SECONDS)
+    assert await server.ended() == (0, "")

@@ -1,0 +1,122 @@
+"""An engine that fails: restarts up to the threshold, then the end that the settings ask for."""
+
+import asyncio
+
+import pytest
+
+from lmi_vllm.errors import EngineStartError
+from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.server.supervisor import ENGINE_DIED, RESTART_PAUSE_SECONDS
+from tests.server.conftest import Engines, Serve, Serving, Slow, until
+
+
+async def restarted(server: Serving, number: int) -> None:
+    """Return when engine `number`, counted from 1, serves after a pause of the test's clock."""
+    await server.became(State.PENDING)
+    await server.clock.advance(RESTART_PAUSE_SECONDS)
+    await until(lambda: len(server.engines.started) == number)
+    await server.became(State.HEALTHY)
+
+
+async def test_an_engine_that_died_is_replaced(serve: Serve, engines: Engines) -> None:
+    """The old one is closed first, health is bad meanwhile, and the next one answers."""
+    server = await (await serve(SERVING_RETRY_THRESHOLD="1")).ready()
+    first = engines.started[0]
+    first.die()
+    await server.became(State.PENDING)
+    status, entry = await server.ping()
+    assert (status, entry["phase"]) == (503, "engine")
+    assert first.is_closed
+    assert len(engines.started) == 1  # the memory of the old one is given a moment
+    await restarted(server, 2)
+    assert await server.infer() == 200
+    assert engines.started[1].jobs
+
+
+async def test_more_failures_than_the_threshold_end_the_server(
+    serve: Serve, engines: Engines
+) -> None:
+    """Each failure counts, whether the engine died or did not come up again."""
+    server = await (await serve(SERVING_RETRY_THRESHOLD="2")).ready()
+    engines.started[0].die()
+    await restarted(server, 2)
+    engines.script = [EngineStartError("no memory is left")]
+    engines.started[1].die()
+    await server.became(State.PENDING)
+    await server.clock.advance(RESTART_PAUSE_SECONDS)
+    assert await server.ended() == (1, "no memory is left")
+
+
+async def test_a_restart_that_fails_is_tried_again(serve: Serve, engines: Engines) -> None:
+    """Within the threshold a start that failed is followed by another."""
+    server = await (await serve(SERVING_RETRY_THRESHOLD="2")).ready()
+    engines.script = [EngineStartError("the port is still taken")]
+    engines.started[0].die()
+    await server.became(State.PENDING)
+    await server.clock.advance(RESTART_PAUSE_SECONDS)
+    await until(lambda: not engines.script)
+    await restarted(server, 2)
+
+
+async def test_without_a_threshold_the_first_death_ends_the_server(
+    serve: Serve, engines: Engines
+) -> None:
+    """Exit code 1, and the reason last."""
+    server = await (await serve()).ready()
+    engines.started[0].die()
+    assert await server.ended() == (1, ENGINE_DIED)
+    assert engines.started[0].is_closed
+
+
+async def test_requests_in_flight_are_waited_for_after_a_failure(
+    serve: Serve, engines: Engines
+) -> None:
+    """They get their errors; new ones are refused as long as the port is open."""
+    engine = Slow()
+    engines.script = [engine]
+    server = await (await serve()).ready()
+    request = asyncio.create_task(server.infer())
+    await until(lambda: server.in_flight == 1)
+    engine.die()
+    assert await request == 500
+    assert await server.ended() == (1, ENGINE_DIED)
+
+
+async def test_fail_fast_ends_at_once(serve: Serve, engines: Engines) -> None:
+    """Exit code 137, as after a kill, without waiting for requests."""
+    engine = Slow()
+    engines.script = [engine]
+    server = await (await serve(SERVING_FAIL_FAST="true")).ready()
+    request = asyncio.create_task(server.infer())
+    await until(lambda: server.in_flight == 1)
+    engine.die()
+    assert await server.ended() == (137, ENGINE_DIED)
+    await request
+
+
+async def test_health_can_hide_a_failure(serve: Serve, engines: Engines) -> None:
+    """SERVING_HEALTH_CHECK_OVERRIDE: the process stays, `/ping` is 200, requests are refused."""
+    server = await (await serve(SERVING_HEALTH_CHECK_OVERRIDE="true")).ready()
+    engines.started[0].die()
+    await server.became(State.FAILED)
+    assert await server.ping() == (200, {"status": "FAILED"})
+    assert await server.infer() == 503
+    server.stop.set()
+    assert await server.ended() == (0, "")
+
+
+async def test_a_stalled_engine_is_unhealthy_until_its_next_step(
+    serve: Serve, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LMI_STALL_TIMEOUT: requests and no step turn health bad; the next step brings it back."""
+    server = await (await serve(LMI_STALL_TIMEOUT="8")).ready()
+    engine = engines.started[0]
+    engine.running_requests = 1
+    await server.clock.advance(20)
+    assert (await server.ping())[0] == 503
+    assert server.state is State.UNHEALTHY
+    assert "LMI_STALL_TIMEOUT" in caplog.text
+    engine.progress += 1
+    await server.clock.advance(2)
+    assert (await server.ping())[0] == 200
+    engine.running_requests = 0

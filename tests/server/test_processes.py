@@ -1,0 +1,106 @@
+"""Further processes at the server's port, as far as the server sees them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.config.settings import CommandLine, load_settings
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import EngineStartError
+from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.messages import ServingProfile
+from lmi_vllm.server.context import ServerContext
+from lmi_vllm.server.model_keeper import ModelKeeper
+from lmi_vllm.server.process_group import OneProcess
+from lmi_vllm.server.service_start import new_service
+from lmi_vllm.server.supervisor import FRONT_ENDS_DIED, RESTART_PAUSE_SECONDS, Outcome
+from lmi_vllm.server.telemetry_start import Traces
+from tests.server.conftest import Engines, ManualClock, until
+
+
+class Processes(OneProcess):
+    """Writes down what it is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.refusals: list[EngineStartError] = []
+
+    async def join(
+        self, engine: Engine, profile: ServingProfile, adapters: AdapterRegistry
+    ) -> None:
+        """Join, unless a refusal is due."""
+        self.asked.append("join")
+        self.failed.clear()
+        if self.refusals:
+            raise self.refusals.pop()
+
+    def engine_died(self) -> None:
+        """Note it."""
+        self.asked.append("engine died")
+
+    async def detach(self) -> None:
+        """Note it."""
+        self.asked.append("detach")
+
+
+class Kept:
+    """A model that is kept up, without a port."""
+
+    def __init__(self, engines: Engines, environ: dict[str, str]) -> None:
+        typed = CommandLine(model="some/model")
+        settings = load_settings(environ, typed)
+        self.clock, self.processes = ManualClock(), Processes()
+        self.service = new_service(settings, self.clock)
+        context = ServerContext(self.service, environ, {}, engines, self.processes, self.clock)
+        self._keeper = ModelKeeper(context, settings, typed, Traces(self.service, environ))
+        self.run = asyncio.create_task(self._keeper.run("http://h", "curl"))
+
+    async def became(self, state: State) -> None:
+        """Return when the server is in that state."""
+        await until(lambda: self.service.lifecycle.state is state)
+
+
+@pytest.fixture
+async def kept(engines: Engines) -> AsyncIterator[Kept]:
+    """A model whose engine is replaced once."""
+    made = Kept(engines, {"SERVING_RETRY_THRESHOLD": "1"})
+    await made.became(State.HEALTHY)
+    yield made
+    made.run.cancel()
+
+
+async def test_they_leave_a_dead_engine_and_join_the_next(kept: Kept, engines: Engines) -> None:
+    """Each of them hears of the death, and is out before the next engine starts."""
+    engines.started[0].die()
+    await kept.became(State.PENDING)
+    await kept.clock.advance(RESTART_PAUSE_SECONDS)
+    await kept.became(State.HEALTHY)
+    assert kept.processes.asked == ["join", "engine died", "detach", "join"]
+
+
+async def test_too_many_lost_processes_are_a_failure_of_the_engine(
+    kept: Kept, engines: Engines
+) -> None:
+    """Its seats are used up: another engine has new ones, within the threshold."""
+    kept.processes.failed.set()
+    await kept.became(State.PENDING)
+    await kept.clock.advance(RESTART_PAUSE_SECONDS)
+    await kept.became(State.HEALTHY)
+    assert len(engines.started) == 2
+    assert engines.started[0].is_closed
+    kept.processes.failed.set()
+    assert await kept.run == Outcome(1, FRONT_ENDS_DIED)
+
+
+async def test_a_process_that_cannot_join_fails_the_start(kept: Kept, engines: Engines) -> None:
+    """The engine that it could not join is closed, and nothing stays attached."""
+    kept.processes.refusals = [EngineStartError("a front-end process did not start: x")]
+    engines.started[0].die()
+    await kept.became(State.PENDING)
+    await kept.clock.advance(RESTART_PAUSE_SECONDS)
+    assert await kept.run == Outcome(1, "a front-end process did not start: x")
+    assert [engine.is_closed for engine in engines.started] == [True, True]
+    assert kept.processes.asked[-2:] == ["join", "detach"]
