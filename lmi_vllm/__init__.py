@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lmi_vllm.config.settings import load_settings
     from lmi_vllm.engine.base import Engine
     from lmi_vllm.errors import LmiError
-    from lmi_vllm.inference.runtime import Runtime
+    from lmi_vllm.inference.context import Runtime
     from lmi_vllm.inference.service import InferenceService
     from lmi_vllm.messages import ServingProfile
     from lmi_vllm.web.app import WebOptions, create_app
@@ -38,7 +38,7 @@ _HOMES: Final = MappingProxyType(
         "Engine": "lmi_vllm.engine.base",
         "InferenceService": "lmi_vllm.inference.service",
         "LmiError": "lmi_vllm.errors",
-        "Runtime": "lmi_vllm.inference.runtime",
+        "Runtime": "lmi_vllm.inference.context",
         "ServingProfile": "lmi_vllm.messages",
         "Settings": "lmi_vllm.config.resolved",
         "WebOptions": "lmi_vllm.web.app",

@@ -30,9 +30,9 @@
     └── EngineFailureError           the engine answered with a fault of its own
         └── EngineDeadError          the engine process is gone
 
-Each class owns its fault; which status and body a fault becomes is decided per route family by one
-table, `STATUS` (specification http-api.md section 12). Statuses are plain integers: this module
-imports no web framework.
+Each class owns its fault; which status a fault becomes in which dialect is decided by one table,
+`StatusTable`, for answers and for the last rows of streams. Statuses are plain integers: this
+module imports no web framework.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ from typing import ClassVar, Final
 
 
 class Fault(StrEnum):
-    """Whose fault an error is; with the route family it decides the status."""
+    """Whose fault an error is; with the dialect it decides the status."""
 
     CLIENT = "client"
     CUSTOM_CODE = "custom_code"
@@ -62,8 +62,8 @@ class Fault(StrEnum):
     ENGINE = "engine"
 
 
-class RouteFamily(StrEnum):
-    """The dialect a route speaks when it has to refuse."""
+class Dialect(StrEnum):
+    """In whose shapes and words a route answers and refuses."""
 
     SERVER = "server"
     LMI = "lmi"
@@ -308,9 +308,8 @@ class EngineDeadError(EngineFailureError):
         super().__init__(text)
 
 
-# One table for all: fault -> status. Faults that have their own status everywhere come first; the
-# second table says where a route family differs (http-api.md sections 6.5 and 12).
-STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
+# Fault -> status, and where a dialect differs. Ask a `StatusTable`, not these.
+_STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
     {
         Fault.CLIENT: 424,
         Fault.CUSTOM_CODE: 424,
@@ -330,12 +329,10 @@ STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
         Fault.ENGINE: 500,
     }
 )
-FAMILY_STATUS: Final[Mapping[RouteFamily, Mapping[Fault, int]]] = MappingProxyType(
+_DIALECT_STATUS: Final[Mapping[Dialect, Mapping[Fault, int]]] = MappingProxyType(
     {
-        RouteFamily.SERVER: MappingProxyType({}),
-        RouteFamily.LMI: MappingProxyType({}),
-        RouteFamily.OPENAI: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
-        RouteFamily.TGI: MappingProxyType({Fault.CLIENT: 422, Fault.OVERLOAD: 429}),
+        Dialect.OPENAI: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
+        Dialect.TGI: MappingProxyType({Fault.CLIENT: 422, Fault.OVERLOAD: 429}),
     }
 )
 
@@ -362,19 +359,40 @@ TGI_TYPES: Final[Mapping[int, str]] = MappingProxyType(
 )
 
 
-def status_of(error: LmiError, family: RouteFamily) -> int:
-    """The HTTP status for `error` on a route of `family`."""
-    if family is RouteFamily.OPENAI and isinstance(
-        error, (UnknownAdapterError, UnknownModelNameError)
-    ):
-        return 404  # vLLM's own code for a model it does not serve
-    if (
-        family is RouteFamily.TGI
-        and isinstance(error, EngineFailureError)
-        and not isinstance(error, EngineDeadError)
-    ):
-        return 424  # one request failed in the engine, which goes on
-    return FAMILY_STATUS[family].get(error.fault, STATUS[error.fault])
+class StatusTable:
+    """The HTTP status of every fault in every dialect; LMI's own dialects obey what is configured.
+
+    vLLM's and TGI's clients know the codes of those servers, which no setting of LMI changes.
+    """
+
+    def __init__(self, configured: Mapping[Fault, int] | None = None) -> None:
+        own = configured or {}
+        self._statuses = {
+            Dialect.SERVER: {**_STATUS, **own},
+            Dialect.LMI: {**_STATUS, **own},
+            **{dialect: {**_STATUS, **other} for dialect, other in _DIALECT_STATUS.items()},
+        }
+
+    def of_fault(self, fault: Fault, dialect: Dialect) -> int:
+        """Return the status of most errors with this fault."""
+        return self._statuses[dialect][fault]
+
+    def of(self, error: LmiError, dialect: Dialect) -> int:
+        """Return the status of `error`, as an answer or in the last row of a stream."""
+        if dialect is Dialect.OPENAI and isinstance(
+            error, (UnknownAdapterError, UnknownModelNameError)
+        ):
+            return 404  # vLLM's own code for a model it does not serve
+        if (
+            dialect is Dialect.TGI
+            and isinstance(error, EngineFailureError)
+            and not isinstance(error, EngineDeadError)
+        ):
+            return 424  # one request failed in the engine, which goes on
+        return self.of_fault(error.fault, dialect)
+
+
+DEFAULT_STATUSES: Final = StatusTable()
 
 
 def tgi_error(text: str, status: int) -> dict[str, str]:
@@ -384,6 +402,6 @@ def tgi_error(text: str, status: int) -> dict[str, str]:
 
 def openai_error(error: LmiError, text: str, status: int) -> dict[str, object]:
     """What vLLM's OpenAI routes say of a failed request, as a body or as an event."""
-    fault = Fault.NOT_FOUND if status == STATUS[Fault.NOT_FOUND] else error.fault
+    fault = Fault.NOT_FOUND if status == _STATUS[Fault.NOT_FOUND] else error.fault
     kind = OPENAI_TYPES.get(fault, "InternalServerError")
     return {"error": {"message": text, "type": kind, "param": None, "code": status}}

@@ -10,10 +10,11 @@ from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.errors import DEFAULT_STATUSES, StatusTable
+from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
-from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions, create_app
@@ -67,10 +68,11 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
         options: WebOptions | None = None,
         is_ready: bool = True,
         code: CustomCode | None = None,
+        statuses: StatusTable = DEFAULT_STATUSES,
     ) -> TestClient:
         profile = profile or ServingProfile(model_name="demo")
         lifecycle = Lifecycle(profile.model_name)
-        service = InferenceService(RequestQueue(lifecycle, limit), profile)
+        service = InferenceService(RequestQueue(lifecycle, limit), profile, statuses=statuses)
         code = code or CustomCode()
         registry = AdapterRegistry(
             engine, str, is_enabled=profile.enable_lora, load_code=code.load_adapter

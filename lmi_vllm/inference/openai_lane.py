@@ -1,62 +1,91 @@
 """The OpenAI lane: a payload to vLLM's handler, its answer within our limits and time."""
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lmi_vllm.adapters.selection import adapter_name
-from lmi_vllm.inference.request.limits import check_limits, sequence_count
-from lmi_vllm.inference.request_work import RequestWork
-from lmi_vllm.inference.response.openai_replies import V1_DIALECT, OpenAIDialect, StreamDialect
-from lmi_vllm.inference.response.responses_stream import RESPONSES, ResponsesDialect
-from lmi_vllm.inference.response.stream_ends import DirectEvents, StreamEnds
-from lmi_vllm.inference.response.streams import (
-    DirectStream,
-    SilenceLimit,
-    close_iterator,
-    deadline_error,
+import orjson
+
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.inference.context import RequestContext, Runtime
+from lmi_vllm.inference.request.parameters import check_limits, sequence_count
+from lmi_vllm.inference.response.openai_events import (
+    RESPONSES,
+    V1_EVENTS,
+    EventStream,
+    FramedEvents,
+    ResponsesEvents,
 )
-from lmi_vllm.messages import OpenAICall, OpenAIReply
+from lmi_vllm.inference.response.streams import DirectEventWriter
+from lmi_vllm.messages import InferenceCall, OpenAICall, OpenAIReply, Reply
 
 
 async def ask_openai(
-    work: RequestWork,
+    context: RequestContext,
     kind: str,
     payload: Mapping[str, Any],
-    dialect: StreamDialect | None = None,
+    stream: EventStream | None = None,
+    *,
+    is_direct: bool = True,
 ) -> OpenAIReply:
-    """Return the answer of vLLM's handler; a stream comes as `dialect` says, else as on `/v1`.
+    """Return the answer of vLLM's handler; its events go through `stream`, else as on `/v1`.
+
+    With `is_direct` events may go to the client by themselves.
 
     Raises:
         LmiError: a limit, the adapter, the time or the engine; vLLM's refusals are answers.
     """
-    runtime, call = work.runtime, work.call
-    check_limits(payload, runtime.profile.limits)
+    engine, call = context.runtime.engine, context.call
+    check_limits(payload, context.runtime.profile.limits)
     if kind != RESPONSES:  # its list of inputs is one conversation
-        work.admit_list("prompts", sequence_count(payload))
-    name = adapter_name(call, payload, runtime.adapters.__contains__)
+        context.take_slots("prompts", sequence_count(payload))
     body = {key: value for key, value in payload.items() if key != "adapters"}
-    ref = await work.adapter(name)
+    ref = None if context.adapter is None else context.adapter.ref
     if ref is not None:
         body["model"] = ref.name
-    if dialect is None:
-        dialect = ResponsesDialect() if kind == RESPONSES else V1_DIALECT
-    seconds = runtime.profile.predict_timeout
-    limit = SilenceLimit(seconds, "predict_timeout")
-    direct = DirectEvents(dialect, limit) if isinstance(dialect, OpenAIDialect) else None
-    try:
-        async with asyncio.timeout(seconds):
-            answer = await runtime.engine.answer_openai(
-                OpenAICall(kind, body, call.properties, call.request_id, adapter=ref), direct
-            )
-    except TimeoutError:
-        raise deadline_error(seconds, "predict_timeout") from None
+    stream = stream or (ResponsesEvents() if kind == RESPONSES else V1_EVENTS)
+    limit = context.silence_limit()
+    direct = None
+    if is_direct and isinstance(stream, FramedEvents):
+        direct = DirectEventWriter(stream.event, limit)
+    async with context.deadline():
+        answer = await engine.answer_openai(
+            OpenAICall(kind, body, call.properties, call.request_id, adapter=ref), direct
+        )
     if answer.stream is None:
         return answer
-    work.hold.push_async_callback(close_iterator, answer.stream)
-    ends = StreamEnds(work.queue, runtime.profile)
-    rows = ends.events(dialect.events(answer.stream), dialect, limit)
-    if direct is None:
-        return replace(answer, stream=rows)
-    return replace(answer, stream=DirectStream(rows, direct.connect))
+    context.own_stream(answer.stream, None if direct is None else direct.connect)
+    events = context.stream_ends.events(stream.events(answer.stream), stream.error, limit)
+    return replace(answer, stream=events)
+
+
+async def ask_unqueued(
+    runtime: Runtime, call: InferenceCall, kind: str, arguments: Mapping[str, object]
+) -> Reply:
+    """Return vLLM's answer about its models or an earlier response: no engine work, no queue."""
+    answer = await runtime.engine.answer_openai(
+        OpenAICall(kind, arguments, call.properties, call.request_id)
+    )
+    body = with_adapters(answer.body, runtime.adapters) if kind == "models" else answer.body
+    return Reply(answer.status, answer.content_type, body, answer.stream)
+
+
+def with_adapters(body: bytes, adapters: Iterable[Adapter]) -> bytes:
+    """Return a list of models with one card per adapter, in the shape of the base model's card."""
+    listed = tuple(adapters)
+    if not listed:
+        return body
+    document = orjson.loads(body)
+    cards = document.setdefault("data", [])
+    base = cards[0] if cards else {"object": "model"}
+    cards += [
+        {
+            **base,
+            "id": adapter.name,
+            "root": adapter.src,
+            "parent": base.get("id"),
+            "max_model_len": None,
+        }
+        for adapter in listed
+    ]
+    return orjson.dumps(document)

@@ -1,4 +1,4 @@
-"""Sticky sessions: create, check, close (http-api.md 9). Their only state is on the disk.
+"""Sticky sessions: create, check, close over files. Their only state is on the disk.
 
 A session is a directory named by its id with one small file in it that says when it expires. Who
 restarts, or serves beside us over the same `sessions_path`, finds the same sessions.
@@ -24,12 +24,13 @@ from lmi_vllm.messages import Reply
 logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-Amzn-SageMaker-Session-Id"
+SESSION_PROPERTY: Final = SESSION_HEADER.lower()
 CLOSED_HEADER: Final = "X-Amzn-SageMaker-Closed-Session-Id"
 NEW_SESSION: Final = "NEW_SESSION"
 CLOSE: Final = "CLOSE"
 REQUEST_TYPE: Final = "requestType"
 DEFAULT_ROOT: Final = Path("/dev/shm/djl_sessions")
-# So that nobody fills the disk, in memory by default, with sessions that are never closed.
+# So that no client fills the disk, in memory by default, with sessions that are never closed.
 MAX_SESSIONS: Final = 10_000
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -59,7 +60,7 @@ class Sessions:
         Raises:
             PayloadError: the session is unknown, or sessions are off.
         """
-        given = properties.get(SESSION_HEADER.lower(), "").strip()
+        given = properties.get(SESSION_PROPERTY, "").strip()
         if given and not self._is_enabled:
             raise PayloadError("stateful sessions not enabled")
         name = _session_id(properties)
@@ -143,14 +144,14 @@ class Sessions:
 
 
 def is_session_request(payload: Mapping[str, Any]) -> bool:
-    """Return whether a payload asks for a session instead of an answer (http-api.md 4)."""
+    """Return whether a payload asks for a session instead of an answer."""
     is_other = any(key in payload for key in ("prompt", "inputs", "messages"))
     return REQUEST_TYPE in payload and not is_other
 
 
 def _session_id(properties: Mapping[str, str]) -> str:
     """Return the id a request carries, "" without one; what follows a semicolon is its expiry."""
-    given = properties.get(SESSION_HEADER.lower(), "").partition(";")[0].strip()
+    given = properties.get(SESSION_PROPERTY, "").partition(";")[0].strip()
     return "" if given == NEW_SESSION else given
 
 

@@ -1,4 +1,4 @@
-"""What TGI's own routes answer beside generated text (http-api.md 6.5)."""
+"""What TGI's own routes answer beside generated text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,14 @@ import orjson
 from lmi_vllm._version import __version__
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.messages import ServingProfile
+from lmi_vllm.inference.context import RequestContext, Runtime
+from lmi_vllm.inference.request.payload import decode_body
+from lmi_vllm.messages import Reply
 
 
-def describe(model: str, engine: Engine, profile: ServingProfile) -> dict[str, Any]:
+def describe(model: str, runtime: Runtime) -> dict[str, Any]:
     """Return TGI 3's `/info`; what has no meaning here is null."""
+    engine, profile = runtime.engine, runtime.profile
     return {
         "model_id": model,
         "model_sha": None,
@@ -41,12 +44,19 @@ def is_tokenize_body(body: bytes) -> bool:
     return isinstance(payload, dict) and "inputs" in payload and not is_vllm_s
 
 
-async def tokenize(payload: Mapping[str, Any], engine: Engine) -> list[dict[str, Any]]:
-    """Return TGI's list of tokens, each with the part of the text it stands for.
+async def tokenize(context: RequestContext) -> Reply:
+    """Answer TGI's `/tokenize`: a list of tokens, each with the part of the text it stands for.
 
     Raises:
         PayloadError: `inputs` is no text.
     """
+    async with context:
+        payload = decode_body(context.call.body, "application/json")
+        tokens = await _tokens(payload, context.runtime.engine)
+    return Reply(200, "application/json", orjson.dumps(tokens) + b"\n")
+
+
+async def _tokens(payload: Mapping[str, Any], engine: Engine) -> list[dict[str, Any]]:
     text, adds_special = payload.get("inputs"), payload.get("add_special_tokens", True)
     if not isinstance(text, str):
         raise PayloadError("inputs: expected text")

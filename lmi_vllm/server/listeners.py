@@ -14,7 +14,7 @@ from aiohttp import web
 
 from lmi_vllm.config.listen import ListenAddress, listen_plan
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import Fault, StartupError
+from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import ReverseProxy, WebOptions, create_app
@@ -283,7 +283,6 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
         request_id_header=str(settings.server_value("request_id_header_key") or "x-request-id"),
         api_keys=api_keys(environ),
         allows_handler_override=bool(settings.server_value("ALLOW_REQUEST_HANDLER_OVERRIDE")),
-        statuses=_statuses(settings),
         cors_headers=MappingProxyType(cors),
         patience=ClientPatience(
             *(
@@ -291,20 +290,6 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
                 for name in ("HEADER", "BODY", "SEND")
             )
         ),
-    )
-
-
-def _statuses(settings: Settings) -> Mapping[Fault, int]:
-    """Return the configured error codes by fault."""
-    keys = {
-        Fault.BAD_PARAMETER: "bad_request_http_code",
-        Fault.OVERLOAD: "throttle_error_http_code",
-        Fault.NOT_READY: "wlm_error_http_code",
-        Fault.ENGINE: "server_error_http_code",
-        Fault.DEADLINE: "server_error_http_code",
-    }
-    return MappingProxyType(
-        {fault: int(str(settings.server_value(key))) for fault, key in keys.items()}
     )
 
 

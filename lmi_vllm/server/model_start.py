@@ -9,9 +9,9 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.extension import extras
+from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.lifecycle import Phase
-from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.code_start import load_custom_code
 from lmi_vllm.server.context import ServerContext

@@ -12,7 +12,7 @@ from lmi_vllm.clock import Clock
 from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import LmiError, StartupError
+from lmi_vllm.errors import Fault, LmiError, StartupError, StatusTable
 from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
 from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
 from lmi_vllm.inference.lifecycle import Lifecycle
@@ -31,7 +31,21 @@ def new_service(settings: Settings, clock: Clock) -> InferenceService:
     lifecycle = Lifecycle(error_rates=ErrorRates(_error_rates(settings)), now=clock.now)
     limit = int(str(settings.server_value("job_queue_size")))
     queue = RequestQueue(lifecycle, limit, clock=clock)
-    return InferenceService(queue, deferred=_deferred_results(settings))
+    return InferenceService(
+        queue, deferred=_deferred_results(settings), statuses=error_statuses(settings)
+    )
+
+
+def error_statuses(settings: Settings) -> StatusTable:
+    """Return the status of every error, with the configured codes."""
+    keys = {
+        Fault.BAD_PARAMETER: "bad_request_http_code",
+        Fault.OVERLOAD: "throttle_error_http_code",
+        Fault.NOT_READY: "wlm_error_http_code",
+        Fault.ENGINE: "server_error_http_code",
+        Fault.DEADLINE: "server_error_http_code",
+    }
+    return StatusTable({fault: int(str(settings.server_value(key))) for fault, key in keys.items()})
 
 
 def _deferred_results(settings: Settings) -> DeferredResults:

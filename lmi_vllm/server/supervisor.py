@@ -11,8 +11,8 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import settle, settle_again
 from lmi_vllm.errors import LmiError
+from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.liveness import StallWatch
 from lmi_vllm.server.model_files import ReadyFiles

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.adapters.selection import ADAPTER_ALIAS_HEADER
 from lmi_vllm.errors import BadParameterError, ResourceNotFoundError
+from lmi_vllm.inference.context import ADAPTER_ALIAS_HEADER
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.access import check_method
 from lmi_vllm.web.arguments import given_arguments, page_of

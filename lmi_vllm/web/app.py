@@ -12,11 +12,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmi_vllm.errors import (
+    Dialect,
     Fault,
     LmiError,
     MethodNotAllowedError,
     PayloadError,
-    RouteFamily,
     UnauthorizedError,
 )
 from lmi_vllm.inference.service import InferenceService
@@ -47,7 +47,7 @@ from lmi_vllm.web.keys import (
     WRITE_TURN,
 )
 from lmi_vllm.web.recording import begin_record
-from lmi_vllm.web.route_families import family_of
+from lmi_vllm.web.route_families import dialect_of
 from lmi_vllm.web.routes import RouteGroup, Routes, add_routes, group_of, is_open
 from lmi_vllm.web.row_writer import WriteTurn
 
@@ -77,7 +77,6 @@ class WebOptions:
     routes: Routes = Routes.ALL
     allows_handler_override: bool = False  # LMI's switch: else a `handler` property is 400
     patience: ClientPatience = field(default_factory=ClientPatience)
-    statuses: Mapping[Fault, int] = field(default_factory=lambda: MappingProxyType({}))
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     groups: tuple[RouteGroup, ...] = ()  # besides those of extras that every listener has
     proxy: ReverseProxy | None = None  # None: this process answers everything itself
@@ -98,11 +97,12 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     return app
 
 
-def route_family(request: web.Request) -> RouteFamily:
-    """Return the dialect in which `request` has to be refused."""
-    by_body: RouteFamily | None = request.get(DIALECT)
-    by_path = family_of(request.path, is_tgi=request.app[SERVICE].profile.tgi_compat)
-    return by_body or by_path
+def error_answer(request: web.Request, error: LmiError) -> web.Response:
+    """Return the answer for an error, in the dialect of the request."""
+    service = request.app[SERVICE]
+    by_body: Dialect | None = request.get(DIALECT)
+    by_path = dialect_of(request.path, is_tgi=service.profile.tgi_compat)
+    return error_response(error, by_body or by_path, service.statuses)
 
 
 def _common(options: WebOptions) -> Middleware:
@@ -145,7 +145,7 @@ async def _forwarded(
         with _one_request(request, options):
             return await proxy.answer(request)
     except LmiError as error:
-        return error_response(error, route_family(request), options.statuses)
+        return error_answer(request, error)
 
 
 @contextlib.contextmanager
@@ -187,9 +187,7 @@ async def _answer(
             return begun
         request.app[SERVICE].lifecycle.error_rates.record(LmiError())
         # An unknown fault's text may hold anything: it goes to the log only.
-        return error_response(
-            LmiError("Internal server error"), route_family(request), options.statuses
-        )
+        return error_answer(request, LmiError("Internal server error"))
 
 
 def _check_headers(request: web.Request, options: WebOptions) -> None:
@@ -203,7 +201,7 @@ def _check_headers(request: web.Request, options: WebOptions) -> None:
 
 def _refusal(request: web.Request, error: LmiError, options: WebOptions) -> web.Response:
     request[RECORD].fault = error.fault
-    response = error_response(error, route_family(request), options.statuses)
+    response = error_answer(request, error)
     if isinstance(error, MethodNotAllowedError):
         response.headers["Allow"] = ", ".join(error.allowed)
     return response

@@ -1,22 +1,22 @@
-"""Errors of ours -> HTTP: one body per route family (http-api.md 6.5 and 12)."""
+"""Errors of ours -> HTTP: one body per dialect."""
 
 import json
-from collections.abc import Mapping
 from typing import Final
 
 import orjson
 from aiohttp import web
 
 from lmi_vllm.errors import (
+    DEFAULT_STATUSES,
     BadParameterError,
+    Dialect,
     Fault,
     LmiError,
     MethodNotAllowedError,
     PayloadTooLargeError,
     ResourceNotFoundError,
-    RouteFamily,
+    StatusTable,
     openai_error,
-    status_of,
     tgi_error,
 )
 
@@ -25,20 +25,15 @@ _HANDLER_LEVEL: Final = frozenset({Fault.CLIENT, Fault.CUSTOM_CODE, Fault.ENGINE
 
 
 def error_response(
-    error: LmiError, family: RouteFamily, statuses: Mapping[Fault, int] | None = None
+    error: LmiError, dialect: Dialect, statuses: StatusTable = DEFAULT_STATUSES
 ) -> web.Response:
-    """Return the answer for an error that happened before the first byte.
-
-    `statuses` are the configured codes; the foreign dialects keep their own.
-    """
-    status = status_of(error, family)
-    if statuses and family in (RouteFamily.SERVER, RouteFamily.LMI):
-        status = statuses.get(error.fault, status)
+    """Return the answer for an error that happened before the first byte."""
+    status = statuses.of(error, dialect)
     # A client's header may hold bytes that are no text; they must not spoil the answer.
     text = error.text.encode("utf-8", "replace").decode()
     response = web.Response(
         status=status,
-        body=_body(error, text, status, family),
+        body=_body(error, text, status, dialect),
         content_type="application/json",
     )
     retry_after = getattr(error, "retry_after_seconds", None)
@@ -49,12 +44,12 @@ def error_response(
     return response
 
 
-def _body(error: LmiError, text: str, status: int, family: RouteFamily) -> bytes:
-    if family is RouteFamily.OPENAI:
+def _body(error: LmiError, text: str, status: int, dialect: Dialect) -> bytes:
+    if dialect is Dialect.OPENAI:
         return orjson.dumps(openai_error(error, text, status))
-    if family is RouteFamily.TGI and error.fault is not Fault.UNAUTHORIZED:
+    if dialect is Dialect.TGI and error.fault is not Fault.UNAUTHORIZED:
         return orjson.dumps(tgi_error(text, status))
-    if family is RouteFamily.LMI and error.fault in _HANDLER_LEVEL:
+    if dialect is Dialect.LMI and error.fault in _HANDLER_LEVEL:
         row = {"error": text, "code": status}
         if error.fault is Fault.ENGINE:
             row["message"] = text

@@ -7,10 +7,11 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lmi_vllm.errors import BadParameterError, PayloadError, RouteFamily
+from lmi_vllm.errors import BadParameterError, Dialect, PayloadError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.request.bodies import form_field
-from lmi_vllm.inference.response.streams import HeldStream, close_iterator
+from lmi_vllm.inference.openai_lane import ask_unqueued
+from lmi_vllm.inference.request.payload import form_field
+from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
 from lmi_vllm.inference.tgi import is_tokenize_body
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.access import check_method
@@ -26,7 +27,7 @@ UNREADABLE_BODY: Final = "the body does not unpack as its Content-Encoding says"
 
 
 def add_inference_routes(app: web.Application) -> None:
-    """Register the routes; methods are checked after the model name (http-api.md 1)."""
+    """Register the routes; methods are checked after the model name."""
     for path in ("/ping", "/ready", "/health"):
         app.router.add_route("*", path, ping)
     app.router.add_route("*", "/live", live)
@@ -92,8 +93,8 @@ def openai_handler(kind: str) -> Handler:
             service.expect_room()
         call = await read_call(request, request_properties(request.headers))
         if is_shared and is_tokenize_body(call.body):
-            request[DIALECT] = RouteFamily.TGI
-            request[RECORD].dialect = str(RouteFamily.TGI)
+            request[DIALECT] = Dialect.TGI
+            request[RECORD].dialect = str(Dialect.TGI)
             return await send(request, await service.tokenize_tgi(call))
         return await send(request, await service.answer_openai(call, kind))
 
@@ -126,8 +127,8 @@ async def _about_stored(
     request: web.Request, kind: str, arguments: Mapping[str, object]
 ) -> web.StreamResponse:
     call = await read_call(request, request_properties(request.headers))
-    service = request.app[SERVICE]
-    return await send(request, await service.answer_about_stored(call, kind, arguments))
+    runtime = request.app[SERVICE].runtime
+    return await send(request, await ask_unqueued(runtime, call, kind, arguments))
 
 
 async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
@@ -139,7 +140,7 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
         response = RowResponse(status=reply.status, headers=headers)
         await response.prepare(request)
         writer = RowWriter(request, request.app[WRITE_TURN])
-        if isinstance(reply.stream, HeldStream):
+        if isinstance(reply.stream, ReplyStream):
             reply.stream.connect(writer)
         try:
             async for row in reply.stream:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from lmi_vllm.errors import RouteFamily
+from lmi_vllm.errors import Dialect
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.records import RequestRecord
 from lmi_vllm.web.row_writer import WriteTurn
@@ -22,6 +22,6 @@ RECORD: Final = web.RequestKey("record", RequestRecord)
 # The response whose status line is on its way.
 BEGUN: Final = web.RequestKey("begun", web.StreamResponse)
 # The dialect of a body, on a path that several share.
-DIALECT: Final = web.RequestKey("dialect", RouteFamily)
+DIALECT: Final = web.RequestKey("dialect", Dialect)
 # The answer is another process's, headers and all.
 FORWARDED: Final = web.RequestKey("forwarded", bool)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from lmi_vllm.telemetry.hub import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
-from lmi_vllm.web.route_families import OPEN_PATHS, family_of
+from lmi_vllm.web.route_families import OPEN_PATHS, dialect_of
 
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
@@ -35,7 +35,7 @@ def begin_record(
         UNKNOWN_ROUTE if resource is None else resource.canonical,
         shown_path(request),
         peer_of(request),
-        str(family_of(request.path, is_tgi=is_tgi)),
+        str(dialect_of(request.path, is_tgi=is_tgi)),
         telemetry.observers,
     )
     if telemetry.start_span is not None and record.route not in UNTRACED:

@@ -3,9 +3,9 @@
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.errors import RouteFamily
+from lmi_vllm.errors import Dialect
 
-# Routes that a platform must reach without a key (http-api.md 13).
+# Routes that a platform must reach without a key.
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
 # vLLM's routes -> the kind of call (engine/vllm/routes.py).
 OPENAI_ROUTES: Final = MappingProxyType(
@@ -30,12 +30,12 @@ OPENAI_ROUTES: Final = MappingProxyType(
 TGI_PATHS: Final = frozenset({"/", "/generate", "/generate_stream", "/info"})
 
 
-def family_of(path: str, *, is_tgi: bool) -> RouteFamily:
+def dialect_of(path: str, *, is_tgi: bool) -> Dialect:
     """Return the dialect in which requests for `path` are refused."""
     if path.startswith("/v1/") or path in OPENAI_ROUTES:
-        return RouteFamily.OPENAI
+        return Dialect.OPENAI
     if path.startswith(("/invocations", "/predictions")) or path.endswith("/invoke"):
-        return RouteFamily.TGI if is_tgi else RouteFamily.LMI
+        return Dialect.TGI if is_tgi else Dialect.LMI
     if is_tgi and path in TGI_PATHS:
-        return RouteFamily.TGI
-    return RouteFamily.SERVER
+        return Dialect.TGI
+    return Dialect.SERVER

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import ResourceNotFoundError
+from lmi_vllm.inference.tgi import describe
 from lmi_vllm.messages import TgiRoute
 from lmi_vllm.web.access import check_method
 from lmi_vllm.web.inference_routes import (
@@ -47,7 +48,7 @@ def generate_handler(route: TgiRoute) -> Handler:
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.method == "OPTIONS" and request.path == ROOT:
-            return json_answer({})  # in every mode (http-api.md 1)
+            return json_answer({})  # in every mode
         _check_mode(request)
         if request.method == "OPTIONS":
             return json_answer({})
@@ -65,7 +66,8 @@ async def info(request: web.Request) -> web.Response:
     """Answer what TGI's clients ask about the model and its limits."""
     _check_mode(request)
     check_method(request, READ_METHODS)
-    return json_answer(request.app[SERVICE].describe_tgi())
+    service = request.app[SERVICE]
+    return json_answer(describe(service.model.url, service.runtime))
 
 
 def _check_mode(request: web.Request) -> None:

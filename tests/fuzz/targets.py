@@ -15,15 +15,20 @@ from typing import Final
 from multidict import CIMultiDict
 
 from lmi_vllm.adapters.check import check_adapter, describe_base
-from lmi_vllm.adapters.selection import adapter_name, adapter_names
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_shapes
 from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import LmiError
-from lmi_vllm.inference.request.bodies import decode_body, form_field
-from lmi_vllm.inference.request.limits import check_limits, sequence_count
-from lmi_vllm.inference.request.payload import Family, dispatch, parse_lmi_request
+from lmi_vllm.inference.context import adapter_names
+from lmi_vllm.inference.request.parameters import check_limits, sequence_count
+from lmi_vllm.inference.request.payload import (
+    PayloadKind,
+    decode_body,
+    dispatch,
+    form_field,
+    parse_lmi_request,
+)
 from lmi_vllm.messages import InferenceCall, RequestLimits, ServingProfile
 from lmi_vllm.sources.archives import extract_archive
 from lmi_vllm.web.inference_routes import request_properties
@@ -57,14 +62,9 @@ def payload(data: bytes) -> None:
         call = InferenceCall(body, content_type)
         check_limits(fields, RequestLimits())
         sequence_count(fields)
-        if dispatch(fields) is not Family.GENERATION:
-            adapter_name(call, fields, lambda _: False)
-            return
-        request = parse_lmi_request(fields, profile)
-        if request.is_list:
-            adapter_names(call, fields, len(request.prompts), lambda _: False)
-        else:
-            adapter_name(call, fields, lambda _: False)
+        if dispatch(fields) is PayloadKind.GENERATION:
+            parse_lmi_request(fields, profile)
+        adapter_names(call, fields, lambda _: False)
 
 
 def properties(data: bytes) -> None:
@@ -127,7 +127,7 @@ def headers(data: bytes) -> None:
         text.encode()  # what it holds may be written into answers and logs
     call = InferenceCall(b"", properties=found)
     with contextlib.suppress(LmiError):
-        adapter_name(call, {}, lambda _: True)
+        adapter_names(call, {}, lambda _: True)
 
 
 def rates(data: bytes) -> None:

@@ -5,18 +5,17 @@ import pytest
 
 from lmi_vllm import errors
 from lmi_vllm.errors import (
-    STATUS,
+    DEFAULT_STATUSES,
+    Dialect,
     EngineDeadError,
     EngineFailureError,
     Fault,
     LmiError,
     OverloadError,
     PayloadError,
-    RouteFamily,
     UnknownAdapterError,
     UnknownModelNameError,
     openai_error,
-    status_of,
     tgi_error,
 )
 
@@ -34,7 +33,7 @@ def test_errors_docstring_draws_the_whole_tree() -> None:
 @pytest.mark.parametrize("fault", Fault, ids=str)
 def test_errors_every_fault_has_a_status(fault: Fault) -> None:
     """A new fault needs its row in the table."""
-    assert 400 <= STATUS[fault] < 600
+    assert all(400 <= DEFAULT_STATUSES.of_fault(fault, dialect) < 600 for dialect in Dialect)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -45,30 +44,30 @@ def test_errors_every_class_says_whose_fault_it_is(kind: type[LmiError]) -> None
     assert kind.__doc__
 
 
-STATUSES: dict[str, tuple[LmiError, RouteFamily, int]] = {
-    "payload": (PayloadError("x"), RouteFamily.LMI, 424),
-    "payload, openai": (PayloadError("x"), RouteFamily.OPENAI, 400),
-    "payload, tgi": (PayloadError("x"), RouteFamily.TGI, 422),
-    "adapter": (UnknownAdapterError("a"), RouteFamily.LMI, 424),
-    "adapter, openai": (UnknownAdapterError("a"), RouteFamily.OPENAI, 404),
-    "adapter, tgi": (UnknownAdapterError("a"), RouteFamily.TGI, 422),
-    "model, openai": (UnknownModelNameError("m"), RouteFamily.OPENAI, 404),
-    "overload": (OverloadError("m"), RouteFamily.LMI, 503),
-    "overload, openai": (OverloadError("m"), RouteFamily.OPENAI, 503),
-    "overload, tgi": (OverloadError("m"), RouteFamily.TGI, 429),
-    "engine": (EngineFailureError("x"), RouteFamily.LMI, 500),
-    "engine, openai": (EngineFailureError("x"), RouteFamily.OPENAI, 500),
-    "engine, tgi": (EngineFailureError("x"), RouteFamily.TGI, 424),
-    "death": (EngineDeadError(), RouteFamily.LMI, 500),
-    "death, tgi": (EngineDeadError(), RouteFamily.TGI, 500),
-    "anything": (LmiError("x"), RouteFamily.SERVER, 500),
+STATUSES: dict[str, tuple[LmiError, Dialect, int]] = {
+    "payload": (PayloadError("x"), Dialect.LMI, 424),
+    "payload, openai": (PayloadError("x"), Dialect.OPENAI, 400),
+    "payload, tgi": (PayloadError("x"), Dialect.TGI, 422),
+    "adapter": (UnknownAdapterError("a"), Dialect.LMI, 424),
+    "adapter, openai": (UnknownAdapterError("a"), Dialect.OPENAI, 404),
+    "adapter, tgi": (UnknownAdapterError("a"), Dialect.TGI, 422),
+    "model, openai": (UnknownModelNameError("m"), Dialect.OPENAI, 404),
+    "overload": (OverloadError("m"), Dialect.LMI, 503),
+    "overload, openai": (OverloadError("m"), Dialect.OPENAI, 503),
+    "overload, tgi": (OverloadError("m"), Dialect.TGI, 429),
+    "engine": (EngineFailureError("x"), Dialect.LMI, 500),
+    "engine, openai": (EngineFailureError("x"), Dialect.OPENAI, 500),
+    "engine, tgi": (EngineFailureError("x"), Dialect.TGI, 424),
+    "death": (EngineDeadError(), Dialect.LMI, 500),
+    "death, tgi": (EngineDeadError(), Dialect.TGI, 500),
+    "anything": (LmiError("x"), Dialect.SERVER, 500),
 }
 
 
-@pytest.mark.parametrize(("error", "family", "status"), STATUSES.values(), ids=STATUSES)
-def test_errors_status_by_family(error: LmiError, family: RouteFamily, status: int) -> None:
+@pytest.mark.parametrize(("error", "dialect", "status"), STATUSES.values(), ids=STATUSES)
+def test_errors_status_by_dialect(error: LmiError, dialect: Dialect, status: int) -> None:
     """One fault, and the status that each dialect gives it."""
-    assert status_of(error, family) == status
+    assert DEFAULT_STATUSES.of(error, dialect) == status
 
 
 TGI = {

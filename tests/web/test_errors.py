@@ -1,14 +1,15 @@
 import gzip
 import json
 
+import orjson
 import pytest
 
 from lmi_vllm.engine.scripted import Fail, Pause, ScriptedEngine
-from lmi_vllm.errors import Fault, LmiError
+from lmi_vllm.errors import Fault, LmiError, StatusTable
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
 from tests.conftest import ServeScripted
-from tests.web.conftest import queue_of, send_raw
+from tests.web.conftest import A, queue_of, send_raw
 
 SMALL = WebOptions(max_request_size=100)
 
@@ -176,7 +177,7 @@ async def test_errors_configured_codes(
     headers, body, status = row
     engine.script = (Fail(LmiError("x")),)
     statuses = {Fault.BAD_PARAMETER: 422, Fault.ENGINE: 599}
-    client = await serve(options=WebOptions(statuses=statuses))
+    client = await serve(statuses=StatusTable(statuses))
     response = await client.post("/invocations", json=body, headers=headers)
     assert (response.status, (await response.json())["code"]) == (status, status)
 
@@ -187,8 +188,25 @@ async def test_errors_configured_codes_are_lmis_only(
     """OpenAI's and TGI's dialects keep their own codes."""
     client = await serve(
         ServingProfile(model_name="demo", tgi_compat=True),
-        options=WebOptions(statuses={Fault.ENGINE: 599}),
+        statuses=StatusTable({Fault.ENGINE: 599}),
     )
     engine.die()
     for path in ("/invocations", "/v1/completions"):
         assert (await client.post(path, json={"inputs": "x"})).status == 500
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"inputs": "x", "stream": True}, {"prompt": "x", "stream": True}],
+    ids=["LMI lane", "OpenAI lane"],
+)
+async def test_errors_configured_code_is_in_the_last_row_of_a_stream(
+    serve: ServeScripted, engine: ScriptedEngine, body: dict[str, object]
+) -> None:
+    """After the first byte the row says what the status line would have said."""
+    engine.script = (A, Fail(LmiError("x")))
+    engine.openai_error = {"error": {"message": "x", "code": 500}}
+    client = await serve(statuses=StatusTable({Fault.ENGINE: 599}))
+    response = await client.post("/invocations", json=body)
+    rows = (await response.read()).splitlines()
+    assert (response.status, orjson.loads(rows[-1])["code"]) == (200, 599)

@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from lmi_vllm._version import __version__
-from lmi_vllm.errors import FAMILY_STATUS, STATUS, Fault, RouteFamily
+from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, EngineFailureError, Fault
 from lmi_vllm.extras.api_docs.operations import (
     JSON,
     OPERATIONS,
@@ -29,7 +29,7 @@ from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import OpenAISchemas
 from lmi_vllm.web.keys import OPTIONS, SERVICE
-from lmi_vllm.web.route_families import OPEN_PATHS, family_of
+from lmi_vllm.web.route_families import OPEN_PATHS, dialect_of
 from lmi_vllm.web.routes import RouteGroup
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 OPENAPI_VERSION: Final = "3.1.0"
 _OPENAI_PREFIX: Final = "openai:"
-_FAMILY_ERRORS: Final[Mapping[RouteFamily, str]] = {
-    RouteFamily.SERVER: "ServerError",
-    RouteFamily.LMI: "HandlerError",
-    RouteFamily.OPENAI: "OpenAIError",
-    RouteFamily.TGI: "TgiError",
+_DIALECT_ERRORS: Final[Mapping[Dialect, str]] = {
+    Dialect.SERVER: "ServerError",
+    Dialect.LMI: "HandlerError",
+    Dialect.OPENAI: "OpenAIError",
+    Dialect.TGI: "TgiError",
 }
 _PARAMETER_IN_PATH: Final = re.compile(r"{(\w+)}")
 
@@ -142,11 +142,12 @@ def _add_tgi_form(entry: dict[str, Any], form: TgiForm) -> None:
         "tgi": {"summary": "TGI's", "value": form.example},
     }
     responses = entry["responses"]
-    overload = str(FAMILY_STATUS[RouteFamily.TGI][Fault.OVERLOAD])
-    responses.setdefault(overload, copy.deepcopy(responses[str(STATUS[Fault.OVERLOAD])]))
+    overload = str(DEFAULT_STATUSES.of_fault(Fault.OVERLOAD, Dialect.TGI))
+    openai_s = str(DEFAULT_STATUSES.of_fault(Fault.OVERLOAD, Dialect.OPENAI))
+    responses.setdefault(overload, copy.deepcopy(responses[openai_s]))
     responses[overload]["description"] = _phrase(int(overload))
     for status, answer in responses.items():
-        name = form.answers if status == "200" else _FAMILY_ERRORS[RouteFamily.TGI]
+        name = form.answers if status == "200" else _DIALECT_ERRORS[Dialect.TGI]
         json = answer["content"][JSON]
         json["schema"] = any_of(json["schema"], reference(name))
 
@@ -212,21 +213,19 @@ def _errors(
     operation: Operation, service: InferenceService, options: "WebOptions"
 ) -> dict[int, dict[str, Any]]:
     """Return every error status of the path's dialect, from the one table of faults."""
-    family = family_of(operation.path, is_tgi=service.profile.tgi_compat)
-    is_configurable = family in (RouteFamily.SERVER, RouteFamily.LMI)
+    dialect = dialect_of(operation.path, is_tgi=service.profile.tgi_compat)
     statuses = set(operation.statuses)
     for fault in Fault:
         if fault is Fault.UNAUTHORIZED and not options.api_keys:
             continue
         if fault is Fault.FORBIDDEN and operation.method in ("get", "options"):
             continue
-        status = FAMILY_STATUS[family].get(fault, STATUS[fault])
-        statuses.add(options.statuses.get(fault, status) if is_configurable else status)
-    if family is RouteFamily.TGI:
-        statuses.add(STATUS[Fault.CLIENT])  # a request that failed in the engine
+        statuses.add(service.statuses.of_fault(fault, dialect))
+    if dialect is Dialect.TGI:  # a request that failed in the engine
+        statuses.add(service.statuses.of(EngineFailureError(), dialect))
     names = {
-        _FAMILY_ERRORS[family],
-        *(("ServerError",) if family is not RouteFamily.OPENAI else ()),
+        _DIALECT_ERRORS[dialect],
+        *(("ServerError",) if dialect is not Dialect.OPENAI else ()),
     }
     schema = any_of(*(reference(name) for name in sorted(names)))
     return {

@@ -47,16 +47,16 @@ from lmi_vllm.extras.front_ends.channel import (
 )
 from lmi_vllm.extras.front_ends.followed_adapters import FollowedAdapters
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
+from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.error_rates import ReportedErrors
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.places import Board, Row
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.queue import RequestQueue
-from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import Listeners, open_front_end
 from lmi_vllm.server.liveness import warm_up
-from lmi_vllm.server.service_start import sessions_of
+from lmi_vllm.server.service_start import error_statuses, sessions_of
 from lmi_vllm.server.telemetry_start import Traces, log_request_metrics, running_telemetry
 from lmi_vllm.telemetry.records import RequestSummary
 from lmi_vllm.telemetry.sagemaker_lines import VARIABLE as TELEMETRY_VARIABLE
@@ -81,7 +81,7 @@ class FrontEndProcess:
         errors = ReportedErrors(lambda kind: channel.send(Counted(kind)))
         self._lifecycle = Lifecycle(error_rates=errors)
         self._queue = RequestQueue(self._lifecycle, places=self._row)
-        self._service = InferenceService(self._queue)
+        self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
         self._traces = Traces(self._service, hello.environ)
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_turn = asyncio.Lock()

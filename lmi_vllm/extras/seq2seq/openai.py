@@ -17,12 +17,12 @@ from jinja2 import TemplateError
 
 from lmi_vllm.engine.vllm.routes import ROUTES, STORED_ROUTES
 from lmi_vllm.errors import (
+    DEFAULT_STATUSES,
+    Dialect,
     PayloadError,
     RequestError,
     ResourceNotFoundError,
-    RouteFamily,
     openai_error,
-    status_of,
 )
 from lmi_vllm.extras.seq2seq.replies import Asked, ReplyRows, Usage, opening
 from lmi_vllm.extras.seq2seq.requests import (
@@ -114,7 +114,7 @@ class OpenAIAnswers:
                 )
             return await self._whole(asked)
         except (RequestError, ResourceNotFoundError) as error:
-            status = status_of(error, RouteFamily.OPENAI)
+            status = DEFAULT_STATUSES.of(error, Dialect.OPENAI)
             return _json(status, openai_error(error, error.text, status))
 
     async def _read(self, call: OpenAICall) -> Asked:

@@ -1,6 +1,5 @@
-"""The user's code around requests: handler, input hook, output hook (http-api.md 11)."""
+"""The user's code around requests: handler, input hook, output hook."""
 
-import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -10,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from lmi_vllm.errors import AdapterRefusedError, CustomCodeError, LmiError
+from lmi_vllm.errors import AdapterRefusedError, CustomCodeError, Dialect, LmiError, StatusTable
 from lmi_vllm.inference.hooks.functions import (
     NO_HOOKS,
     Hooked,
@@ -25,15 +24,14 @@ from lmi_vllm.inference.hooks.loading import CODE_FILE, CodeError, load_adapter_
 from lmi_vllm.inference.hooks.outputs import Output
 from lmi_vllm.inference.hooks.thread import CodeThread
 from lmi_vllm.inference.response.formatters import FRAMINGS, lmi_error
-from lmi_vllm.inference.response.streams import close_iterator, deadline_error, next_within
+from lmi_vllm.inference.response.openai_events import SSE_ERROR, error_of
+from lmi_vllm.inference.response.streams import close_iterator, deadline, next_within
 from lmi_vllm.messages import InferenceCall, OpenAIReply, Reply
 
 logger = logging.getLogger(__name__)
 
 HANDLER_FAILED: Final = "Custom handler failed"
 FORMATTER_FAILED: Final = "Custom formatter failed"
-_FAILED_DEPENDENCY: Final = 424
-_SERVER_ERROR: Final = 500
 _JSONLINES: Final = FRAMINGS["jsonlines"].content_type
 # What HTTP itself decides about an answer; a handler's properties cannot.
 _NOT_HEADERS: Final = frozenset(
@@ -93,21 +91,25 @@ class CustomCode:
         except LmiError as error:
             logger.warning("the handler's first call, with an empty input: %s", error.text)
 
-    async def handle(self, call: InferenceCall, content: Mapping[str, bytes]) -> Reply | None:
+    async def handle(self, call: InferenceCall, statuses: StatusTable) -> Reply | None:
         """Return what the user's own handler answers; None is for the built-in one to answer.
+
+        It finds query parameters as content, then the body.
 
         Raises:
             CustomCodeError: it failed.
         """
         if self.hooks.handle is None:
             return None
-        result = await self._run(HANDLER_FAILED, self.hooks.handle, self._input(call, content))
+        content = {name: value.encode() for name, value in call.query.items()}
+        given = self._input(call, {**content, "data": call.body})
+        result = await self._run(HANDLER_FAILED, self.hooks.handle, given)
         if result is None:
             return None
         if isinstance(result, Output):
             return _reply(result)
         if hasattr(result, "__anext__") or hasattr(result, "__next__"):
-            return await self._streamed(result)
+            return await self._streamed(result, statuses)
         raise _not_output(result)
 
     async def format_input(self, hook: InputHook, call: InferenceCall, payload: Any) -> Any:
@@ -122,7 +124,12 @@ class CustomCode:
         return await self._run(FORMATTER_FAILED, _called, hook, (told,), new_payload)
 
     async def format_output(
-        self, hook: OutputHook, call: InferenceCall, payload: Any, answer: OpenAIReply
+        self,
+        hook: OutputHook,
+        call: InferenceCall,
+        payload: Any,
+        answer: OpenAIReply,
+        statuses: StatusTable,
     ) -> Reply:
         """Return the answer that the output hook makes of vLLM's.
 
@@ -131,7 +138,7 @@ class CustomCode:
         """
         told = self._told(call, payload)
         if answer.stream is not None:
-            return Reply(200, _JSONLINES, stream=self._lines(hook, told, answer.stream))
+            return Reply(200, _JSONLINES, stream=self._lines(hook, told, answer.stream, statuses))
         response = answer.response
         if response is None:  # vLLM wrote these bytes itself
             response = orjson.loads(answer.body)
@@ -139,13 +146,13 @@ class CustomCode:
         return Reply(200, "application/json", body if body.endswith(b"\n") else body + b"\n")
 
     async def _lines(
-        self, hook: OutputHook, told: Hooked, events: AsyncIterator[bytes]
+        self, hook: OutputHook, told: Hooked, events: AsyncIterator[bytes], statuses: StatusTable
     ) -> AsyncIterator[bytes]:
         """Yield a line for each of vLLM's events, and an empty one at the end."""
         try:
             async for event in events:
-                if event.startswith(b'data: {"error"'):
-                    yield _error_line(event)
+                if event.startswith(SSE_ERROR):
+                    yield _error_row(error_of(event.removeprefix(b"data: ")), statuses)
                     return
                 text = event.decode()
                 line = await self._run(FORMATTER_FAILED, _called, hook, (text, told), new_line)
@@ -153,11 +160,11 @@ class CustomCode:
                     yield line + b"\n"
             yield b"\n"
         except LmiError as error:
-            yield FRAMINGS["jsonlines"].frame(lmi_error(error.text, _FAILED_DEPENDENCY))
+            yield _error_row(error, statuses)
         finally:
             await close_iterator(events)
 
-    async def _streamed(self, outputs: Any) -> Reply:
+    async def _streamed(self, outputs: Any, statuses: StatusTable) -> Reply:
         """Return a handler's generator as a stream; the first piece decides status and headers."""
         pieces = self._thread.iterate(outputs)
         try:
@@ -167,16 +174,18 @@ class CustomCode:
             raise
         if first is None:
             return Reply(200, _JSONLINES)
-        return _reply(first, self._pieces(first, pieces), _JSONLINES)
+        return _reply(first, self._pieces(first, pieces, statuses), _JSONLINES)
 
-    async def _pieces(self, first: Output, pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, first: Output, pieces: AsyncIterator[Any], statuses: StatusTable
+    ) -> AsyncIterator[bytes]:
         piece: Output | None = first
         try:
             while piece is not None:
                 yield _content(piece)
                 piece = await self._piece(pieces)
         except LmiError as error:
-            yield FRAMINGS["jsonlines"].frame(lmi_error(error.text, _FAILED_DEPENDENCY))
+            yield _error_row(error, statuses)
         finally:
             await close_iterator(pieces)
 
@@ -192,14 +201,11 @@ class CustomCode:
         return piece
 
     async def _run(self, failed: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                try:
-                    return await self._thread.run(function, *arguments)
-                except Exception as error:
-                    raise _failed(failed, error) from error
-        except TimeoutError:
-            raise deadline_error(self._timeout_seconds, "predict_timeout") from None
+        async with deadline(self._timeout_seconds, "predict_timeout"):
+            try:
+                return await self._thread.run(function, *arguments)
+            except Exception as error:
+                raise _failed(failed, error) from error
 
     def _told(self, call: InferenceCall, payload: Any, given: Input | None = None) -> Hooked:
         return Hooked(payload, self._tokenizer, call.body, call.content_type, call.accept, given)
@@ -259,9 +265,6 @@ def _content(output: Output) -> bytes:
     return b"".join(output.content.get_values())
 
 
-def _error_line(event: bytes) -> bytes:
-    """Return vLLM's error event as LMI's last row."""
-    error = orjson.loads(event.removeprefix(b"data: "))["error"]
-    code = int(error.get("code") or _SERVER_ERROR)
-    status = code if code >= _SERVER_ERROR else _FAILED_DEPENDENCY
-    return FRAMINGS["jsonlines"].frame(lmi_error(str(error["message"]), status))
+def _error_row(error: LmiError, statuses: StatusTable) -> bytes:
+    """Return LMI's last row of a stream that failed."""
+    return FRAMINGS["jsonlines"].frame(lmi_error(error.text, statuses.of(error, Dialect.LMI)))

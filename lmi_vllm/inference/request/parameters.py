@@ -1,4 +1,4 @@
-"""The `parameters` of an LMI generation request and what they mean to vLLM (http-api.md 5).
+"""The `parameters` of an LMI generation request, and how much any request may ask for.
 
 Pydantic lives here and in the settings sources only: a request's parameters are validated once,
 then turned into frozen types.
@@ -6,10 +6,12 @@ then turned into frozen types.
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeGuard
 
+import orjson
 from pydantic import (
     AliasChoices,
     BaseModel,
@@ -21,11 +23,10 @@ from pydantic import (
 )
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.request.constraints import structured_outputs
+from lmi_vllm.messages import RequestLimits
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_NEW_TOKENS: Final = 30
 INT32_MAX: Final = (1 << 31) - 1
 INT64_MAX: Final = (1 << 63) - 1  # what the engine's messages and torch's seeds can hold
 
@@ -120,7 +121,7 @@ class GenerationParameters(BaseModel):
     guided_grammar: str | None = None
     grammar: dict[str, Any] | None = None
     length_penalty: Number | None = Field(None, ge=-10.0, le=10.0)
-    # Accepted, without effect: table of http-api.md 5.
+    # Accepted, without effect: LMI documents them, vLLM has nothing like them.
     typical_p: Any = None
     watermark: Any = None
     early_stopping: Any = None
@@ -136,38 +137,31 @@ WITHOUT_EFFECT: Final = (
     "cached_prompt",
     "adapters",  # it belongs beside `parameters`
 )
-CONSTRAINTS: Final = frozenset(
-    {
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-        "grammar",
-        "response_format",
-    }
+_SEQUENCES: Final = ("n", "best_of", "num_beams")
+_STRINGS: Final = ("stop", "stop_sequences", "bad_words")
+_TOKEN_IDS: Final = ("logit_bias", "stop_token_ids", "allowed_token_ids")
+_LOGPROBS: Final = ("logprobs", "top_n_tokens", "prompt_logprobs")
+_GRAMMARS: Final = (
+    "structured_outputs",
+    "response_format",
+    "grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
 )
-_SAMPLING_HINTS: Final = ("temperature", "top_p", "top_k", "min_p")
-# Ours -> vLLM's SamplingParams; only what the request gives is passed on.
-_SAME_MEANING: Final[Mapping[str, str]] = {
-    "min_new_tokens": "min_tokens",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
-    "stop_token_ids": "stop_token_ids",
-    "include_stop_str_in_output": "include_stop_str_in_output",
-    "skip_special_tokens": "skip_special_tokens",
-    "spaces_between_special_tokens": "spaces_between_special_tokens",
-    "ignore_eos_token": "ignore_eos",
-    "bad_words": "bad_words",
-    "allowed_token_ids": "allowed_token_ids",
-    "prompt_logprobs": "prompt_logprobs",
-}
+# Fields of an OpenAI body that may hold one text or many, each of which is work of its own.
+_TEXTS: Final = (
+    "prompt",
+    "input",
+    "documents",
+    "text_1",
+    "text_2",
+    "queries",
+    "items",
+    "data_1",
+    "data_2",
+)
 
 
 def parse_parameters(raw: Mapping[str, Any]) -> GenerationParameters:
@@ -226,59 +220,99 @@ class UnreadNames:
                 logger.warning("no further request parameters without effect are named")
 
 
-def is_sampling(parameters: GenerationParameters) -> bool:
-    """Whether to sample: asked for, or implied by a sampling value; else greedy as documented."""
-    if parameters.do_sample is not None:
-        return parameters.do_sample and parameters.temperature != 0
-    if parameters.temperature == 0:
-        return False
-    return any(getattr(parameters, name) is not None for name in _SAMPLING_HINTS)
+def check_limits(given: Mapping[str, Any], limits: RequestLimits, prefix: str = "") -> None:
+    """Return when no field of `given` asks for too much; wrong types are for others to refuse.
 
-
-def top_count(parameters: GenerationParameters) -> int:
-    """Return how many of the most probable tokens are wanted at each position."""
-    wanted = parameters.logprobs
-    is_count = wanted is not None and not isinstance(wanted, bool)
-    return parameters.top_n_tokens or (wanted if is_count else 0) or 0
-
-
-def sampling_fields(
-    parameters: GenerationParameters, default_max_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
-) -> dict[str, Any]:
-    """Return the vLLM SamplingParams fields that the parameters ask for.
-
-    `default_max_tokens` None means up to the end of the context.
+    Raises:
+        PayloadError: names the field, the bound and the setting that moves it.
     """
-    fields: dict[str, Any] = {
-        target: value
-        for name, target in _SAME_MEANING.items()
-        if (value := getattr(parameters, name)) is not None
-    }
-    if not is_sampling(parameters):
-        fields["temperature"] = 0.0
-    if fields.get("top_k") == -1:
-        fields["top_k"] = 0  # both mean off
-    wanted = parameters.max_new_tokens or parameters.max_tokens or default_max_tokens
-    if wanted is not None and (least := parameters.min_new_tokens or 0) > wanted:
+    for problem in _excesses(given, limits):
+        raise PayloadError(prefix + problem)
+
+
+def check_logprobs(given: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Return when LMI parameters ask for no more log probabilities than the engine gives.
+
+    Raises:
+        PayloadError: names the parameter and the bound.
+    """
+    most = limits.max_logprobs if limits.max_logprobs >= 0 else sys.maxsize
+    for name in _LOGPROBS:
+        count = given.get(name)
+        if _is_number(count) and not 0 <= count <= most:
+            raise PayloadError(f"parameters.{name}: expected 0 to {most} (got {count})")
+    width = given.get("num_beams")
+    if _is_number(width) and width > max(most // 2, 1):
+        # Each step of a beam search looks at the 2 * width most probable tokens.
         raise PayloadError(
-            f"parameters.min_new_tokens: {least} is more than max_new_tokens ({wanted})"
+            f"parameters.num_beams: at most {most // 2}, half of max_logprobs (got {width})"
         )
-    fields["max_tokens"] = wanted
-    stop = list(dict.fromkeys([*(parameters.stop_sequences or ()), *(parameters.stop or ())]))
-    if stop:
-        if "" in stop:
-            raise PayloadError("parameters.stop_sequences: an empty stop string is not allowed")
-        fields["stop"] = stop
-    if parameters.logit_bias is not None:
-        fields["logit_bias"] = _logit_bias(parameters.logit_bias)
-    given = {name: getattr(parameters, name) for name in CONSTRAINTS}
-    if (constraint := structured_outputs(given)) is not None:
-        fields["structured_outputs"] = constraint
-    return fields
 
 
-def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in raw.items()}
-    except ValueError:
-        raise PayloadError("parameters.logit_bias: keys must be token ids") from None
+def sequence_count(body: Mapping[str, Any]) -> int:
+    """Return how many sequences an OpenAI body asks for: its prompts times `n`; one counts as 1.
+
+    A prompt may be text or a list of token ids; a list of either is several.
+    """
+    prompts = max(_length(body.get(name)) for name in _TEXTS)
+    wanted = body.get("n")
+    return prompts * max(int(wanted), 1) if prompts > 1 and _is_number(wanted) else prompts
+
+
+def _length(value: object) -> int:
+    if not isinstance(value, list) or not value or isinstance(value[0], int):
+        return 1
+    return len(value)
+
+
+def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
+    for name in _SEQUENCES:
+        count = given.get(name)
+        if _is_number(count) and count > limits.max_sequences:
+            yield f"{name}: at most {limits.max_sequences} (LMI_MAX_SEQUENCES) (got {count})"
+    for name in _STRINGS:
+        yield from _long_strings(name, given.get(name), limits)
+    for name in _TOKEN_IDS:
+        value = given.get(name)
+        if isinstance(value, (list, dict)) and len(value) > limits.max_logit_bias:
+            most = f"{limits.max_logit_bias} entries (LMI_MAX_LOGIT_BIAS)"
+            yield f"{name}: at most {most} (got {len(value)})"
+    for name, value in _grammars(given):
+        if (size := _size(value)) > limits.max_grammar_size:
+            most = f"{limits.max_grammar_size} bytes (LMI_MAX_GRAMMAR_SIZE)"
+            yield f"{name}: at most {most} (got {size})"
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _long_strings(name: str, value: object, limits: RequestLimits) -> Iterator[str]:
+    texts: Sequence[object] = value if isinstance(value, list) else [value]
+    if len(texts) > limits.max_stop_strings:
+        most = f"{limits.max_stop_strings} (LMI_MAX_STOP_STRINGS)"
+        yield f"{name}: at most {most} (got {len(texts)})"
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    if longest > limits.max_stop_length:
+        most = f"{limits.max_stop_length} characters each (LMI_MAX_STOP_LENGTH)"
+        yield f"{name}: at most {most} (got {longest})"
+
+
+def _grammars(given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield what a grammar is made of, tools' parameters and the responses route's included."""
+    for name in _GRAMMARS:
+        yield name, given.get(name)
+    text = given.get("text")
+    if isinstance(text, dict):
+        yield "text.format", text.get("format")
+    tools = given.get("tools")
+    for position, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, dict):
+            yield f"tools[{position}]", tool
+
+
+def _size(value: object) -> int:
+    """Return the bytes of a grammar as it came: a text, or JSON."""
+    if value is None:
+        return 0
+    return len(value.encode() if isinstance(value, str) else orjson.dumps(value))

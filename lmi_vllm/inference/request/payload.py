@@ -1,26 +1,41 @@
-"""A payload to a typed request: dispatch by key, and LMI's requests (http-api.md 4 and 5)."""
+"""The bytes of a body to a payload, and an `inputs` payload to a typed request."""
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.parser import BytesParser
+from email.policy import HTTP
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import orjson
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.request.bodies import EXAMPLE_BODY
-from lmi_vllm.inference.request.candidates import Candidates, choose_candidates
-from lmi_vllm.inference.request.limits import check_limits, check_logprobs
 from lmi_vllm.inference.request.parameters import (
     GenerationParameters,
-    is_sampling,
+    check_limits,
+    check_logprobs,
     parse_parameters,
-    sampling_fields,
-    top_count,
     unread_names,
+)
+from lmi_vllm.inference.request.sampling import (
+    Candidates,
+    choose_candidates,
+    is_sampling,
+    request_sampling,
+    wants_details,
 )
 from lmi_vllm.messages import ServingProfile, TgiRoute
 
+URL_ENCODED: Final = "application/x-www-form-urlencoded"
+MULTIPART: Final = "multipart/form-data"
+CSV_COLUMNS: Final = ("inputs", "question", "context")
+EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 
-class Family(StrEnum):
+
+class PayloadKind(StrEnum):
     """What a payload asks for; the first that matches wins."""
 
     GENERATION = "generation"
@@ -30,7 +45,7 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LmiRequest:
-    """One LMI generation request, validated; `unread` names what of it nobody reads."""
+    """One LMI generation request, validated; `unread` names what of it has no effect."""
 
     prompts: tuple[str, ...]
     is_list: bool
@@ -49,33 +64,111 @@ class LmiRequest:
     unread: tuple[str, ...] = ()
 
 
-def dispatch(payload: Mapping[str, Any]) -> Family:
-    """Return the family of a payload.
+def decode_body(body: bytes, content_type: str) -> dict[str, Any]:
+    """Return the payload object of a request body.
 
     Raises:
-        PayloadError: no key that any family knows.
+        PayloadError: the body does not parse as its content type says, or is not an object.
     """
-    for key, family in (
-        ("prompt", Family.COMPLETION),
-        ("inputs", Family.GENERATION),
-        ("messages", Family.CHAT),
-    ):
-        if key in payload:
-            return family
-    raise PayloadError(
-        f"Invalid payload: it must contain prompt, inputs, or messages; example: {EXAMPLE_BODY}"
+    kind = content_type.lower()
+    if "text/csv" in kind:
+        return _decode_csv(_text(body))
+    if "text/plain" in kind:
+        return {"inputs": _text(body)}
+    if URL_ENCODED in kind or MULTIPART in kind:
+        return _decode_form(body, content_type)
+    if kind and "json" not in kind:
+        raise PayloadError(
+            f"content type {content_type} cannot be used for text generation; "
+            "send application/json, text/plain or text/csv"
+        )
+    if not body and not kind:
+        return {"inputs": ""}
+    return _decode_json(body)
+
+
+def form_field(body: bytes, content_type: str, name: str) -> str | None:
+    """Return the first field of that name in a form, None without one or where it is no form."""
+    return next(
+        (text for field, _, text in _form_fields(body, content_type) if field == name), None
     )
 
 
-def with_adapter_id(payload: Any, profile: ServingProfile) -> Any:
-    """Return the payload with TGI's `adapter_id` as `adapters` where there is none (TGI mode)."""
-    if not profile.tgi_compat or not isinstance(payload, dict):
-        return payload
-    parameters = payload.get("parameters")
-    if payload.get("adapters") is not None or not isinstance(parameters, dict):
-        return payload
-    name = parameters.get("adapter_id")
-    return payload if name is None else {**payload, "adapters": name}
+def _text(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PayloadError(f"the body is not UTF-8 text: {error}") from None
+
+
+def _decode_json(body: bytes) -> dict[str, Any]:
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise PayloadError(f"the body is not valid JSON: {error}") from None
+    if not isinstance(payload, dict):
+        raise PayloadError(f"the body must be a JSON object; example: {EXAMPLE_BODY}")
+    return payload
+
+
+def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
+    if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless told its content type
+        return _decode_json(body)
+    for name, part_type, text in _form_fields(body, content_type):
+        if name == "data":
+            is_object = MULTIPART in content_type.lower() and text.lstrip().startswith("{")
+            if is_object or "json" in part_type:
+                return _decode_json(text.encode())
+            return {"inputs": text}
+    raise PayloadError("the form has no field data; send JSON as application/json")
+
+
+def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, content type and text of each field."""
+    kind = content_type.lower()
+    if URL_ENCODED in kind:
+        for name, value in parse_qsl(_text(body), keep_blank_values=True):
+            yield name, "", value
+    elif MULTIPART in kind:
+        head = f"Content-Type: {content_type}\r\n\r\n".encode("utf-8", "replace")
+        for part in BytesParser(policy=HTTP).parsebytes(head + body).iter_parts():
+            field = part.get_param("name", "", "content-disposition")
+            content = part.get_payload(decode=True)
+            part_type = part.get_content_type() if "content-type" in part else ""
+            yield str(field), part_type, _text(content if isinstance(content, bytes) else b"")
+
+
+def _decode_csv(text: str) -> dict[str, Any]:
+    try:
+        rows = list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
+    except csv.Error as error:
+        raise PayloadError(f"the body is not valid CSV: {error}") from None
+    names = set(rows[0]) if rows else set()
+    if not names & set(CSV_COLUMNS):
+        raise PayloadError(
+            f"text/csv needs a header row with one of {', '.join(CSV_COLUMNS)} and a row of values"
+        )
+    if "inputs" in names:
+        return {"inputs": [row["inputs"] for row in rows]}
+    return {"inputs": rows}
+
+
+def dispatch(payload: Mapping[str, Any]) -> PayloadKind:
+    """Return the kind of a payload.
+
+    Raises:
+        PayloadError: no key that any kind knows.
+    """
+    for key, kind in (
+        ("prompt", PayloadKind.COMPLETION),
+        ("inputs", PayloadKind.GENERATION),
+        ("messages", PayloadKind.CHAT),
+    ):
+        if key in payload:
+            return kind
+    raise PayloadError(
+        f"Invalid payload: it must contain prompt, inputs, or messages; example: {EXAMPLE_BODY}"
+    )
 
 
 def parse_lmi_request(
@@ -105,13 +198,13 @@ def parse_lmi_request(
         prompts=prompts,
         is_list=is_list,
         is_streaming=is_streaming,
-        sampling=_sampling(parameters, profile, candidates, wants_logprobs, tgi_route),
+        sampling=request_sampling(parameters, profile, candidates, wants_logprobs, tgi_route),
         apply_model_defaults=is_sampling(parameters),
         candidates=candidates,
         truncate=parameters.truncate,
         priority=parameters.priority or 0,
         seed=parameters.seed,
-        details=_wants_details(parameters, profile, tgi_route),
+        details=wants_details(parameters, profile, tgi_route),
         decoder_input_details=bool(parameters.decoder_input_details),
         return_full_text=bool(parameters.return_full_text),
         top_n_tokens=parameters.top_n_tokens or 0,
@@ -122,27 +215,6 @@ def parse_lmi_request(
     return request
 
 
-def _sampling(
-    parameters: GenerationParameters,
-    profile: ServingProfile,
-    candidates: Candidates,
-    wants_logprobs: bool,
-    tgi_route: TgiRoute | None,
-) -> dict[str, Any]:
-    fields = sampling_fields(parameters, None) if tgi_route else sampling_fields(parameters)
-    if profile.tgi_compat:  # TGI keeps a stop sequence in the text
-        fields.setdefault("include_stop_str_in_output", True)
-    is_several = candidates.generated > 1
-    if is_several:
-        fields["n"] = candidates.generated
-    count = top_count(parameters)
-    if count or wants_logprobs or is_several:  # candidates are ranked by their probability
-        fields["logprobs"] = count
-    if parameters.decoder_input_details and _wants_details(parameters, profile, tgi_route):
-        fields["prompt_logprobs"] = 1
-    return fields
-
-
 def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[str, ...]:
     names = [*unread_names(parameters)]
     if parameters.adapter_id is not None and not profile.tgi_compat:
@@ -150,14 +222,6 @@ def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[
     if parameters.priority and not profile.uses_priority:
         names.append("priority")
     return tuple(names)
-
-
-def _wants_details(
-    parameters: GenerationParameters, profile: ServingProfile, tgi_route: TgiRoute | None
-) -> bool:
-    if tgi_route:  # TGI 3: either of the two asks for details
-        return bool(parameters.details or parameters.decoder_input_details)
-    return bool(profile.tgi_compat if parameters.details is None else parameters.details)
 
 
 def _wants_logprobs(

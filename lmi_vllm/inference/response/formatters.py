@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import tgi_error
-from lmi_vllm.inference.request.candidates import Candidates
 from lmi_vllm.inference.request.payload import LmiRequest
+from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import (
     GeneratedToken,
     GenerationChunk,

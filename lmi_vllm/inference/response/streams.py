@@ -1,13 +1,21 @@
-"""Streams that own what their request holds, and that end on time."""
+"""Streams of a reply: direct writes, limits of silence, and how a failure ends them."""
 
 import asyncio
 import contextlib
+import logging
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
-from lmi_vllm.errors import DeadlineError, LmiError
+from lmi_vllm.errors import DeadlineError, Dialect, LmiError, StatusTable
+from lmi_vllm.inference.queue import RequestQueue
+from lmi_vllm.inference.response.formatters import StreamFormatter
+from lmi_vllm.messages import GenerationChunk, ServingProfile
+from lmi_vllm.telemetry.metrics import STREAM_ERRORS
+from lmi_vllm.telemetry.records import current_record
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -25,31 +33,23 @@ class RowSink(Protocol):
         ...
 
 
-class DirectStream(AsyncIterator[bytes]):
-    """Rows of which some go to a sink by themselves while somebody waits for the next one."""
-
-    def __init__(self, rows: AsyncIterator[bytes], connect: Callable[[RowSink], None]) -> None:
-        self._rows = rows
-        self.connect = connect
-
-    async def __anext__(self) -> bytes:
-        return await anext(self._rows)
-
-    async def aclose(self) -> None:
-        """Abort what still runs."""
-        await close_iterator(self._rows)
-
-
-class HeldStream(AsyncIterator[bytes]):
+class ReplyStream(AsyncIterator[bytes]):
     """A byte stream that releases its request's resources when closed, started or not.
 
     A generator that was never started runs none of its `finally` blocks: a client that goes away
-    between the status line and the first byte would keep its place in the queue for ever.
+    between the status line and the first byte would keep its slot in the queue for ever. With
+    `connect`, some rows go to a sink by themselves while the next one is waited for.
     """
 
-    def __init__(self, rows: AsyncIterator[bytes], resources: contextlib.AsyncExitStack) -> None:
+    def __init__(
+        self,
+        rows: AsyncIterator[bytes],
+        release: Callable[[], Awaitable[None]],
+        connect: Callable[[RowSink], None] | None = None,
+    ) -> None:
         self._rows = rows
-        self._resources = resources
+        self._release = release
+        self._connect = connect
 
     def __aiter__(self) -> Self:
         return self
@@ -59,26 +59,15 @@ class HeldStream(AsyncIterator[bytes]):
 
     def connect(self, sink: RowSink) -> None:
         """Let rows go to `sink` by themselves where the stream can do that."""
-        if isinstance(self._rows, DirectStream):
-            self._rows.connect(sink)
+        if self._connect is not None:
+            self._connect(sink)
 
     async def aclose(self) -> None:
         """Abort what still runs and release everything; may be called twice."""
         try:
             await close_iterator(self._rows)
         finally:
-            await self._resources.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
+            await self._release()
 
 
 async def close_iterator(iterator: AsyncIterator[Item]) -> None:
@@ -175,6 +164,153 @@ async def gathered(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
     return [task.result() for task in tasks]
 
 
+@contextlib.asynccontextmanager
+async def deadline(seconds: float, setting: str) -> AsyncIterator[None]:
+    """Bound the time of the body.
+
+    Raises:
+        DeadlineError: it expired; the text names the setting.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise deadline_error(seconds, setting) from None
+
+
 def deadline_error(seconds: float, setting: str) -> DeadlineError:
     """Return the error for a time limit that expired."""
     return DeadlineError(f"no answer within {seconds:g} s ({setting})")
+
+
+class _DirectWriter:
+    """Writes what comes while a stream's reader waits for the next row."""
+
+    __slots__ = ("_sink", "limit")
+
+    def __init__(self, limit: SilenceLimit) -> None:
+        self.limit = limit
+        self._sink: RowSink | None = None
+
+    def connect(self, sink: RowSink) -> None:
+        """Write to `sink` from here on."""
+        self._sink = sink
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a chunk may be written: it has to come after all that was yielded."""
+        sink = self._sink
+        return sink is not None and self.limit.is_waiting and sink.is_ready
+
+    def _write(self, rows: bytes) -> None:
+        if self._sink is not None:
+            self._sink.put(rows)
+            self.limit.extend()
+
+
+class DirectRowWriter(_DirectWriter):
+    """Writes chunks as the rows of a stream."""
+
+    __slots__ = ("formatter",)
+
+    def __init__(self, formatter: StreamFormatter, limit: SilenceLimit) -> None:
+        super().__init__(limit)
+        self.formatter = formatter
+
+    def read_chunk(self, chunk: GenerationChunk) -> None:
+        """Write the rows of `chunk`."""
+        self._write(self.formatter.rows(chunk))
+
+    def read_token(self, token: int, text: str, logprob: float | None) -> None:
+        """Write the row of one ordinary token."""
+        if self._sink is not None:  # `_write`, without the call: this is done for each token
+            self._sink.put(self.formatter.token_row(token, text, logprob))
+            self.limit.extend()
+
+
+class DirectEventWriter(_DirectWriter):
+    """Writes vLLM's events, each converted to the framing of its route."""
+
+    __slots__ = ("_convert",)
+
+    def __init__(self, convert: Callable[[bytes], bytes], limit: SilenceLimit) -> None:
+        super().__init__(limit)
+        self._convert = convert
+
+    def read_event(self, event: bytes) -> None:
+        """Write one event."""
+        self._write(self._convert(event))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnds:
+    """Bounds the silences of a stream and gives its failure the last row."""
+
+    queue: RequestQueue
+    profile: ServingProfile
+    statuses: StatusTable
+
+    async def rows(
+        self,
+        first: GenerationChunk | None,
+        chunks: AsyncIterator[GenerationChunk],
+        direct: DirectRowWriter,
+    ) -> AsyncIterator[bytes]:
+        """Yield the framed rows of a stream; an error after the first byte is its last row."""
+        formatter, limit = direct.formatter, direct.limit
+        limit.seconds, limit.setting = self._chunk_limit
+        chunk = first
+        try:
+            while chunk is not None:
+                yield formatter.rows(chunk)
+                if chunk.finish_reason is not None:
+                    return
+                chunk = await limit.next(chunks)
+        except (LmiError, asyncio.CancelledError) as raised:
+            error = self._failure(raised)
+            status = self.statuses.of(error, invocations_dialect(self.profile))
+            yield formatter.error(error.text, status)
+        finally:
+            limit.close()
+            await close_iterator(chunks)
+
+    async def events(
+        self,
+        events: AsyncIterator[bytes],
+        last_row: Callable[[LmiError], bytes],
+        limit: SilenceLimit,
+    ) -> AsyncIterator[bytes]:
+        """Yield vLLM's events; what ends them early is their last row, in the route's dialect."""
+        try:
+            while (event := await limit.next(events)) is not None:
+                yield event
+                limit.seconds, limit.setting = self._chunk_limit
+        except (LmiError, asyncio.CancelledError) as raised:
+            yield last_row(self._failure(raised))
+        finally:
+            limit.close()
+            await close_iterator(events)
+
+    @property
+    def _chunk_limit(self) -> tuple[float, str]:
+        profile = self.profile
+        if profile.chunked_read_timeout < profile.predict_timeout:
+            return profile.chunked_read_timeout, "chunked_read_timeout"
+        return profile.predict_timeout, "predict_timeout"
+
+    def _failure(self, raised: BaseException) -> LmiError:
+        """Return what ended a stream, counted; a client's own going away is raised again."""
+        error = raised if isinstance(raised, LmiError) else self.queue.shutdown_error()
+        if error is None:
+            raise raised
+        logger.warning("a stream ended early: %s", error)
+        if (record := current_record()) is not None:
+            record.fault = error.fault
+            STREAM_ERRORS.labels(str(error.fault)).inc()
+        self.queue.lifecycle.error_rates.record(error)
+        return error
+
+
+def invocations_dialect(profile: ServingProfile) -> Dialect:
+    """Return the dialect of `/invocations` and its like."""
+    return Dialect.TGI if profile.tgi_compat else Dialect.LMI

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.inference.request.candidates import Candidates
 from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
+from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.inference.response.formatters import (
     FRAMINGS,
     LMI_SCHEMA,

@@ -1,7 +1,7 @@
 import pytest
 
 from lmi_vllm.engine.scripted import Fail, Step
-from lmi_vllm.errors import LmiError, RouteFamily, status_of
+from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, LmiError
 from lmi_vllm.inference.request.payload import LmiRequest, dispatch, parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
     StreamFormatter,
@@ -24,7 +24,7 @@ GENERATIONS = [
 def stream_bytes(case: Golden, request: LmiRequest) -> bytes:
     """Return all rows of the case's script."""
     schema = choose_schema(case.profile, case.tgi_route)
-    family = RouteFamily.TGI if case.profile.tgi_compat else RouteFamily.LMI
+    dialect = Dialect.TGI if case.profile.tgi_compat else Dialect.LMI
     default = None if case.tgi_route else case.profile.output_formatter
     accept = case.headers.get("Accept", "")
     framing = choose_framing(accept, default, tgi_compat=case.profile.tgi_compat)
@@ -33,7 +33,7 @@ def stream_bytes(case: Golden, request: LmiRequest) -> bytes:
     def row(step: Step) -> bytes:
         if isinstance(step, Fail):
             error: LmiError = step.error
-            return formatter.error(error.text, status_of(error, family))
+            return formatter.error(error.text, DEFAULT_STATUSES.of(error, dialect))
         assert isinstance(step, GenerationChunk)
         return formatter.rows(step)
 

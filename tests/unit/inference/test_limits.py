@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.request.limits import check_limits, check_logprobs, sequence_count
+from lmi_vllm.inference.request.parameters import check_limits, check_logprobs, sequence_count
 from lmi_vllm.messages import RequestLimits
 
 LIMITS = RequestLimits(

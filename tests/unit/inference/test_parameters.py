@@ -6,11 +6,10 @@ from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.request.parameters import (
     GenerationParameters,
     UnreadNames,
-    is_sampling,
     parse_parameters,
-    sampling_fields,
     unread_names,
 )
+from lmi_vllm.inference.request.sampling import is_sampling, sampling_fields
 
 GREEDY = {"temperature": 0.0, "max_tokens": 30}
 SCHEMA = {"type": "object"}

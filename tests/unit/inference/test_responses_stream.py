@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import ResponseErrorEvent
 
 from lmi_vllm.errors import DeadlineError
-from lmi_vllm.inference.response.responses_stream import ResponsesDialect
+from lmi_vllm.inference.response.openai_events import ResponsesEvents
 
 CREATED = (
     b'event: response.created\ndata: {"type":"response.created","sequence_number":0,'
@@ -27,7 +27,7 @@ async def _events(*events: bytes) -> AsyncIterator[bytes]:
 
 async def test_responses_events_are_given_on_untouched() -> None:
     """What vLLM says is not altered."""
-    given = [event async for event in ResponsesDialect().events(_events(CREATED, DELTA))]
+    given = [event async for event in ResponsesEvents().events(_events(CREATED, DELTA))]
     assert given == [CREATED, DELTA]
 
 
@@ -52,7 +52,7 @@ ENDS = {
 @pytest.mark.parametrize(("events", "end"), ENDS.values(), ids=ENDS)
 async def test_responses_end_in_events_of_theirs(events: tuple[bytes, ...], end: bytes) -> None:
     """Named events with the next numbers; the response is the one that was created."""
-    dialect = ResponsesDialect()
+    dialect = ResponsesEvents()
     async for _ in dialect.events(_events(*events)):
         pass
     assert dialect.error(ERROR) == end

@@ -5,9 +5,9 @@ import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import Pause, ScriptedEngine
+from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
-from lmi_vllm.inference.runtime import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import (
     GeneratedToken,

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_vllm.errors import DeadlineError
 from lmi_vllm.inference.response.streams import (
-    HeldStream,
+    ReplyStream,
     SilenceLimit,
     close_iterator,
     next_within,
@@ -36,35 +36,35 @@ def source() -> Rows:
 
 
 @pytest.fixture
-def held(source: Rows) -> HeldStream:
+def held(source: Rows) -> ReplyStream:
     """Return a stream over the rows that notes when its resources are released."""
     resources = contextlib.AsyncExitStack()
     resources.callback(source.log.append, "released")
-    return HeldStream(source.rows(), resources)
+    return ReplyStream(source.rows(), resources.aclose)
 
 
-async def test_held_stream_releases_though_never_started(source: Rows, held: HeldStream) -> None:
+async def test_reply_stream_releases_though_never_started(source: Rows, held: ReplyStream) -> None:
     """A client that goes away before the first byte gives its place back."""
     await held.aclose()
     assert source.log == ["released"]
 
 
-async def test_held_stream_releases_after_its_rows(source: Rows, held: HeldStream) -> None:
+async def test_reply_stream_releases_after_its_rows(source: Rows, held: ReplyStream) -> None:
     """In the middle, the rows are closed first: the request ends before its place is free."""
     assert await anext(held) == b"1"
     await held.aclose()
     assert source.log == ["started", "closed", "released"]
 
 
-async def test_held_stream_releases_once(source: Rows, held: HeldStream) -> None:
+async def test_reply_stream_releases_once(source: Rows, held: ReplyStream) -> None:
     """Closing twice is closing once."""
-    async with held:
+    async with contextlib.aclosing(held):
         assert [row async for row in held] == [b"1", b"2"]
     await held.aclose()
     assert source.log.count("released") == 1
 
 
-async def test_held_stream_releases_when_closing_rows_fails(source: Rows) -> None:
+async def test_reply_stream_releases_when_closing_rows_fails(source: Rows) -> None:
     """Rows whose end raises do not keep the place."""
 
     async def failing() -> AsyncGenerator[bytes, None]:
@@ -75,7 +75,7 @@ async def test_held_stream_releases_when_closing_rows_fails(source: Rows) -> Non
 
     resources = contextlib.AsyncExitStack()
     resources.callback(source.log.append, "released")
-    stream = HeldStream(failing(), resources)
+    stream = ReplyStream(failing(), resources.aclose)
     await anext(stream)
     with pytest.raises(ValueError, match="no"):
         await stream.aclose()

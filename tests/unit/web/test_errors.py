@@ -3,6 +3,7 @@ from aiohttp import web
 
 from lmi_vllm.errors import (
     BadParameterError,
+    Dialect,
     EngineDeadError,
     Fault,
     LmiError,
@@ -11,7 +12,7 @@ from lmi_vllm.errors import (
     PayloadError,
     PayloadTooLargeError,
     ResourceNotFoundError,
-    RouteFamily,
+    StatusTable,
     UnauthorizedError,
 )
 from lmi_vllm.web.errors import error_response, from_http_exception
@@ -19,62 +20,60 @@ from lmi_vllm.web.errors import error_response, from_http_exception
 PRETTY = b'{\n  "code": 424,\n  "type": "BadRequestException",\n  "message": "\xc3\xa9"\n}\n'
 # The same fault in every dialect, byte for byte.
 DIALECTS = {
-    RouteFamily.SERVER: (424, PRETTY),
-    RouteFamily.LMI: (424, b'{"error":"\xc3\xa9","code":424}\n'),
-    RouteFamily.OPENAI: (
+    Dialect.SERVER: (424, PRETTY),
+    Dialect.LMI: (424, b'{"error":"\xc3\xa9","code":424}\n'),
+    Dialect.OPENAI: (
         400,
         b'{"error":{"message":"\xc3\xa9","type":"BadRequestError","param":null,"code":400}}',
     ),
-    RouteFamily.TGI: (422, b'{"error":"\xc3\xa9","error_type":"validation"}'),
+    Dialect.TGI: (422, b'{"error":"\xc3\xa9","error_type":"validation"}'),
 }
 
 
-@pytest.mark.parametrize(("family", "answer"), DIALECTS.items(), ids=str)
-def test_web_errors_one_fault_in_each_dialect(
-    family: RouteFamily, answer: tuple[int, bytes]
-) -> None:
-    """The route family decides status and body."""
-    response = error_response(PayloadError("é"), family)
+@pytest.mark.parametrize(("dialect", "answer"), DIALECTS.items(), ids=str)
+def test_web_errors_one_fault_in_each_dialect(dialect: Dialect, answer: tuple[int, bytes]) -> None:
+    """The route dialect decides status and body."""
+    response = error_response(PayloadError("é"), dialect)
     assert (response.status, response.body) == answer
     assert response.content_type == "application/json"
 
 
 def test_web_errors_engine_death_has_message_too() -> None:
     """Upstream's clients look for `message`, ours for `error`: a dead engine says both."""
-    response = error_response(EngineDeadError(), RouteFamily.LMI)
+    response = error_response(EngineDeadError(), Dialect.LMI)
     assert response.body == (
         b'{"error":"Inference Engine Failure","code":500,"message":"Inference Engine Failure"}\n'
     )
 
 
-@pytest.mark.parametrize("family", RouteFamily, ids=str)
-def test_web_errors_retry_after_in_each_dialect(family: RouteFamily) -> None:
+@pytest.mark.parametrize("dialect", Dialect, ids=str)
+def test_web_errors_retry_after_in_each_dialect(dialect: Dialect) -> None:
     """Whoever may come back is told when."""
-    response = error_response(NotReadyError("x", retry_after_seconds=7), family)
+    response = error_response(NotReadyError("x", retry_after_seconds=7), dialect)
     assert (response.status, response.headers["Retry-After"]) == (503, "7")
-    assert "Retry-After" not in error_response(PayloadError("x"), family).headers
+    assert "Retry-After" not in error_response(PayloadError("x"), dialect).headers
 
 
-@pytest.mark.parametrize("family", RouteFamily, ids=str)
-def test_web_errors_unauthorized_asks_for_key(family: RouteFamily) -> None:
+@pytest.mark.parametrize("dialect", Dialect, ids=str)
+def test_web_errors_unauthorized_asks_for_key(dialect: Dialect) -> None:
     """A missing key is 401 with the header that says how to bring one."""
-    response = error_response(UnauthorizedError(), family)
+    response = error_response(UnauthorizedError(), dialect)
     assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
-@pytest.mark.parametrize("family", RouteFamily, ids=str)
-def test_web_errors_text_that_cannot_be_encoded(family: RouteFamily) -> None:
+@pytest.mark.parametrize("dialect", Dialect, ids=str)
+def test_web_errors_text_that_cannot_be_encoded(dialect: Dialect) -> None:
     """A client's broken bytes in a message become question marks."""
-    assert b"a?b" in (error_response(PayloadError("a\udcffb"), family).body or b"")
+    assert b"a?b" in (error_response(PayloadError("a\udcffb"), dialect).body or b"")
 
 
 def test_web_errors_configured_status_is_in_body_too() -> None:
     """A configured code replaces ours in the status line and in the body."""
-    error, statuses = BadParameterError("x"), {Fault.BAD_PARAMETER: 422}
-    response = error_response(error, RouteFamily.SERVER, statuses)
+    error, statuses = BadParameterError("x"), StatusTable({Fault.BAD_PARAMETER: 422})
+    response = error_response(error, Dialect.SERVER, statuses)
     assert response.status == 422
     assert b'"code": 422' in (response.body or b"")
-    assert error_response(error, RouteFamily.OPENAI, statuses).status == 400
+    assert error_response(error, Dialect.OPENAI, statuses).status == 400
 
 
 FOREIGN: dict[str, tuple[web.HTTPException, type[LmiError]]] = {

@@ -1,14 +1,12 @@
-"""The LMI lane: a payload to the engine's jobs, their results or rows to a reply."""
+"""The LMI lane: an `inputs` payload to the engine's jobs, their results or rows to a reply."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from lmi_vllm.adapters.selection import adapter_name, adapter_names
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
+from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
-from lmi_vllm.inference.request_work import RequestWork
 from lmi_vllm.inference.response.formatters import (
     FRAMINGS,
     Schema,
@@ -18,39 +16,28 @@ from lmi_vllm.inference.response.formatters import (
     format_result,
     rank_candidates,
 )
-from lmi_vllm.inference.response.stream_ends import DirectRows, StreamEnds
-from lmi_vllm.inference.response.streams import (
-    DirectStream,
-    SilenceLimit,
-    close_iterator,
-    deadline_error,
-    gathered,
-)
+from lmi_vllm.inference.response.streams import DirectRowWriter, close_iterator, gathered
 from lmi_vllm.messages import AdapterRef, GenerationJob, Reply
 
 
-async def generate(work: RequestWork, payload: Mapping[str, Any]) -> Reply:
+async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply:
     """Answer an `inputs` payload: one prompt or a list, whole or as a stream.
 
     Raises:
         LmiError: whatever is wrong before the first byte; after it, it is the last row.
     """
-    runtime, call = work.runtime, work.call
+    runtime, call = context.runtime, context.call
     request = parse_lmi_request(payload, runtime.profile, call.tgi_route)
-    work.unread_names.warn(request.unread)
+    runtime.unread_names.warn(request.unread)
     if request.is_list:
-        work.admit_list("inputs", len(request.prompts) * request.candidates.generated)
+        context.take_slots("inputs", len(request.prompts) * request.candidates.generated)
     _check_length(runtime.engine, request)
-    jobs = await _jobs(work, payload, request)
+    jobs = _jobs(context, request)
     schema = choose_schema(runtime.profile, call.tgi_route)
     if request.is_streaming:
-        return await _stream(work, request, jobs[0], schema)
-    seconds = runtime.profile.predict_timeout
-    try:
-        async with asyncio.timeout(seconds):
-            results = await gather_results(runtime.engine, request, jobs, schema)
-    except TimeoutError:
-        raise deadline_error(seconds, "predict_timeout") from None
+        return await _stream(context, request, jobs[0], schema)
+    async with context.deadline():
+        results = await gather_results(runtime.engine, request, jobs, schema)
     body = encode_results(results, is_list=request.is_list, schema=schema)
     return Reply(200, FRAMINGS["json"].content_type, body)
 
@@ -64,33 +51,28 @@ def _check_length(engine: Engine, request: LmiRequest) -> None:
         )
 
 
-async def _jobs(
-    work: RequestWork, payload: Mapping[str, Any], request: LmiRequest
-) -> list[GenerationJob]:
-    """Return a job for each prompt, its adapter held."""
-    call, is_adapter = work.call, work.runtime.adapters.__contains__
-    if request.is_list:
-        names = adapter_names(call, payload, len(request.prompts), is_adapter)
-    else:
-        names = [adapter_name(call, payload, is_adapter)]
-    refs = [await work.adapter(name) for name in names]
-    return [make_job(request, call.request_id, position, ref) for position, ref in enumerate(refs)]
+def _jobs(context: RequestContext, request: LmiRequest) -> list[GenerationJob]:
+    """Return a job for each prompt, with its adapter or the one of all."""
+    request_id, prompts = context.call.request_id, len(request.prompts)
+    several = len(context.adapters) == prompts
+    adapters = context.adapters if several else [context.adapter] * prompts
+    refs = [None if adapter is None else adapter.ref for adapter in adapters]
+    return [make_job(request, request_id, position, ref) for position, ref in enumerate(refs)]
 
 
 async def _stream(
-    work: RequestWork, request: LmiRequest, job: GenerationJob, schema: Schema
+    context: RequestContext, request: LmiRequest, job: GenerationJob, schema: Schema
 ) -> Reply:
-    profile, framing = work.runtime.profile, work.framing()
+    framing = context.framing
     formatter = StreamFormatter(request, request.prompts[0], schema, framing)
-    limit = SilenceLimit(profile.predict_timeout, "predict_timeout")
-    work.hold.callback(limit.close)
-    direct = DirectRows(formatter, limit)
-    chunks = work.runtime.engine.generate(job, direct)
-    work.hold.push_async_callback(close_iterator, chunks)  # also when nothing reads it
+    limit = context.silence_limit()
+    direct = DirectRowWriter(formatter, limit)
+    chunks = context.runtime.engine.generate(job, direct)
+    context.own_stream(chunks, direct.connect)
     # The status line waits for the first chunk: what fails before it gets a status of its own.
     first = await limit.next(chunks)
-    rows = StreamEnds(work.queue, profile).rows(first, chunks, direct)
-    return Reply(200, framing.content_type, stream=DirectStream(rows, direct.connect))
+    rows = context.stream_ends.rows(first, chunks, direct)
+    return Reply(200, framing.content_type, stream=rows)
 
 
 def make_job(

@@ -1,0 +1,243 @@
+"""One admitted request: the model as it found it, and everything it holds until its end."""
+
+import contextlib
+import copy
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import PayloadError, StatusTable
+from lmi_vllm.inference.hooks.custom_code import CustomCode
+from lmi_vllm.inference.hooks.functions import NO_HOOKS, Hooks
+from lmi_vllm.inference.queue import RequestQueue
+from lmi_vllm.inference.request.parameters import UnreadNames
+from lmi_vllm.inference.response.formatters import Framing, choose_framing
+from lmi_vllm.inference.response.streams import (
+    ReplyStream,
+    RowSink,
+    SilenceLimit,
+    StreamEnds,
+    close_iterator,
+    deadline,
+)
+from lmi_vllm.messages import InferenceCall, Reply, ServingProfile
+from lmi_vllm.telemetry.records import current_record
+
+ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
+ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
+_LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
+_TIME_LIMIT: Final = "predict_timeout"
+
+IsAdapter = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The loaded model: its engine, how it is served, its adapters and its custom code."""
+
+    engine: Engine
+    profile: ServingProfile
+    adapters: AdapterRegistry
+    code: CustomCode = field(default_factory=CustomCode)
+    unread_names: UnreadNames = field(default_factory=UnreadNames)
+
+
+class RequestContext:
+    """Owns what a request holds, and releases it once: when it is left, or its stream is closed.
+
+    That is its slots in the queue, its adapters (each taken once, so that all parts of the request
+    see the same load of it), what it has in the engine, and its time limits.
+    """
+
+    def __init__(
+        self, runtime: Runtime, queue: RequestQueue, call: InferenceCall, statuses: StatusTable
+    ) -> None:
+        self.runtime = runtime
+        self.queue = queue
+        self.call = call
+        self.statuses = statuses
+        self.record = current_record()
+        self.adapters: tuple[Adapter | None, ...] = (None,)  # one for all prompts, or for each
+        self._held: dict[str, Adapter] = {}
+        self._resources = contextlib.AsyncExitStack()
+        self._connect: Callable[[RowSink], None] | None = None
+        self._is_delivered = False
+
+    async def __aenter__(self) -> Self:
+        """Take a slot in the queue.
+
+        Raises:
+            NotReadyError: the server starts, drains or has failed.
+            OverloadError: the queue is full.
+        """
+        self._resources.enter_context(self.queue.admit())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._is_delivered:
+            await self._resources.aclose()
+
+    def deliver(self, reply: Reply) -> Reply:
+        """Return the reply; a stream owns what is held from here on."""
+        if reply.stream is None:
+            return reply
+        self._is_delivered = True
+        stream = ReplyStream(reply.stream, self._resources.aclose, self._connect)
+        return replace(reply, stream=stream)
+
+    def part(self, position: int) -> "RequestContext":
+        """Return the context of one prompt of a list: a request of its own in the engine."""
+        part = copy.copy(self)
+        part.call = replace(self.call, request_id=f"{self.call.request_id}-{position}")
+        return part
+
+    def take_slots(self, name: str, sequences: int) -> None:
+        """Take the further slots of a list: each sequence it asks for counts as a request.
+
+        Raises:
+            PayloadError: the list is longer than the queue.
+            OverloadError: the queue has no room for it now.
+        """
+        if sequences > self.queue.limit:
+            raise PayloadError(
+                f"{name}: {sequences} sequences; job_queue_size allows {self.queue.limit}"
+            )
+        if sequences > 1:
+            self._resources.enter_context(self.queue.admit(sequences - 1))
+
+    async def hold_adapters(self, payload: Any) -> None:
+        """Take the adapters that the request names.
+
+        Raises:
+            PayloadError: `adapters` is not a name, or a list of another length than the prompts.
+            UnknownAdapterError: no adapter of that name; never the base model instead.
+            RequestError: one is registered, but cannot be loaded now.
+        """
+        fields = payload if isinstance(payload, dict) else {}
+        names = adapter_names(self.call, fields, self.runtime.adapters.__contains__)
+        self.adapters = tuple([await self._hold(name) for name in names])
+
+    async def _hold(self, name: str | None) -> Adapter | None:
+        if not name:
+            return None
+        if name not in self._held:
+            alias = self.call.properties.get(ADAPTER_ALIAS_HEADER)
+            held = self.runtime.adapters.hold(name, alias)
+            self._held[name] = await self._resources.enter_async_context(held)
+            if self.record is not None:
+                self.record.use_adapter(name)
+        return self._held[name]
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter of all prompts; None is the base model.
+
+        Raises:
+            PayloadError: there is one for each prompt.
+        """
+        if len(self.adapters) > 1:
+            raise PayloadError(_LENGTHS_DIFFER)
+        return self.adapters[0]
+
+    @property
+    def hooks(self) -> Hooks:
+        """The adapter's hooks over those of the base model; the base's where adapters differ."""
+        base, adapter = self.runtime.code.hooks, self.adapters[0]
+        own = NO_HOOKS if adapter is None or self.has_several_adapters else adapter.hooks
+        return own.over(base) if own.input or own.output else base
+
+    @property
+    def has_several_adapters(self) -> bool:
+        """Whether prompts of a list name different adapters."""
+        return len({None if one is None else one.name for one in self.adapters}) > 1
+
+    @property
+    def has_any_hooks(self) -> bool:
+        """Whether any of its adapters, or the base model, brings a formatter."""
+        of_adapters = [adapter.hooks for adapter in self.adapters if adapter]
+        return any(one.input or one.output for one in (self.runtime.code.hooks, *of_adapters))
+
+    @property
+    def framing(self) -> Framing:
+        """How a stream of this request is framed."""
+        profile = self.runtime.profile
+        default = None if self.call.tgi_route else profile.output_formatter
+        return choose_framing(self.call.accept, default, tgi_compat=profile.tgi_compat)
+
+    @property
+    def stream_ends(self) -> StreamEnds:
+        """What bounds and ends a stream of this request."""
+        return StreamEnds(self.queue, self.runtime.profile, self.statuses)
+
+    def deadline(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Bound the time until the whole answer, or the first byte of a stream."""
+        return deadline(self.runtime.profile.predict_timeout, _TIME_LIMIT)
+
+    def silence_limit(self) -> SilenceLimit:
+        """Return the limit of a stream's silences; its timer ends with the request."""
+        limit = SilenceLimit(self.runtime.profile.predict_timeout, _TIME_LIMIT)
+        self._resources.callback(limit.close)
+        return limit
+
+    def own_stream(
+        self, items: AsyncIterator[object], connect: Callable[[RowSink], None] | None = None
+    ) -> None:
+        """Close `items` with the request, also when they were never read.
+
+        With `connect` its rows may go to a sink by themselves.
+        """
+        self._resources.push_async_callback(close_iterator, items)
+        self._connect = connect
+
+
+def adapter_names(
+    call: InferenceCall, payload: Mapping[str, Any], is_adapter: IsAdapter
+) -> list[str | None]:
+    """Return the adapter of all prompts, or one for each of a list; None is the base model.
+
+    The first of these counts: the header, the query, `adapters`, and `model` where it names an
+    adapter (other values are the served model's names). An empty name is the base model.
+
+    Raises:
+        PayloadError: `adapters` is neither a name nor a list of one name for each prompt.
+    """
+    if name := call.properties.get(ADAPTER_HEADER) or call.query.get("adapter"):
+        return [name]
+    given, inputs = payload.get("adapters"), payload.get("inputs")
+    if isinstance(given, list) and given and isinstance(inputs, list):
+        return _listed_names(given, len(inputs))
+    return [_single_name(given, payload.get("model"), is_adapter)]
+
+
+def _listed_names(given: list[Any], prompts: int) -> list[str | None]:
+    if len(given) != prompts:
+        raise PayloadError(_LENGTHS_DIFFER)
+    if not all(isinstance(name, str) or name is None for name in given):
+        raise PayloadError("adapters: expected a list of names")
+    return [name or None for name in given]
+
+
+def _single_name(given: object, model: object, is_adapter: IsAdapter) -> str | None:
+    if isinstance(given, list):
+        if len(given) > 1:
+            raise PayloadError(_LENGTHS_DIFFER)
+        given = given[0] if given else ""
+    if given is None:
+        return model if isinstance(model, str) and is_adapter(model) else None
+    if not isinstance(given, str):
+        raise PayloadError("adapters: expected a name or a list of names")
+    return given or None
+
+
+def with_adapter_id(payload: Any, profile: ServingProfile) -> Any:
+    """Return the payload with TGI's `adapter_id` as `adapters` where there is none (TGI mode)."""
+    if not profile.tgi_compat or not isinstance(payload, dict):
+        return payload
+    parameters = payload.get("parameters")
+    if payload.get("adapters") is not None or not isinstance(parameters, dict):
+        return payload
+    name = parameters.get("adapter_id")
+    return payload if name is None else {**payload, "adapters": name}

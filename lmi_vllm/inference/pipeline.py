@@ -1,0 +1,193 @@
+"""A request on its way: prepare (decode, adapters, hooks), execute (a lane), render."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lmi_vllm.errors import Dialect, PayloadError
+from lmi_vllm.inference.context import RequestContext, with_adapter_id
+from lmi_vllm.inference.hooks.functions import OutputHook
+from lmi_vllm.inference.hooks.hooked import (
+    UNHOOKED_KINDS,
+    apply_input_hook,
+    completion_body,
+    joined,
+    undecoded_payload,
+)
+from lmi_vllm.inference.lmi_lane import generate
+from lmi_vllm.inference.openai_lane import ask_openai
+from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request, vectors_reply
+from lmi_vllm.inference.request.payload import PayloadKind, decode_body, dispatch, parse_lmi_request
+from lmi_vllm.inference.response.formatters import FRAMINGS
+from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply
+from lmi_vllm.inference.response.streams import gathered, invocations_dialect
+from lmi_vllm.inference.sessions import (
+    REQUEST_TYPE,
+    SESSION_PROPERTY,
+    Sessions,
+    is_session_request,
+)
+from lmi_vllm.messages import OpenAIReply, Reply
+
+_SUCCESS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is asked of which lane, and how its answer is rendered."""
+
+    payload: Mapping[str, Any]  # of the request
+    kind: str = ""  # of vLLM's handlers; empty is the LMI lane
+    body: Mapping[str, Any] | None = None  # for the handler, if not the payload
+    events: FramedEvents | None = None  # how a stream is given on, if not as on `/v1`
+    output: OutputHook | None = None
+    reply: Callable[[OpenAIReply], Reply] | None = None  # without an output hook
+
+
+async def invoke(context: RequestContext, sessions: Sessions) -> Reply:
+    """Answer `/invocations` and its like: a payload of any kind, the user's code around it."""
+    async with context:
+        reply = await _handle(context)
+        if reply is None:
+            if SESSION_PROPERTY in context.call.properties:
+                await sessions.check(context.call.properties)
+            payload = with_adapter_id(_decode(context), context.runtime.profile)
+            reply = await _answer(context, payload, sessions)
+        return context.deliver(reply)
+
+
+async def ask(context: RequestContext, kind: str) -> Reply:
+    """Answer a `/v1` route with vLLM's own bytes, the user's code around it."""
+    async with context:
+        is_hooked = kind not in UNHOOKED_KINDS
+        if is_hooked and (own := await _handle(context)) is not None:
+            return context.deliver(own)
+        payload: Any = decode_body(context.call.body, "application/json")
+        await context.hold_adapters(payload)
+        output = None
+        if is_hooked:
+            output = context.hooks.output
+            payload = await prepare(context, payload)
+        prepared = Prepared(payload, kind, output=output, reply=_as_it_is)
+        return context.deliver(await render(context, prepared, await execute(context, prepared)))
+
+
+async def prepare(context: RequestContext, payload: Any) -> dict[str, Any]:
+    """Return the payload that the lanes get: decoded, and through the input hook.
+
+    Raises:
+        CustomCodeError: the hook failed.
+        PayloadError: there is no hook, and the payload is not for us to read.
+    """
+    if context.hooks.input is not None:
+        return await apply_input_hook(context, context.hooks.input, payload)
+    if not isinstance(payload, dict) or isinstance(payload.get("inputs"), bytes):
+        decode_body(context.call.body, context.call.content_type)  # says why
+        raise PayloadError("the body must be a JSON object")
+    return payload
+
+
+async def execute(context: RequestContext, prepared: Prepared) -> Reply | OpenAIReply:
+    """Return what the lane answers; the LMI lane renders its rows while they are generated."""
+    if not prepared.kind:
+        return await generate(context, prepared.payload)
+    body = prepared.payload if prepared.body is None else prepared.body
+    is_direct = prepared.output is None
+    return await ask_openai(context, prepared.kind, body, prepared.events, is_direct=is_direct)
+
+
+async def render(context: RequestContext, prepared: Prepared, answer: Reply | OpenAIReply) -> Reply:
+    """Return the reply out of a lane's answer.
+
+    Raises:
+        LmiError: vLLM refused the request, or the output hook failed.
+    """
+    if isinstance(answer, Reply):
+        return answer
+    if prepared.output is not None and answer.status == _SUCCESS:
+        return await context.runtime.code.format_output(
+            prepared.output, context.call, prepared.payload, answer, context.statuses
+        )
+    return (prepared.reply or lmi_reply)(answer)
+
+
+async def _answer(context: RequestContext, payload: Any, sessions: Sessions) -> Reply:
+    """Answer a decoded payload, its adapters' hooks around it."""
+    await context.hold_adapters(payload)
+    if context.has_several_adapters and context.has_any_hooks:
+        return await _answer_each(context, payload, sessions)
+    payload = await prepare(context, payload)
+    is_generating = context.runtime.profile.task == GENERATE
+    if is_generating and REQUEST_TYPE in payload and is_session_request(payload):
+        return await sessions.answer(payload, context.call.properties)
+    prepared = _choose_lane(context, payload)
+    return await render(context, prepared, await execute(context, prepared))
+
+
+async def _answer_each(
+    context: RequestContext, payload: dict[str, Any], sessions: Sessions
+) -> Reply:
+    """Answer each prompt of a list as a request of its own: their adapters' hooks differ."""
+    prompts, adapters = payload["inputs"], context.adapters
+    context.take_slots("inputs", len(prompts))
+    parts = [
+        {**payload, "inputs": prompt, "adapters": "" if adapter is None else adapter.name}
+        for prompt, adapter in zip(prompts, adapters, strict=True)
+    ]
+    replies = await gathered(
+        [_answer(context.part(i), part, sessions) for i, part in enumerate(parts)]
+    )
+    if any(reply.stream is not None for reply in replies):
+        raise PayloadError("inputs: streaming takes one prompt, not a list")
+    return Reply(200, FRAMINGS["json"].content_type, joined([reply.body for reply in replies]))
+
+
+def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
+    """Return what is asked for: by the model's task, then by the payload's keys, then by hooks."""
+    runtime, call, output = context.runtime, context.call, context.hooks.output
+    profile = runtime.profile
+    if profile.task != GENERATE:
+        request = parse_pooling_request(payload, profile, runtime.adapters.__contains__)
+        reply = vectors_reply if request.is_vectors else lmi_reply
+        return Prepared(payload, request.kind, request.body, output=output, reply=reply)
+    kind = PayloadKind.GENERATION if call.tgi_route and output is None else dispatch(payload)
+    if kind is PayloadKind.GENERATION:
+        if output is None:
+            return Prepared(payload)
+        lmi_request = parse_lmi_request(payload, profile, call.tgi_route)
+        body = completion_body(lmi_request, payload)
+        return Prepared(payload, PayloadKind.COMPLETION, body, output=output)
+    if output is not None:
+        return Prepared(payload, kind, output=output)
+    if context.record is not None:
+        context.record.dialect = str(Dialect.OPENAI)
+    events = FramedEvents(invocations_dialect(profile), context.framing, context.statuses)
+    reply = partial(lmi_reply, content_type=events.framing.content_type)
+    return Prepared(payload, kind, events=events, reply=reply)
+
+
+async def _handle(context: RequestContext) -> Reply | None:
+    """Return what the user's own handler answers; None is for the built-in one to answer."""
+    code = context.runtime.code
+    return None if code.hooks.handle is None else await code.handle(context.call, context.statuses)
+
+
+def _decode(context: RequestContext) -> Any:
+    """Return the payload; bytes and JSON that only an input hook can read, where there is one.
+
+    Raises:
+        PayloadError: see `decode_body`.
+    """
+    call, runtime = context.call, context.runtime
+    try:
+        return decode_body(call.body, call.content_type)
+    except PayloadError:
+        found = (runtime.code.hooks, *(adapter.hooks for adapter in runtime.adapters))
+        if any(hooks.input for hooks in found):
+            return undecoded_payload(call)
+        raise
+
+
+def _as_it_is(answer: OpenAIReply) -> Reply:
+    return Reply(answer.status, answer.content_type, answer.body, answer.stream, answer.headers)

@@ -1,0 +1,173 @@
+"""vLLM's OpenAI answers as each route gives them: its errors, and its streams to their ends."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+
+from lmi_vllm.errors import (
+    DEFAULT_STATUSES,
+    Dialect,
+    EngineFailureError,
+    LmiError,
+    NotReadyError,
+    RequestError,
+    StatusTable,
+    openai_error,
+    tgi_error,
+)
+from lmi_vllm.inference.response.formatters import FRAMINGS, Framing, lmi_error
+from lmi_vllm.inference.response.streams import close_iterator
+from lmi_vllm.messages import OpenAIReply, Reply
+
+SSE_DONE: Final = b"data: [DONE]\n\n"
+_DATA: Final = b"data: "
+RESPONSES: Final = "responses"  # the kind of call
+_CODE: Final = "server_error"  # the Responses API's one code for faults that are not the request's
+SSE_ERROR: Final = b'data: {"error":'  # how vLLM's streams fail; its chunks begin otherwise
+
+
+class EventStream(Protocol):
+    """How a route gives vLLM's events on, and how a stream ends that we cut."""
+
+    def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return vLLM's events as the route sends them."""
+        ...
+
+    def error(self, error: LmiError) -> bytes:
+        """Return the end of a stream that failed after its first byte."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FramedEvents:
+    """vLLM's events in the framing of a route; errors in its dialect."""
+
+    dialect: Dialect
+    framing: Framing
+    statuses: StatusTable = DEFAULT_STATUSES
+
+    @property
+    def is_vllm_s(self) -> bool:
+        """Whether its bytes are vLLM's own, errors and end marker included."""
+        return self.framing is FRAMINGS["sse"] and self.dialect is not Dialect.TGI
+
+    def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return vLLM's events as this route sends them; only errors are ever parsed."""
+        return events if self.is_vllm_s else self._converted(events)
+
+    def event(self, event: bytes) -> bytes:
+        """Return one of vLLM's events, neither an error nor its end marker, in this framing."""
+        return event if self.framing is FRAMINGS["sse"] else event[len(_DATA) : -1]
+
+    def error(self, error: LmiError) -> bytes:
+        """Return the end of a stream that failed after its first byte."""
+        if self.is_vllm_s:
+            status = self.statuses.of(error, Dialect.OPENAI)
+            return self.framing.frame(openai_error(error, error.text, status)) + SSE_DONE
+        return self.framing.frame(self._row(error))
+
+    def _row(self, error: LmiError) -> dict[str, Any]:
+        status = self.statuses.of(error, self.dialect)
+        if self.dialect is Dialect.TGI:
+            return dict(tgi_error(error.text, status))
+        return lmi_error(error.text, status)
+
+    async def _converted(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        is_sse = self.framing is FRAMINGS["sse"]
+        try:
+            async for event in events:
+                if event.startswith(SSE_ERROR):
+                    yield self.error(error_of(event[len(_DATA) :]))
+                    return
+                if is_sse or event != SSE_DONE:
+                    yield self.event(event)
+        finally:
+            await close_iterator(events)
+
+
+V1_EVENTS: Final = FramedEvents(Dialect.OPENAI, FRAMINGS["sse"])
+
+
+class ResponsesEvents:
+    """One stream of the Responses API, given on untouched; one that we cut ends in its own events.
+
+    OpenAI's API reference, "Streaming events": every event has a name, a type and a sequence
+    number; a response that fails ends with `error` and `response.failed`. There is no `[DONE]`.
+    """
+
+    def __init__(self) -> None:
+        self._first = b""
+        self._last = b""
+
+    async def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the events as they come."""
+        try:
+            async for event in events:
+                self._first = self._first or event
+                self._last = event
+                yield event
+        finally:
+            await close_iterator(events)
+
+    def error(self, error: LmiError) -> bytes:
+        """Return `error`, and `response.failed` where the client knows of a response."""
+        number = int(_data(self._last).get("sequence_number", -1)) + 1
+        last_event = _framed(
+            {
+                "type": "error",
+                "code": _CODE,
+                "message": error.text,
+                "param": None,
+                "sequence_number": number,
+            }
+        )
+        response = _data(self._first).get("response")
+        if not isinstance(response, dict):
+            return last_event
+        failed = {
+            **response,
+            "status": "failed",
+            "error": {"code": _CODE, "message": error.text},
+        }
+        return last_event + _framed(
+            {"type": "response.failed", "response": failed, "sequence_number": number + 1}
+        )
+
+
+def lmi_reply(answer: OpenAIReply, content_type: str = "application/json") -> Reply:
+    """Return vLLM's answer with a final newline, or its stream as `content_type`.
+
+    Raises:
+        LmiError: vLLM's error object, as the error of ours that has its meaning and text.
+    """
+    if answer.stream is not None:
+        return Reply(200, content_type, stream=answer.stream)
+    if answer.status >= 400:  # noqa: PLR2004 (an error status)
+        raise error_of(answer.body)
+    return Reply(answer.status, answer.content_type, answer.body + b"\n")
+
+
+def error_of(body: bytes) -> LmiError:
+    """Return vLLM's error object as the error of ours that has its meaning and text."""
+    error = orjson.loads(body)["error"]
+    text, status = str(error["message"]), int(error["code"])
+    if status == 503:  # noqa: PLR2004 (vLLM's own queue limit)
+        return NotReadyError(text, retry_after_seconds=1)
+    if status >= 500:  # noqa: PLR2004 (the engine's fault, not the client's)
+        return EngineFailureError(text)
+    return RequestError(text)
+
+
+def _data(event: bytes) -> Mapping[str, Any]:
+    """Return the object that an event carries; an empty one where there is none."""
+    for line in event.splitlines():
+        if line.startswith(_DATA):
+            found = orjson.loads(line[len(_DATA) :])
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _framed(event: Mapping[str, object]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), orjson.dumps(event))
