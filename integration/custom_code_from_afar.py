@@ -1,4 +1,4 @@
-"""`option.entryPoint` as an address: fetched over real HTTP and HTTPS, kept, refused by name."""
+"""Code that was not there at the start: `option.entryPoint` as an address, and code of adapters."""
 
 import ssl
 import threading
@@ -11,6 +11,7 @@ import pytest
 
 from integration.client import call
 from integration.conftest import StartServer
+from tests.support.adapter_files import copy_adapter
 from tests.support.certificates import PemPair, make_pair
 
 CODE = b"""
@@ -107,3 +108,21 @@ def test_entry_point_that_cannot_be_had_ends_the_start(
     last = server.stderr.splitlines()[-1]
     assert f"{place}/{name}" in last
     assert reasons[kind] in last
+
+
+def test_code_of_a_registered_adapter_is_not_run(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """Whatever folder a client names, its model.py is refused by name; two settings allow it."""
+    folder, proof = copy_adapter(tmp_path / "adapter"), tmp_path / "it-ran"
+    (folder / "model.py").write_text(f"import pathlib\npathlib.Path({str(proof)!r}).touch()\n")
+    ask = {"name": "x", "src": str(folder)}
+    server = server_process("--demo", "--port", "0", "--engine", "scripted")
+    answer = call(server.url_when_ready(60), "/adapters", ask)
+    assert answer.status == 424
+    assert "LMI_CUSTOM_CODE=roots" in answer.json()["message"]
+    assert not proof.exists()
+    environ = {"LMI_CUSTOM_CODE": "roots", "LMI_ADAPTER_ROOTS": str(tmp_path)}
+    server = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)
+    answer = call(server.url_when_ready(60), "/adapters", ask)
+    assert (answer.status, proof.exists()) == (200, True)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from lmi_vllm.adapters.check import BaseModel, check_adapter
 from lmi_vllm.checks.secure_mode import adapter_violations, read_secure_mode
+from lmi_vllm.checks.trusted_folders import distrust_of_code
 from lmi_vllm.errors import (
     AdapterConflictError,
     AdapterRefusedError,
@@ -23,6 +24,7 @@ from lmi_vllm.sources.table import fetch_model, is_store
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"
 CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
+CODE_FILE: Final = "model.py"
 _SHOWN_CHARACTERS: Final = 200
 
 
@@ -43,22 +45,22 @@ class AdapterSources:
             AdapterRefusedError: it is not allowed, missing, cannot be fetched, or no good adapter.
             BadParameterError: secure mode forbids what it brings.
         """
-        folder, is_fetched = self._locate(src)
+        folder, local = self._locate(src)
         self._check_security(folder, src)
         folder = _adapter_folder(folder)
         check_adapter(folder, src, self.base)
-        self._check_code(folder, src, is_fetched=is_fetched)
+        self._check_code(folder, src, local)
         return str(folder)
 
-    def _locate(self, src: str) -> tuple[Path, bool]:
-        """Return where the files are, and whether they were fetched."""
+    def _locate(self, src: str) -> tuple[Path, Path | None]:
+        """Return where the files are, and the local path that they came from: none if fetched."""
         try:
             named = file_url_path(src)
             scheme = urlsplit(src).scheme if named is None and "://" in src else ""
         except ValueError as error:  # half of an IPv6 address, or another machine
             raise AdapterRefusedError(f"{src} is not a valid URL: {error}") from error
         if scheme and is_store(src):
-            return self._unpacked(self._fetched(src), src), True
+            return self._unpacked(self._fetched(src), src), None
         if scheme:
             raise AdapterConflictError(
                 f"URL adapters are not currently supported: {scheme}:// sources"
@@ -66,13 +68,13 @@ class AdapterSources:
         path = (named or Path(src)).absolute()
         if _exists(path, src) or named is not None or not _looks_like_hub_id(src):
             self._check_root(path, src)
-            return self._unpacked(path, src), False
+            return self._unpacked(path, src), path
         if self.environ.get(HUB_SWITCH, "").lower() != "true":
             raise AdapterRefusedError(
                 f"Only local LoRA models are supported. {src} is not a valid path; if it is a hub "
                 f"id, set {HUB_SWITCH}=true"
             )
-        return self._fetched(src), True
+        return self._fetched(src), None
 
     def _fetched(self, src: str) -> Path:
         try:
@@ -119,15 +121,34 @@ class AdapterSources:
         if violations := adapter_violations(folder, self.environ):
             raise BadParameterError(f"{src}: {'; '.join(violations)}")
 
-    def _check_code(self, folder: Path, src: str, *, is_fetched: bool) -> None:
-        if not (folder / "model.py").is_file():
-            return
+    def _check_code(self, folder: Path, src: str, local: Path | None) -> None:
+        """Return when the adapter has no code, or code that may be run or is left unread."""
         allowed = self.environ.get(CUSTOM_CODE, "local").lower()
-        if is_fetched and allowed != "all":
+        if not (folder / CODE_FILE).is_file() or self._came_with_the_model(src, local):
+            return
+        if local is None and allowed != "all":
             raise AdapterRefusedError(
-                f"{src} brings a model.py; code that was fetched is loaded only with "
+                f"{src} brings a {CODE_FILE}; code that was fetched is loaded only with "
                 f"{CUSTOM_CODE}=all"
             )
+        if local is None or allowed == "none":
+            return
+        if allowed not in ("roots", "all") or not self.environ.get(ROOTS):
+            raise AdapterRefusedError(
+                f"{src} brings a {CODE_FILE}; code of adapters that are registered while the "
+                f"server runs is loaded only with {CUSTOM_CODE}=roots and from below {ROOTS}"
+            )
+        for place in (local, folder):
+            if reason := distrust_of_code(place, CODE_FILE):
+                raise AdapterRefusedError(f"{src} brings a {CODE_FILE}: {reason}")
+
+    def _came_with_the_model(self, src: str, local: Path | None) -> bool:
+        """Whether the adapter is as trusted as the model."""
+        if src in self.own:
+            return True
+        if local is None or self.model_directory is None:
+            return False
+        return local.resolve().is_relative_to(self.model_directory.resolve())
 
 
 def resolve_adapter_source(src: str, environ: Mapping[str, str]) -> str:

@@ -574,9 +574,10 @@ ENVIRONMENT_SETTINGS: Final[tuple[Option, ...]] = (
     _variable("LMI_API_KEY", "The key clients must send."),
     _variable("LMI_API_KEY_FILE", "File with one key a line.", values="path"),
     _variable("LMI_CUSTOM_CODE", "Whose Python code is loaded: `local`: model.py of the model "
-              "directory and of local adapters; `all`: also of fetched adapters; `none`.",
-              values="local, all, none", default="local",
-              read=parse.one_of("local", "all", "none")),
+              "directory and of the adapters in it; `roots`: also of adapters that are registered "
+              "from below `LMI_ADAPTER_ROOTS`; `all`: also of fetched adapters; `none`.",
+              values="local, roots, all, none", default="local",
+              read=parse.one_of("local", "roots", "all", "none")),
     _variable("LMI_ADAPTER_ROOTS", "Local adapter sources must lie below one of these.",
               values="path list"),
     _variable("LMI_ADAPTER_HUB", "Adapter sources may be hub ids.", values="bool", default=False,

@@ -6,13 +6,13 @@ replicas may save at the same time: the last one wins, and all of them are good.
 
 import os
 import secrets
-import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from lmi_vllm.checks.trusted_folders import find_distrust
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.extras.compile_cache.archive import LIMITS, ForeignEntryError
 from lmi_vllm.sources.base import ObjectStore
@@ -145,20 +145,6 @@ def require_trusted(folder: Path, entry: Path | None = None) -> None:
         ForeignEntryError: somebody else can; the text says what to do.
     """
     real = folder.resolve()
-    for place in (real, *real.parents) if entry is None else (entry, real, *real.parents):
-        mode = place.lstat().st_mode
-        if stat.S_ISLNK(mode):
-            raise ForeignEntryError(f"{place} is a link")
-        is_scratch = place in real.parents and mode & stat.S_ISVTX  # /tmp: nobody renames ours
-        if mode & stat.S_IWOTH and not is_scratch:
-            raise ForeignEntryError(
-                f"everybody may write {place} (mode {stat.S_IMODE(mode):04o}), and compiled code "
-                f"is code: chmod o-w {place}"
-            )
-    for place in (real,) if entry is None else (entry, real):
-        owner = place.lstat().st_uid
-        if owner not in (0, os.geteuid()):
-            raise ForeignEntryError(
-                f"{place} belongs to user {owner}, and this server is user {os.geteuid()}: "
-                "compiled code is taken from root and from oneself only"
-            )
+    places = (real,) if entry is None else (entry, real)
+    if reason := find_distrust(places, real.parents, "compiled code"):
+        raise ForeignEntryError(reason)

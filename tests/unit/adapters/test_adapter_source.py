@@ -129,6 +129,57 @@ def test_roots_confine_links_too(adapter: Path, tmp_path: Path) -> None:
         resolve(adapter.as_uri(), LMI_ADAPTER_ROOTS=roots)
 
 
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """An adapter with code, in a folder below a root."""
+    folder = copy_adapter(tmp_path / "root" / "code")
+    (folder / "model.py").write_text("")
+    return folder
+
+
+def test_code_of_a_registered_adapter_needs_two_settings(code: Path, tmp_path: Path) -> None:
+    """Off by default; on with a value of its own and roots; unread with none."""
+    roots = {"LMI_ADAPTER_ROOTS": str(tmp_path / "root")}
+    for environ in ({}, roots, {"LMI_CUSTOM_CODE": "roots"}, {"LMI_CUSTOM_CODE": "all"}):
+        for src in (code, packed(code, tmp_path / "root" / "code.tar.gz", "code")):
+            with pytest.raises(AdapterRefusedError, match="LMI_CUSTOM_CODE=roots and from below"):
+                resolve(src, SERVING_DOWNLOAD_DIR=str(tmp_path / "root" / "cache"), **environ)
+    for value in ("roots", "all"):
+        assert resolve(code, LMI_CUSTOM_CODE=value, **roots)
+    assert resolve(code, LMI_CUSTOM_CODE="none")
+
+
+def test_code_that_came_with_the_model_is_the_model_s(code: Path, tmp_path: Path) -> None:
+    """Registered at the start, or again later from the model's directory."""
+    assert AdapterSources({}, own=frozenset({str(code)})).resolve(str(code))
+    assert AdapterSources({}, model_directory=code.parent).resolve(str(code))
+    link = tmp_path / "model" / "link"
+    link.parent.mkdir()
+    link.symlink_to(code)
+    with pytest.raises(AdapterRefusedError, match="LMI_CUSTOM_CODE"):
+        AdapterSources({}, model_directory=link.parent).resolve(str(link))
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("", 0o777), ("..", 0o777), ("model.py", 0o666), ("new", 0o777)]
+)
+def test_code_that_others_may_change_is_never_run(code: Path, name: str, mode: int) -> None:
+    """The folder, the one around it, the file, and any folder inside."""
+    (code / "new").mkdir()
+    (code / name).chmod(mode)
+    with pytest.raises(AdapterRefusedError, match=r"everybody may write .* chmod o-w"):
+        resolve(code, LMI_CUSTOM_CODE="roots", LMI_ADAPTER_ROOTS=str(code.parent))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives files to another user")
+@pytest.mark.parametrize("name", ["", "..", "model.py"])
+def test_code_of_another_user_is_never_run(code: Path, name: str) -> None:
+    """Whether the user owns the file, its folder, or the one around it."""
+    os.chown(code / name, 65534, 65534)
+    with pytest.raises(AdapterRefusedError, match="belongs to user 65534"):
+        resolve(code, LMI_CUSTOM_CODE="all", LMI_ADAPTER_ROOTS=str(code.parent))
+
+
 @pytest.mark.parametrize(
     ("control", "name"),
     [
@@ -144,7 +195,7 @@ def test_secure_mode_refuses_what_it_forbids(adapter: Path, control: str, name: 
     secure = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": f"X, {control}"}
     with pytest.raises(BadParameterError, match=control):
         resolve(adapter, **secure)
-    assert resolve(adapter)
+    assert resolve(adapter, LMI_CUSTOM_CODE="none")
 
 
 def test_local_adapters_are_folders_that_are_not_hidden(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""Who can change what lies in a folder? Code is taken from places of root and of our own only."""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+MOST_ENTRIES: Final = 10_000  # of a folder that is looked through
+
+
+def find_distrust(
+    places: Iterable[Path], above: Iterable[Path], what: str, owned: Iterable[Path] | None = None
+) -> str:
+    """Return why others can change one of `places`, in words; empty where they cannot.
+
+    `above` are the folders around them: anybody may write there if, as in /tmp, only owners can
+    rename. The owner of `owned`, or else of `places`, has to be root or this process's user.
+    """
+    places = tuple(places)
+    for place in (*places, *above):
+        mode = place.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            return f"{place} is a link"
+        is_scratch = place not in places and mode & stat.S_ISVTX
+        if mode & stat.S_IWOTH and not is_scratch:
+            return (
+                f"everybody may write {place} (mode {stat.S_IMODE(mode):04o}), and {what} "
+                f"is code: chmod o-w {place}"
+            )
+    for place in places if owned is None else owned:
+        owner = place.lstat().st_uid
+        if owner not in (0, os.geteuid()):
+            return (
+                f"{place} belongs to user {owner}, and this server is user {os.geteuid()}: "
+                f"{what} is taken from root and from oneself only"
+            )
+    return ""
+
+
+def distrust_of_code(folder: Path, what: str) -> str:
+    """Return why Python files in `folder` are not to be run; empty where they may be.
+
+    The folders around it count too: their owners could put another in its place.
+    """
+    real = folder.resolve()
+    try:
+        inside = tuple(_entries(real))
+        return find_distrust((real, *inside), real.parents, what, (real, *inside, *real.parents))
+    except (OSError, ValueError) as error:
+        return f"{folder} cannot be looked through: {error}"
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    for count, path in enumerate(folder.rglob("*") if folder.is_dir() else ()):
+        if count >= MOST_ENTRIES:
+            raise ValueError(f"it has more than {MOST_ENTRIES} entries")
+        yield path
