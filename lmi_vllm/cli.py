@@ -24,7 +24,6 @@ _SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "serve": "start the server",
         "explain": "show every option, where its value came from and what it becomes",
-        "validate": "explain, and check the settings against the model",
     }
 )
 REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(

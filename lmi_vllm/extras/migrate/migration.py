@@ -19,7 +19,6 @@ from lmi_vllm.config.variable_names import (
     SERVING_PREFIX,
     find_option,
 )
-from lmi_vllm.config.vllm_flags import Flag, read_flags, read_variables
 from lmi_vllm.extras.migrate.tgi_variables import (
     TGI_MARKS,
     TGI_PAIRS,
@@ -30,6 +29,7 @@ from lmi_vllm.extras.migrate.tgi_variables import (
     refused,
     to,
 )
+from lmi_vllm.extras.migrate.vllm_flags import Flag, read_flags, read_variables
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.checks.memory_estimate import GIB, estimate_memory
 from lmi_vllm.checks.model import served_architectures
 from lmi_vllm.checks.model_shape import read_shape
-from lmi_vllm.commands import validate
+from lmi_vllm.extras.validate import command as validate
+from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from tests.support.s3_server import BUCKET, s3_server
 
 LLAMA_8B: dict[str, Any] = {
