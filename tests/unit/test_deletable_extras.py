@@ -26,13 +26,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-# Until the server is handed what it imports of these.
-DEBT = pytest.mark.xfail(reason="the server still imports it", strict=False)
-DEBTS = ("compile_cache", "front_ends", "seq2seq")
-CASES = [
-    *(pytest.param([name], marks=[DEBT] * (name in DEBTS), id=name) for name in EXTRAS),
-    pytest.param(EXTRAS, marks=DEBT, id="all of them"),
-]
+CASES = [*(pytest.param([name], id=name) for name in EXTRAS), pytest.param(EXTRAS, id="all")]
 
 
 @pytest.mark.parametrize("names", CASES)
