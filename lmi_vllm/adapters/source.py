@@ -97,7 +97,7 @@ class AdapterSources:
         raise BadParameterError(f"{src}: {'; '.join((place, *found))}")
 
     def _roots(self) -> tuple[tuple[Path, ...], bool]:
-        """The folders that adapters may come from (none: any), and whether nobody set them.
+        """The folders that adapters may come from (none: any), and whether they are the default.
 
         Secure mode has some of its own then.
         """

@@ -25,13 +25,8 @@ from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.model_source import with_files
-from lmi_vllm.sources.table import (
-    DownloadProgress,
-    fetch_model,
-    is_store,
-    is_streamed_by_vllm,
-    read_text,
-)
+from lmi_vllm.sources.progress import DownloadProgress
+from lmi_vllm.sources.table import fetch_model, is_store, is_streamed_by_vllm, read_text
 from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.lmcache import lmcache_exports

@@ -82,7 +82,7 @@ def sessions_of(settings: Settings) -> Sessions:
 
 
 async def copy_sessions(settings: Settings, sessions: Sessions, environ: Mapping[str, str]) -> None:
-    """Copy the directory to `sessions_s3url`, where set; at the end there is nobody to fail for."""
+    """Copy the directory to `sessions_s3url`, where set; a failure is only logged."""
     url = settings.option_value("sessions_s3url")
     if not url or not sessions.root.is_dir():
         return

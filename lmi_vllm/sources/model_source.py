@@ -131,7 +131,7 @@ def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
 
 
 def _packed_model(settings: Settings, archive: Path, name: str) -> ModelArtifacts:
-    """An archive of the store that nobody has unpacked yet; `serve` does so before it plans."""
+    """An archive of the store that is not unpacked yet; `serve` does so before it plans."""
     place = str(archive)
     return ModelArtifacts(clean_name(name), place, place, revision=_revision(settings))
 

@@ -4,13 +4,14 @@ Only names are looked at; nothing is fetched, extracted or written.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.sources.archives import is_archive, unpacked_directory, without_archive_ending
 from lmi_vllm.sources.local import file_url_path, is_directory, is_file
+from lmi_vllm.sources.storage import entered
 
 PROPERTIES_NAME: Final = "serving.properties"
 DEFAULT_STORE: Final = "/opt/ml/model"
@@ -77,22 +78,6 @@ def _child(path: Path) -> StoreFinding:
     if path.is_dir():
         return StoreFinding(directory=entered(path))
     return StoreFinding(archive=path, name=without_archive_ending(path.name))
-
-
-def entered(directory: Path) -> Path:
-    """`directory`, or what lies below as long as its only child is a directory."""
-    current = directory
-    for child in _only_directories(directory):
-        current = child
-    return current
-
-
-def _only_directories(directory: Path) -> Iterator[Path]:
-    """The chain of only children of `directory` that are directories."""
-    children = list(directory.iterdir())
-    while len(children) == 1 and children[0].is_dir():
-        yield children[0]
-        children = list(children[0].iterdir())
 
 
 def _listed(entries: list[str]) -> StoreFinding:

@@ -22,9 +22,9 @@ from lmi_vllm.sources.base import (
     UnreachableError,
 )
 from lmi_vllm.sources.hub.files import is_weight_file
-from lmi_vllm.sources.partial import MANIFEST_NAME, FetchManifest, PartialDirectory, read_manifest
+from lmi_vllm.sources.partial import FetchManifest, PartialDirectory, read_manifest
 from lmi_vllm.sources.progress import ProgressSink
-from lmi_vllm.sources.storage import cache_directory, exclusive, put_in_place
+from lmi_vllm.sources.storage import cache_directory, entered, exclusive, put_in_place
 
 logger = logging.getLogger(__name__)
 
@@ -158,11 +158,3 @@ def _extract(partial: PartialDirectory, archive: StoredObject) -> None:
     finally:
         shutil.rmtree(extracted, ignore_errors=True)
     shutil.rmtree(partial.directory, ignore_errors=True)
-
-
-def entered(directory: Path) -> Path:
-    """`directory`, or the one directory in it when that is all it holds."""
-    children = [child for child in directory.iterdir() if child.name != MANIFEST_NAME]
-    if len(children) == 1 and children[0].is_dir():
-        return entered(children[0])
-    return directory

@@ -4,19 +4,19 @@ Beside the files lies a record of what the store held, so that a change is notic
 """
 
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from lmi_vllm.sources.archives import SPACE_ADVICE
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, StoredObject
 from lmi_vllm.sources.progress import Measure, ProgressSink, reporting
 from lmi_vllm.sources.storage import (
+    MANIFEST_NAME,
     has_size,
     link_or_copy,
     naming_full_disk,
@@ -24,10 +24,6 @@ from lmi_vllm.sources.storage import (
     with_retries,
     written_size,
 )
-
-logger = logging.getLogger(__name__)
-
-MANIFEST_NAME: Final = ".lmi-fetch.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from lmi_vllm.sources.progress import human_size
 
 logger = logging.getLogger(__name__)
 
+MANIFEST_NAME: Final = ".lmi-fetch.json"  # what was fetched, in the directory itself
 RETRY_PAUSES_SECONDS: Final = (0.5, 2.0)
 _Result = TypeVar("_Result")
 
@@ -34,6 +35,14 @@ def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
         root = str(home if os.access(usable, os.W_OK) else Path(tempfile.gettempdir()) / ".djl.ai")
     digest = hashlib.sha256(url.strip().encode()).hexdigest()[:40]
     return Path(root).expanduser().absolute() / "download" / digest
+
+
+def entered(directory: Path) -> Path:
+    """`directory`, or what lies below as long as its only child is a directory."""
+    children = [child for child in directory.iterdir() if child.name != MANIFEST_NAME]
+    if len(children) == 1 and children[0].is_dir():
+        return entered(children[0])
+    return directory
 
 
 def has_size(path: Path, size: int) -> bool:
@@ -116,20 +125,18 @@ def with_retries(source: str, transfer: Callable[[int], _Result]) -> _Result:
     Raises:
         DownloadError: it was interrupted every time.
     """
-    for attempt, pause in enumerate(RETRY_PAUSES_SECONDS):
+    for attempt, pause in enumerate((*RETRY_PAUSES_SECONDS, None)):
         try:
             return transfer(attempt)
         except InterruptedTransferError as error:
+            if pause is None:
+                raise DownloadError(
+                    f"fetching {source} was interrupted {attempt + 1} times, last: {error}. Check "
+                    "the network and start again: what has arrived is kept"
+                ) from error
             logger.warning("Fetching %s was interrupted (%s): trying again", source, error)
             time.sleep(pause)
-    last = len(RETRY_PAUSES_SECONDS)
-    try:
-        return transfer(last)
-    except InterruptedTransferError as error:
-        raise DownloadError(
-            f"fetching {source} was interrupted {last + 1} times, last: {error}. Check the network "
-            "and start again: what has arrived is kept"
-        ) from error
+    raise AssertionError("the last attempt returns or raises")
 
 
 def link_or_copy(present: str | Path, path: str | Path) -> None:

@@ -14,11 +14,9 @@ from lmi_vllm.sources.base import FetchRequest, ObjectStore, Source
 from lmi_vllm.sources.hub.source import Hub
 from lmi_vllm.sources.local import LocalPaths
 from lmi_vllm.sources.object_store import StoreSource
-from lmi_vllm.sources.partial import MANIFEST_NAME
-from lmi_vllm.sources.progress import DownloadProgress, ProgressSink, ignore_progress
+from lmi_vllm.sources.progress import ProgressSink, ignore_progress
 from lmi_vllm.sources.s3.store import S3Store
-
-__all__ = ["DownloadProgress", "ProgressSink", "fetch_model", "fetch_model_to", "read_text"]
+from lmi_vllm.sources.storage import MANIFEST_NAME
 
 SOURCES: Final[tuple[Source, ...]] = (
     LocalPaths(),
@@ -40,48 +38,27 @@ def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
     load_format: str | None = None,
     ignore_patterns: Sequence[str] | None = None,
     download_dir: Path | None = None,
+    destination: Path | None = None,
     on_progress: ProgressSink = ignore_progress,
 ) -> Path:
     """A local directory with the model or adapter that `reference` names. Blocks while it fetches.
 
     `revision`, `ignore_patterns` and `download_dir` (the hub's cache directory) apply to hub ids
-    only, as do the rules which files are left out.
+    only, as do the rules which files are left out. `destination` gets plain files, in place of any
+    cache and by the same rules: renamed when complete, left alone while the source is unchanged.
 
     Raises:
-        DownloadError: the text names the source, the reason and what to do.
+        DownloadError: the text names the source, the reason and what to do; or what `destination`
+            holds already.
     """
+    if destination is not None:
+        destination = destination.expanduser().absolute()
+        _require_usable(destination)
     request = FetchRequest(
         reference.strip(), environ, revision, load_format, ignore_patterns, download_dir,
-        on_progress=on_progress,
+        destination, on_progress,
     )  # fmt: skip
     return source_of(request.reference).fetch(request)
-
-
-def fetch_model_to(
-    reference: str,
-    destination: Path,
-    *,
-    revision: str | None = None,
-    environ: Mapping[str, str],
-    load_format: str | None = None,
-    on_progress: ProgressSink = ignore_progress,
-) -> Path:
-    """`destination`, holding the model that `reference` names as plain files.
-
-    The same rules hold as for the cache: a temporary sibling, renamed when complete; a second run
-    asks whether the source has changed and otherwise does nothing.
-
-    Raises:
-        DownloadError: it cannot be had, or `destination` holds something else.
-    """
-    destination = destination.expanduser().absolute()
-    _require_usable(destination)
-    request = FetchRequest(
-        reference.strip(), environ, revision, load_format,
-        destination=destination, on_progress=on_progress,
-    )  # fmt: skip
-    source_of(request.reference).fetch(request)
-    return destination
 
 
 def _require_usable(destination: Path) -> None:

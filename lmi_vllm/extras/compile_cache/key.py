@@ -52,7 +52,7 @@ def key_parts(
     """Everything that has to be equal for compiled code to be used again; no secret is in it."""
     shaping = {
         name: value for name, value in arguments.values.items() if name not in _SHAPELESS
-    }  # may hold what nobody should read, so only its digest is kept
+    }  # may hold secrets, so only its digest is kept
     return MappingProxyType(
         {
             "model": _model_identity(model),

@@ -47,7 +47,7 @@ SETTING: Final = "LMI_CACHE_URI"
 LEAST_PRIORITY: Final = 19
 # Compiling takes about as long: what has not come by then is left, and the engine starts.
 RESTORE_SECONDS: Final = 60.0
-# Which folder of ours each of these libraries is given; one that somebody set stays theirs.
+# Which folder of ours each of these libraries is given; one that is set stays as it is.
 FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
     {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 )
@@ -97,7 +97,7 @@ class CompileCache:
             self._warn("NOT restored", f"{seconds:g} s were not enough")
 
     def after_ready(self) -> threading.Thread | None:
-        """Save what this start has made, in a thread nobody waits for; only the first call does."""
+        """Save what this start has made, in a thread that is not waited for; only once."""
         if self._is_refused or self._is_saving:
             return None
         self._is_saving = True

@@ -89,7 +89,7 @@ class BucketStore:
 class FolderStore:
     """A folder that replicas share, such as a mounted volume.
 
-    Compiled code is code: a folder or file that anybody can write is neither read nor written.
+    Compiled code is code: a folder or file that every user can write is neither read nor written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -115,7 +115,7 @@ class FolderStore:
         return (self._folder / name).is_file()
 
     def put(self, name: str, archive: Path) -> None:
-        """Copy beside it under a name nobody reads, then rename."""
+        """Copy beside it under a temporary name, then rename."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         require_trusted(self._folder)
         self._remove_abandoned()
@@ -139,10 +139,10 @@ class FolderStore:
 
 
 def require_trusted(folder: Path, entry: Path | None = None) -> None:
-    """Return only where nobody but the owner, the group and root can change `folder` and `entry`.
+    """Return only where none but the owner, the group and root can change `folder` and `entry`.
 
     Raises:
-        ForeignEntryError: somebody else can; the text says what to do.
+        ForeignEntryError: other users can; the text says what to do.
     """
     real = folder.resolve()
     places = (real,) if entry is None else (entry, real)

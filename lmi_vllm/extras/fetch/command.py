@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TextIO
 
-from lmi_vllm.sources.table import DownloadProgress, fetch_model, fetch_model_to, store_examples
+from lmi_vllm.sources.progress import DownloadProgress
+from lmi_vllm.sources.table import fetch_model, store_examples
 
 SECONDS_BETWEEN_LINES: Final = 5.0
 _BAR_CELLS: Final = 24
@@ -32,32 +33,18 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Exit code 0 once the model is there and its directory printed; `DownloadError` if not."""
     display = ProgressDisplay(sys.stderr)
     try:
-        directory = _fetch(arguments, environ, display)
-    finally:
-        display.close()
-    sys.stdout.write(f"{directory}\n")
-    return 0
-
-
-def _fetch(
-    arguments: argparse.Namespace, environ: Mapping[str, str], display: "ProgressDisplay"
-) -> Path:
-    if arguments.to is None:
-        return fetch_model(
+        directory = fetch_model(
             arguments.model,
             revision=arguments.revision,
             environ=environ,
             load_format=arguments.load_format,
+            destination=arguments.to,
             on_progress=display.show,
         )
-    return fetch_model_to(
-        arguments.model,
-        arguments.to,
-        revision=arguments.revision,
-        environ=environ,
-        load_format=arguments.load_format,
-        on_progress=display.show,
-    )
+    finally:
+        display.close()
+    sys.stdout.write(f"{directory}\n")
+    return 0
 
 
 class ProgressDisplay:

@@ -11,12 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.base import FetchRequest, InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.hub.api import model_info
 from lmi_vllm.sources.hub.errors import hiding_signed_urls, translating
 from lmi_vllm.sources.hub.files import FileSelection, needs_weights, select_files
 from lmi_vllm.sources.hub.location import HubRepository
@@ -31,15 +31,11 @@ from lmi_vllm.sources.storage import (
     written_size,
 )
 
-if TYPE_CHECKING:
-    from huggingface_hub import ModelInfo
-
 logger = logging.getLogger(__name__)
 
 SPACE_ADVICE: Final = "set HF_HOME (or option.download_dir) to a larger disk"
 _STALE_SECONDS: Final = 3600.0
 _SHOWN_NAMES: Final = 5
-_NO_FILE: Final = "EntryNotFound"  # of a repository that is there
 _Select = Callable[[Iterable[str]], FileSelection]
 
 
@@ -82,64 +78,8 @@ def fetch_from_hub(source: HubRepository, request: FetchRequest) -> Path:
             ) from error
 
 
-def commit_of(source: HubRepository) -> str:
-    """The commit that the revision of `source` stands for now.
-
-    Raises:
-        DownloadError: the hub refused.
-        UnreachableError: the hub does not answer.
-    """
-    return with_retries(source.label, lambda _: _model_info(source, with_files=False)).sha or ""
-
-
-def read_hub_text(source: HubRepository, name: str) -> str | None:
-    """One small file of the repository; None where it has no such file.
-
-    Raises:
-        DownloadError: the hub refused, or does not answer.
-    """
-    from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status  # noqa: PLC0415
-
-    headers = {"authorization": f"Bearer {source.token}"} if source.token else {}
-
-    def ask(attempt: int) -> str | None:
-        with translating(source):
-            url = hf_hub_url(
-                source.repository, name, revision=source.revision, endpoint=source.endpoint
-            )
-            # Redirects are followed, and the token stays with the hub's own host.
-            answer = get_session().get(
-                url,
-                headers=headers,
-                timeout=source.metadata_timeout_seconds,
-            )
-            reason = answer.headers.get("X-Error-Code", _NO_FILE)
-            if answer.status_code == HTTPStatus.NOT_FOUND and reason == _NO_FILE:
-                return None
-            hf_raise_for_status(answer)
-            return str(answer.text)
-
-    with hiding_signed_urls():
-        try:
-            return with_retries(source.label, ask)
-        except UnreachableError as error:
-            raise DownloadError(f"{source.label} cannot be read: {error}") from error
-
-
-def _model_info(source: HubRepository, *, with_files: bool) -> "ModelInfo":
-    from huggingface_hub import HfApi  # noqa: PLC0415
-
-    with translating(source):
-        return HfApi(endpoint=source.endpoint, token=source.token or False).model_info(
-            source.repository,
-            revision=source.revision,
-            files_metadata=with_files,
-            timeout=source.metadata_timeout_seconds,
-        )
-
-
 def _list_files(source: HubRepository, select: _Select, load_format: str | None) -> _Listing:
-    info = _model_info(source, with_files=True)
+    info = model_info(source, with_files=True)
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     selection = select(siblings)
     if needs_weights(load_format) and not selection.has_weights:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.base import FetchRequest, UnreachableError
-from lmi_vllm.sources.hub.download import commit_of, fetch_from_hub, read_hub_text
+from lmi_vllm.sources.hub.api import commit_of, read_hub_text
+from lmi_vllm.sources.hub.download import fetch_from_hub
 from lmi_vllm.sources.hub.location import HubRepository, hub_repository
 from lmi_vllm.sources.partial import FetchManifest, read_manifest
 from lmi_vllm.sources.storage import exclusive, link_or_copy, put_in_place

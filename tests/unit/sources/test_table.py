@@ -96,7 +96,7 @@ def test_row_serves_adapters_and_is_written_to(environ: dict[str, str], tmp_path
     (tmp_path / "a.txt").write_text("kept")
     assert table.upload_directory(tmp_path, "mem://sessions/", environ) >= 1
     assert OBJECTS["sessions/a.txt"] == b"kept"
-    target = table.fetch_model_to("mem://tiny/", tmp_path / "out", environ=environ)
+    target = table.fetch_model("mem://tiny/", destination=tmp_path / "out", environ=environ)
     assert (target / "config.json").read_bytes() == b"{}"
     assert table.store_examples()[0] == "mem://bucket/prefix/"
 
