@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from lmi_vllm._version import __version__
 
 if TYPE_CHECKING:
-    from lmi_vllm.config.resolved import Settings
-    from lmi_vllm.config.settings import load_settings
+    from lmi_vllm.config.settings import Settings, load_settings
     from lmi_vllm.engine.base import Engine
     from lmi_vllm.errors import LmiError
     from lmi_vllm.inference.context import Runtime
@@ -40,7 +39,7 @@ _HOMES: Final = MappingProxyType(
         "LmiError": "lmi_vllm.errors",
         "Runtime": "lmi_vllm.inference.context",
         "ServingProfile": "lmi_vllm.messages",
-        "Settings": "lmi_vllm.config.resolved",
+        "Settings": "lmi_vllm.config.settings",
         "WebOptions": "lmi_vllm.web.app",
         "create_app": "lmi_vllm.web.app",
         "load_settings": "lmi_vllm.config.settings",

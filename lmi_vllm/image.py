@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final, NoReturn
 
 from lmi_vllm.cli import REFUSED_VERBS, fail, verbs
-from lmi_vllm.config.listen import INFERENCE, ListenAddress, read_address
+from lmi_vllm.config.listen import ListenAddress, read_address
 from lmi_vllm.config.settings import load_settings
 
 COMPAT_FOLDER: Final = Path("/usr/local/cuda/compat")
@@ -80,7 +80,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def check_health(environ: Mapping[str, str]) -> int:
     """Return 0 when /ping is 200; else print why and return 1."""
     settings = load_settings(environ)
-    address = read_address(str(settings.server_value(INFERENCE)))
+    address = read_address(settings.server.inference_address)
     try:
         connection = _connect(address)
         connection.request("GET", "/ping")

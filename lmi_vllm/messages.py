@@ -4,9 +4,12 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+from lmi_vllm.origin import Origin
 
 
-def _nothing() -> Mapping[str, str]:
+def _nothing() -> Mapping[str, Any]:
     return MappingProxyType({})
 
 
@@ -36,7 +39,7 @@ class EngineArguments:
     """vLLM keyword arguments by field name, with their JSON types, and where each came from."""
 
     values: Mapping[str, object]
-    origins: Mapping[str, str] = field(default_factory=_nothing)
+    origins: Mapping[str, Origin] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.config.resolved import Setting, Settings
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import Settings
 
 MIB: Final = 1 << 20
 _NVIDIA_SMI_SECONDS: Final = 10.0
@@ -63,7 +64,7 @@ def free_gpu_memory(nvidia_smi: str | None) -> list[int]:
 
 def _asked(settings: Settings, prefix: str) -> Setting | None:
     """The setting that asks for a check; the default of the reserve alone does not."""
-    found = (settings.server.get(prefix + name) for name in (_REQUIRED, _RESERVED))
+    found = (settings.server.detail(prefix + name) for name in (_REQUIRED, _RESERVED))
     return next((setting for setting in found if setting is not None and setting.is_set), None)
 
 
@@ -72,9 +73,11 @@ def _missing(
 ) -> list[str]:
     if bytes_free is None:
         return [f"{asked.label}: the free memory of {place} cannot be read"]
-    required, reserved = (
-        int(str(settings.server_value(prefix + name) or 0)) for name in (_REQUIRED, _RESERVED)
-    )
+    server = settings.server
+    required, reserved = server.required_memory_mb, server.reserved_memory_mb
+    if prefix:
+        required = server.gpu_required_memory_mb or 0
+        reserved = server.gpu_reserved_memory_mb or 0
     if required + reserved <= bytes_free // MIB:
         return []
     return [

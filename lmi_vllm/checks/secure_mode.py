@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.secure_allow_list import ALLOWED_KEYS
+from lmi_vllm.config.layers import OptionAliases, OptionVariables, ServingProperties
 from lmi_vllm.config.parsers import boolean, java_true, words
-from lmi_vllm.config.resolved import RawValue, Settings
-from lmi_vllm.config.settings import OptionAliases, OptionVariables, ServingProperties
+from lmi_vllm.config.setting import RawValue
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.sources.model_source import find_in_store
 from lmi_vllm.sources.model_store import StoreFinding
@@ -113,14 +114,14 @@ def _options(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _python(settings: Settings) -> Iterator[str]:
-    setting = settings.options.get("pythonExecutable")
+    setting = settings.model.detail("pythonExecutable")
     if setting is not None and setting.is_set and setting.value not in PYTHONS:
         yield f"{setting.stated} is not allowed in secure mode: only {' and '.join(PYTHONS)} are"
 
 
 def _compiled_code(settings: Settings) -> Iterator[str]:
     """Whoever can write there decides what the engine runs, so no control allows it."""
-    if settings.server_value("LMI_CACHE_URI"):
+    if settings.server.lmi_cache_uri:
         yield "LMI_CACHE_URI is not allowed in secure mode: compiled code is read from there"
 
 
@@ -141,7 +142,7 @@ def _may_be_true(text: str) -> bool:
 
 
 def _entry_point(mode: SecureMode, settings: Settings) -> Iterator[str]:
-    setting = settings.options.get("entryPoint")
+    setting = settings.model.detail("entryPoint")
     if not mode.forbids(NO_SCRIPTS) or setting is None or not setting.is_set:
         return
     if setting.value is None:  # upstream's own handlers, which vLLM's engine stands for
@@ -174,7 +175,7 @@ def _channels(mode: SecureMode, finding: StoreFinding) -> Iterator[str]:
 
 def _adapter_folders(settings: Settings, directory: Path | None) -> Iterator[Path]:
     """The adapters that a start loads by itself."""
-    folder = directory / str(settings.option_value("adapters") or "adapters") if directory else None
+    folder = directory / str(settings.model.adapters or "adapters") if directory else None
     if folder is not None and folder.is_dir():
         yield from sorted(child for child in folder.iterdir() if child.is_dir())
 

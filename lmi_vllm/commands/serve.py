@@ -14,9 +14,9 @@ import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lmi_vllm.checks.platform import raise_open_files
-from lmi_vllm.config.front_end_rules import NAME as PROCESSES
-from lmi_vllm.config.resolved import CommandLine
+from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.secrets import mask_text, mask_urls
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings, load_settings
 from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.errors import ConfigurationError
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
         explanation, _ = explain(settings, environ, detect_devices(environ))
         raise ConfigurationError(explanation.errors)
     configure_server_logging(settings, environ)
-    for warning in raise_open_files(int(str(settings.server_value("job_queue_size")))):
+    for warning in raise_open_files(settings.server.job_queue_size):
         logger.warning("%s", warning)
     check_engine_kind(settings, arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -104,7 +104,7 @@ def check_engine_kind(settings: Settings, kind: str) -> None:
     Raises:
         ConfigurationError: it lives in one process.
     """
-    setting = settings.server[PROCESSES]
+    setting = settings.server.details[PROCESSES]
     if kind != "vllm" and setting.value != 1:
         raise ConfigurationError([f"{setting.stated} needs --engine vllm (got {kind})"])
 
@@ -114,7 +114,7 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
 
     SERVING_OPTS may carry upstream's way to say the level: -Dai.djl.logging.level=debug.
     """
-    found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", str(settings.server_value("opts") or ""))
+    found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", str(settings.server.opts or ""))
     level = LOG_LEVELS.get(found.group(1).lower(), logging.INFO) if found else logging.INFO
     configure_logging(_log_format(settings), level, mask_urls)
     if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
@@ -123,7 +123,7 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
 
 
 def _log_format(settings: Settings) -> Format:
-    return chosen_format(str(settings.server_value("LMI_LOG_FORMAT")), sys.stderr)
+    return chosen_format(settings.server.lmi_log_format, sys.stderr)
 
 
 def _without_trace(record: logging.LogRecord) -> bool:

@@ -1,20 +1,24 @@
 """Where the server listens: addresses, which of them speak TLS, and with which files.
 
-startup.md 13: `https://` needs a PEM pair, and another management address is a second listener
-that has only the management routes. The files themselves are read when the port opens (web/tls.py).
+`https://` needs a PEM pair, and another management address is a second listener that has only the
+management routes. The files themselves are read when the port opens (web/tls.py).
 """
 
 import ipaddress
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_vllm.config.resolved import Setting, Settings
+from lmi_vllm.config.options import ServerOptions
+from lmi_vllm.config.setting import Setting
 
 INFERENCE: Final = "inference_address"
 MANAGEMENT: Final = "management_address"
 TLS_FILES: Final = ("certificate_file", "private_key_file")
+PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
+MOST_PROCESSES: Final = 64
 _NAMES: Final = (INFERENCE, MANAGEMENT, *TLS_FILES)
 
 
@@ -77,19 +81,19 @@ def read_address(text: str, name: str = INFERENCE) -> ListenAddress:
     )
 
 
-def listen_plan(settings: Settings) -> ListenPlan:
-    """Return the listeners that `settings` ask for."""
-    inference = read_address(str(settings.server_value(INFERENCE)))
-    configured = settings.server_value(MANAGEMENT)
-    management = read_address(str(configured), MANAGEMENT) if configured else inference
-    certificate, key = (str(settings.server_value(name) or "") for name in TLS_FILES)
+def listen_plan(server: ServerOptions) -> ListenPlan:
+    """Return the listeners that the settings ask for."""
+    inference = read_address(server.inference_address)
+    configured = server.management_address
+    management = read_address(configured, MANAGEMENT) if configured else inference
+    certificate, key = server.certificate_file or "", server.private_key_file or ""
     is_one = management == inference and bool(inference.port or inference.path)  # 0: any free port
     shared = not configured or is_one
     return ListenPlan(inference, None if shared else management, certificate, key)
 
 
 def check_listen(server: Mapping[str, Setting], fail: Callable[[str], None]) -> None:
-    """Report addresses and TLS files that do not go together: nobody gets plain text unawares."""
+    """Report addresses and TLS files that do not go together."""
     # What could not be read is an error already, and missing here.
     given = {name: server[name] for name in _NAMES if name in server and server[name].value}
     addresses = {
@@ -125,3 +129,17 @@ def _check_ports(
             f"{server[MANAGEMENT].stated} and {server[INFERENCE].stated} share a port but not "
             "their scheme"
         )
+
+
+def check_front_ends(server: Mapping[str, Setting], fail: Callable[[str], None]) -> None:
+    """Report what does not go together with several front-end processes."""
+    setting = server.get(PROCESSES)
+    if setting is None or not isinstance(setting.value, int) or setting.value == 1:
+        return
+    if setting.value > MOST_PROCESSES:
+        fail(f"{setting.stated}: at most {MOST_PROCESSES} are possible")
+    if sys.platform != "linux":
+        fail(f"{setting.stated}: only Linux spreads the connections of one port over processes")
+    address = server.get(INFERENCE)
+    if address is not None and read_address(str(address.value)).path:
+        fail(f"{setting.stated}: {address.stated} is a Unix socket, which one process can answer")

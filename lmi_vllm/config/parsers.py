@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from lmi_vllm.sources.table import is_store, store_examples
 
@@ -49,7 +49,7 @@ def java_true(text: str) -> bool:
     return text.lower() == "true"
 
 
-def boolean_or_text(text: str) -> object:
+def boolean_or_text(text: str) -> bool | str:
     """A boolean where the text is one, else the text: for names whose value no longer matters."""
     return _BOOLEANS.get(text.lower(), text)
 
@@ -329,7 +329,7 @@ def environment_pairs(text: str) -> dict[str, str]:
     return pairs
 
 
-def one_of(*choices: str) -> Parser:
+def one_of(*choices: str) -> Callable[[str], str]:
     """A parser for one of `choices`, in any case."""
     by_folded = MappingProxyType({choice.lower(): choice for choice in choices})
 
@@ -343,6 +343,6 @@ def one_of(*choices: str) -> Parser:
     return parse
 
 
-def as_vllm(text: str) -> object:
+def as_vllm(text: str) -> Any:
     """Stands for vLLM's own reading of the row's target; settings replace it by that."""
     return text

@@ -1,41 +1,37 @@
-"""Merged texts -> `Settings`: parse, settle double names, and say what has no effect."""
+"""Merged texts -> settings: parse, settle double names, and say what has no effect."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.findings import Found, Layers, Report, shown
-from lmi_vllm.config.front_end_rules import check_front_ends
-from lmi_vllm.config.listen import check_listen
 from lmi_vllm.config.options import (
-    ENVIRONMENT_SETTINGS,
     FILE,
-    LATE_VARIABLES,
     OPTIONS,
     SERVER_SETTINGS,
     EffectWord,
     Option,
 )
 from lmi_vllm.config.parsers import Parser, as_vllm, boolean
-from lmi_vllm.config.resolved import DEFAULT_ORIGIN, CommandLine, RawValue, Setting, Settings
 from lmi_vllm.config.secrets import mask_text
-from lmi_vllm.config.unknown_names import UnknownNames
-from lmi_vllm.config.value_rules import VALUE_RULES, settle_address
-from lmi_vllm.config.variable_names import FILE_PREFIX
+from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
+from lmi_vllm.config.value_rules import VALUE_RULES
 from lmi_vllm.config.vllm_schema import coerce, load_release
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 
-_LATE_ORIGINS: Final = frozenset({name for name, _ in LATE_VARIABLES} | {"SM_NUM_GPUS"})
-_UNPREFIXED_OPTIONS: Final = ("model_loading_timeout",)  # configuration.md 9, last row
+# Also written without a prefix in serving.properties, as LMI reads it.
+_UNPREFIXED_OPTIONS: Final = ("model_loading_timeout",)
 
 
 class Resolver:
-    """Turns rows and raw values into settings; everything found goes into its report."""
+    """Turns rows and texts into settings; what is found on the way goes into `report`.
 
-    def __init__(self, model: Layers, server: Layers, report: Report) -> None:
-        self.model = model
-        self.server = server
+    `extra` are second names of settings, `used` the model's keys that meant something.
+    """
+
+    def __init__(self, report: Report) -> None:
         self.report = report
+        self.model = Layers({})
+        self.server = Layers({})
         self.used: set[str] = set()
         self.extra: list[Setting] = []
 
@@ -58,25 +54,20 @@ class Resolver:
             found = []
             if FILE in row.written:
                 found += self._take(self.model, (row.name, *row.aliases))
-            if not found and row.written != (FILE,) and self._may_count(row):
+            if not found and row.written != (FILE,):
                 found += [raw for raw in (self.server.winners.get(row.name),) if raw]
             setting = self._settle(row, found)
             if setting is not None:
                 resolved[row.name] = setting
         return resolved
 
-    def _may_count(self, row: Option) -> bool:
-        """Whether the server level's value may count: some keys are read from variables only."""
-        raw = self.server.winners.get(row.name)
-        return raw is None or raw.origin.isupper() or "config" in row.written
-
-    def environment(self, environ: Mapping[str, str]) -> dict[str, Setting]:
-        """Every whole-variable setting that is set or has a default."""
+    def variables(self, rows: Iterable[Option], environ: Mapping[str, str]) -> dict[str, Setting]:
+        """Every whole variable of these rows that is set or has a default."""
         resolved = {}
-        for row in ENVIRONMENT_SETTINGS:
+        for row in rows:
             text = environ.get(row.name, "")
-            found = [RawValue(row.name, text, row.name)] if text else []
-            setting = self._settle(row, found)
+            origin = Origin(OriginKind.VARIABLE, row.name)
+            setting = self._settle(row, [RawValue(row.name, text, origin)] if text else [])
             if setting is not None:
                 resolved[row.name] = setting
         return resolved
@@ -85,7 +76,7 @@ class Resolver:
         """The texts under `keys`, without late ones where the option has its other name set."""
         self.used.update(keys)
         found = [layers.winners[key] for key in keys if key in layers.winners]
-        typed = [raw for raw in found if raw.origin not in _LATE_ORIGINS]
+        typed = [raw for raw in found if raw.origin.kind is not OriginKind.LATE]
         return typed or found
 
     def _settle(self, row: Option, found: list[RawValue]) -> Setting | None:
@@ -108,7 +99,7 @@ class Resolver:
         """Report two names of one setting with different values: neither can be right."""
         for other in clashing:
             self.report.fail(
-                f"{shown(raw)} and {shown(other)} are two names of one setting with different "
+                f"{raw.stated} and {other.stated} are two names of one setting with different "
                 f"values: set one of them"
             )
 
@@ -125,14 +116,14 @@ class Resolver:
 
     def _reject(self, row: Option, raw: RawValue, reason: str) -> None:
         """Report a text that cannot be read."""
-        sentence = f"{shown(raw)} cannot be used: {reason}"
+        sentence = f"{raw.stated} cannot be used: {reason}"
         if row.is_lenient:
             self.report.warn(f"{sentence}; the default {row.default} stands")
         else:
             self.report.fail(sentence)
 
     def _setting(self, row: Option, raw: RawValue, value: object, note: str) -> Setting:
-        """A setting that somebody wrote."""
+        """A setting that was written."""
         effect = row.effect
         target = ", ".join(effect.targets)
         return Setting(row.name, value, raw.origin, effect.word, target, note, raw.key)
@@ -145,7 +136,7 @@ class Resolver:
 
     def _note(self, row: Option, raw: RawValue) -> str:
         """The row's note, and what the value hides."""
-        hidden = [shown(other) for other in (*self.model.hidden, *self.server.hidden)
+        hidden = [other.stated for other in (*self.model.hidden, *self.server.hidden)
                   if other.key == raw.key and other.origin != raw.origin]  # fmt: skip
         note = row.note or row.effect.text
         return f"{note} Hides {', '.join(hidden)}." if hidden else note
@@ -180,9 +171,9 @@ class Resolver:
             if name in release.engine:
                 argument = release.engine[name]
                 effect = replace(_PASSES, targets=(name,))
-                setting = self._settle(Option(name, as_vllm, effect, note=argument.help), [raw])
+                setting = self._settle(Option(as_vllm, effect, name, note=argument.help), [raw])
             elif name in release.front_end:
-                row = Option(name, str, _FRONT_END, note=release.front_end[name].help)
+                row = Option(str, _FRONT_END, name, note=release.front_end[name].help)
                 setting = self._settle(row, [raw])
             else:
                 continue
@@ -206,45 +197,7 @@ def vllm_reader(row: Option) -> Parser:
     return lambda text: coerce(argument, text)
 
 
-def is_strict(environ: Mapping[str, str], command_line: CommandLine) -> bool:
-    """Whether unknown names are errors."""
-    try:
-        return command_line.strict or boolean(environ.get("LMI_STRICT") or "false")
-    except ValueError:
-        return False  # reported as a bad value of LMI_STRICT
-
-
-def resolve_settings(found: Found, report: Report) -> Settings:
-    """The settings that the merged texts mean."""
-    strict = is_strict(found.environ, found.command_line)
-    resolver = Resolver(found.model, found.server, report)
-    options = resolver.options()
-    settings = resolver.server_settings() | resolver.environment(found.environ)
-    options |= resolver.pass_through()
-    unknown = UnknownNames(found, frozenset(resolver.used), report, strict)
-    extra = (*resolver.extra, *unknown.collect())
-    if found.command_line.strict:
-        settings["LMI_STRICT"] = replace(settings["LMI_STRICT"], value=True, origin="--strict")
-    settings["inference_address"] = settle_address(
-        settings["inference_address"], found.environ, found.command_line, report.fail
-    )
-    check_listen(settings, report.fail)
-    check_front_ends(settings, report.fail)
-    _report_model_ids(found.model, report)
-    _report_queue(settings["job_queue_size"], options["max_rolling_batch_size"], report)
-    exports = options["env"].value if "env" in options else {}
-    return Settings(
-        options=MappingProxyType(options),
-        server=MappingProxyType(settings),
-        extra=extra,
-        warnings=report.warnings,
-        errors=report.errors,
-        environment_exports=MappingProxyType(exports if isinstance(exports, dict) else {}),
-        properties=found.file,
-    )
-
-
-def _report_model_ids(model: Layers, report: Report) -> None:
+def report_model_ids(model: Layers, report: Report) -> None:
     """Warn once about model ids that differ from the one that counts."""
     key = f"{FILE_PREFIX}model_id"
     winner = model.winners.get(key)
@@ -257,7 +210,7 @@ def _report_model_ids(model: Layers, report: Report) -> None:
         )
 
 
-def _report_queue(queue: Setting, batch: Setting, report: Report) -> None:
+def report_queue(queue: Setting, batch: Setting, report: Report) -> None:
     """Warn about a queue that cannot fill one batch."""
     if isinstance(queue.value, int) and isinstance(batch.value, int) and queue.value < batch.value:
         report.warn(

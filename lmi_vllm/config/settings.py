@@ -1,52 +1,73 @@
-"""Configuration -> `Settings`: every source, in the two orders that decide which one wins.
+"""Configuration -> `Settings`: typed, frozen, read once.
 
-Each kind of origin is a pydantic-settings source that yields texts by key. Model keys take the
-file over the environment, server keys the environment over the file (configuration.md section 1);
-`model_sources` and `server_sources` are those orders, best first. Reading the texts is resolve.py's
-work. Only local files are opened.
+`ModelSettings` and `ServerSettings` are the option table's own classes (options/), filled by
+pydantic-settings from the sources of layers.py in their two orders. Attributes have the types of
+the table; where a value was written, and how messages name it, is in `details`.
+
+An extra brings settings of its own as a class over `ExtraSettings`: its fields are whole
+environment variables, and `check` may refuse what does not go together. `load_settings` is given
+such classes, and `Settings.extra(TheClass)` is the typed instance:
+
+    class CacheSettings(ExtraSettings):
+        lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or s3:// prefix ...")
+
+    settings = load_settings(environ, extras=(CacheSettings,))
+    settings.extra(CacheSettings).lmi_cache_uri
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
-from pydantic.fields import FieldInfo
+from pydantic import SkipValidation
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from lmi_vllm.config.files import (
+from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
+from lmi_vllm.config.listen import check_front_ends, check_listen
+from lmi_vllm.config.options import (
+    ENVIRONMENT,
+    ENVIRONMENT_SETTINGS,
+    OPTIONS,
+    SERVER_SETTINGS,
+    ModelOptions,
+    Option,
+    Section,
+    ServerOptions,
+)
+from lmi_vllm.config.parsers import boolean
+from lmi_vllm.config.properties import (
+    PropertiesFile,
     choose_properties,
     config_properties,
     serving_properties_paths,
 )
-from lmi_vllm.config.findings import Found, Layers, Report
-from lmi_vllm.config.options import (
-    ALIAS_VARIABLES,
-    HUB_VARIABLES,
-    LATE_VARIABLES,
-    SAGEMAKER_VARIABLES,
-    AliasVariable,
-)
-from lmi_vllm.config.properties import PropertiesFile
-from lmi_vllm.config.resolve import resolve_settings
-from lmi_vllm.config.resolved import CommandLine, RawValue, Setting, Settings
-from lmi_vllm.config.variable_names import (
-    FILE_PREFIX,
-    OPTION_PREFIX,
-    SERVING_PREFIX,
-    is_kubernetes_made,
-    option_key,
-)
-from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.sources.model_store import DEFAULT_STORE, search_store, with_unpacked
+from lmi_vllm.config.resolve import Resolver, report_model_ids, report_queue
+from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
+from lmi_vllm.config.unknown_names import UnknownNames
+from lmi_vllm.config.value_rules import settle_address
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.sources.model_store import search_store, with_unpacked
 
-__all__ = ["CommandLine", "Setting", "Settings", "load_settings"]
+__all__ = [
+    "CommandLine",
+    "ExtraSettings",
+    "ModelSettings",
+    "ServerSettings",
+    "Setting",
+    "Settings",
+    "load_settings",
+]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class MergedKeys(BaseSettings):
-    """One level's keys; the first source that has a key wins."""
+class LayeredSettings(Section):
+    """Settings filled from `sources`, which the constructor is given, best first."""
 
-    values: dict[str, Any] = {}
+    details: SkipValidation[Mapping[str, Setting]] = _NOTHING
 
     @classmethod
     def settings_customise_sources(
@@ -58,270 +79,219 @@ class MergedKeys(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources handed to the constructor, in their order, and no others."""
-        sources: tuple[PydanticBaseSettingsSource, ...] = init_settings.init_kwargs[  # type: ignore[attr-defined]
-            "sources"
-        ]
-        return sources
+        given: Mapping[str, Any] = getattr(init_settings, "init_kwargs", _NOTHING)
+        return tuple(given.get("sources", ()))
+
+    @classmethod
+    def read(cls, *sources: RawSource) -> Any:
+        """The settings that these sources hold."""
+        return cls(sources=sources)
+
+    def detail(self, name: str) -> Setting | None:
+        """Place and wording of the setting called `name` in the table; None without a value."""
+        return self.details.get(name)
+
+    def given(self, name: str) -> Setting | None:
+        """As `detail`, where the setting was written somewhere; None for a default."""
+        setting = self.details.get(name)
+        return setting if setting is not None and setting.is_set else None
 
 
-class RawSource(PydanticBaseSettingsSource):
-    """One kind of origin: what it sets, as text."""
+class ModelSettings(ModelOptions, LayeredSettings):
+    """The model's options. `arguments` are vLLM's own beside the table's, by their names."""
 
-    def __init__(self) -> None:
-        super().__init__(MergedKeys)
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """Everything this origin sets."""
-        raise NotImplementedError
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Unused: `__call__` hands over all keys at once."""
-        raise NotImplementedError
-
-    def __call__(self) -> dict[str, Any]:
-        """The keys as pydantic-settings merges them."""
-        return {"values": {raw.key: raw for raw in self.raw_values()}}
+    arguments: SkipValidation[Mapping[str, object]] = _NOTHING
 
 
-class EnvironmentSource(RawSource):
-    """Base of the sources that read variables."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__()
-        self.environ = environ
-
-    def variable(self, name: str, *keys: str) -> Iterator[RawValue]:
-        """Variable `name` under each of `keys`, unless it is unset or empty."""
-        if self.environ.get(name):
-            for key in keys:
-                yield RawValue(key, self.environ[name], name)
+class ServerSettings(ServerOptions, LayeredSettings):
+    """The settings of the server, and whole variables."""
 
 
-class ModelFlags(RawSource):
-    """`--model` and `--demo`, as far as they choose the model."""
+class ExtraSettings(LayeredSettings):
+    """Base of the settings that an extra brings: whole environment variables."""
 
-    def __init__(self, command_line: CommandLine) -> None:
-        super().__init__()
-        self.command_line = command_line
+    section: ClassVar[str] = ENVIRONMENT
 
-    def raw_values(self) -> Iterator[RawValue]:
-        """The model id that was typed."""
-        if self.command_line.model:
-            yield RawValue(f"{FILE_PREFIX}model_id", self.command_line.model, "--model")
-        elif self.command_line.demo:
-            yield RawValue(f"{FILE_PREFIX}model_id", str(DEMO_MODEL_DIR), "--demo")
+    def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
+        """Report what does not go together with the server's settings; by itself nothing."""
 
 
-class SageMakerVariables(EnvironmentSource):
-    """The platform's variables that override serving.properties."""
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """Worker counts and time limits."""
-        for name, keys in SAGEMAKER_VARIABLES:
-            yield from self.variable(name, *keys)
+Extra = TypeVar("Extra", bound=ExtraSettings)
 
 
-class ServingProperties(RawSource):
-    """The one serving.properties that applies."""
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything configured, each value with its origin.
 
-    def __init__(self, file: PropertiesFile | None) -> None:
-        super().__init__()
-        self.file = file
+    `others` are second names of settings already listed and unknown names: nothing reads them but
+    `explain`. `properties` is the serving.properties that applies.
+    """
 
-    def raw_values(self) -> Iterator[RawValue]:
-        """Its keys, each with file and line."""
-        if self.file is not None:
-            for key, entry in self.file.by_key().items():
-                yield RawValue(key, entry.value, self.file.origin(entry))
+    model: ModelSettings = field(default_factory=ModelSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    extras: tuple[ExtraSettings, ...] = ()
+    others: tuple[Setting, ...] = ()
+    warnings: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    properties: PropertiesFile | None = None
 
+    def extra(self, kind: type[Extra]) -> Extra:
+        """The settings of that extra; its defaults where the extra was not asked for."""
+        return next((found for found in self.extras if isinstance(found, kind)), kind())
 
-class HubVariables(EnvironmentSource):
-    """`HF_MODEL_ID`, `HF_REVISION`, `HF_TASK`."""
+    @property
+    def environment_exports(self) -> Mapping[str, str]:
+        """The variables that `option.env` asks for."""
+        return self.model.env or _NOTHING
 
-    def raw_values(self) -> Iterator[RawValue]:
-        """Model id, revision and task."""
-        for name, key in HUB_VARIABLES:
-            yield from self.variable(name, key)
+    def server_details(self) -> Iterator[Setting]:
+        """Every setting of the server and of the extras that has a value."""
+        yield from self.server.details.values()
+        for extra in self.extras:
+            yield from extra.details.values()
 
+    def all_details(self) -> Iterator[Setting]:
+        """Every setting that has a value: the model's, then the server's."""
+        yield from self.model.details.values()
+        yield from self.server_details()
 
-class OptionVariables(EnvironmentSource):
-    """`OPTION_*`."""
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """Every option variable that is not empty and not Kubernetes'."""
-        for name, text in self.environ.items():
-            if name.startswith(OPTION_PREFIX) and not is_kubernetes_made(name, text):
-                yield from self.variable(name, option_key(name))
-
-
-class OptionAliases(EnvironmentSource):
-    """The older names of table 2.2 that stand for an `OPTION_*` variable."""
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """Each alias whose target is unset or empty."""
-        for alias in ALIAS_VARIABLES:
-            if alias.target.startswith(OPTION_PREFIX) and not self.environ.get(alias.target):
-                yield from self._copied(alias)
-
-    def _copied(self, alias: AliasVariable) -> Iterator[RawValue]:
-        """The alias under its target's key."""
-        for raw in self.variable(alias.source, option_key(alias.target)):
-            if alias.source == "ENABLE_CUDA_GRAPHS":
-                inverted = "false" if raw.text == "true" else "true"
-                yield replace(raw, text=inverted)
-            else:
-                yield raw
-
-
-class LateVariables(EnvironmentSource):
-    """Variables that are consulted only while their option is unset."""
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """Each of them, or the alias that stands for it."""
-        for name, option in LATE_VARIABLES:
-            key = f"{FILE_PREFIX}{option}"
-            if self.environ.get(name):
-                yield from self.variable(name, key)
-                continue
-            for alias in ALIAS_VARIABLES:
-                if alias.target == name:
-                    yield from self.variable(alias.source, key)
-
-
-class ServerFlags(RawSource):
-    """`--demo`: its directory is the store, whatever else is configured."""
-
-    def __init__(self, command_line: CommandLine) -> None:
-        super().__init__()
-        self.command_line = command_line
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """The embedded model's directory as the store."""
-        if self.command_line.demo:
-            yield RawValue("model_store", str(DEMO_MODEL_DIR), "--demo")
-            yield RawValue("load_models", "ALL", "--demo")
-
-
-class RequestSizeVariables(EnvironmentSource):
-    """SageMaker's two limits for the request body; they override everything."""
-
-    def __init__(self, environ: Mapping[str, str], report: Report) -> None:
-        super().__init__(environ)
-        self.report = report
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """The limit in bytes."""
-        size = self.environ.get("SAGEMAKER_MAX_REQUEST_SIZE", "")
-        payload = self.environ.get("SAGEMAKER_MAX_PAYLOAD_IN_MB", "")
-        if size and payload:
-            self.report.warn(
-                "SAGEMAKER_MAX_PAYLOAD_IN_MB is ignored: SAGEMAKER_MAX_REQUEST_SIZE is set too"
-            )
-        name, text, unit = ("SAGEMAKER_MAX_REQUEST_SIZE", size, 1)
-        if payload and not size:
-            name, text, unit = ("SAGEMAKER_MAX_PAYLOAD_IN_MB", payload, 1 << 20)
-        if not text:
-            return
-        digits = text.strip()
-        if digits.isascii() and digits.isdigit() and 0 < len(digits) < 16 and int(digits):  # noqa: PLR2004
-            yield RawValue("max_request_size", str(int(digits) * unit), name)
-        else:
-            self.report.warn(f"{name} is ignored: {text!r} is not a whole number above 0")
-
-
-class ServingVariables(EnvironmentSource):
-    """`SERVING_*`, and the alias that stands for one."""
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """Every server variable that is not empty and not Kubernetes'."""
-        for name, text in self.environ.items():
-            if name.startswith(SERVING_PREFIX) and not is_kubernetes_made(name, text):
-                yield from self.variable(name, name.removeprefix(SERVING_PREFIX).lower())
-        for alias in ALIAS_VARIABLES:
-            if alias.target.startswith(SERVING_PREFIX) and not self.environ.get(alias.target):
-                key = alias.target.removeprefix(SERVING_PREFIX).lower()
-                yield from self.variable(alias.source, key)
-
-
-class UpstreamFlags(RawSource):
-    """LMI's own flags `-m` and `-s`."""
-
-    def __init__(self, command_line: CommandLine) -> None:
-        super().__init__()
-        self.command_line = command_line
-
-    def raw_values(self) -> Iterator[RawValue]:
-        """Store and model list."""
-        if self.command_line.model_store:
-            yield RawValue("model_store", self.command_line.model_store, "--model-store")
-        if self.command_line.models:
-            yield RawValue("load_models", self.command_line.models, "--models")
-
-
-class ConfigProperties(ServingProperties):
-    """config.properties."""
-
-
-def model_sources(
-    environ: Mapping[str, str], command_line: CommandLine, file: PropertiesFile | None
-) -> tuple[RawSource, ...]:
-    """The order for model keys, best first: the file wins over the environment."""
-    without_hub = {} if command_line.demo else environ
-    return (
-        ModelFlags(command_line),
-        SageMakerVariables(environ),
-        ServingProperties(file),
-        HubVariables(without_hub),  # the embedded model has no revision on the hub
-        OptionVariables(environ),
-        OptionAliases(environ),
-        LateVariables(environ),
-    )
-
-
-def server_sources(
-    environ: Mapping[str, str],
-    command_line: CommandLine,
-    file: PropertiesFile | None,
-    report: Report,
-) -> tuple[RawSource, ...]:
-    """The order for server keys, best first: the environment wins over the file."""
-    return (
-        ServerFlags(command_line),
-        RequestSizeVariables(environ, report),
-        ServingVariables(environ),
-        UpstreamFlags(command_line),
-        ConfigProperties(file),
-    )
-
-
-def _merge(sources: tuple[RawSource, ...]) -> Layers:
-    """The winners among `sources`, and everything they hide."""
-    winners = MergedKeys(sources=sources).values  # type: ignore[call-arg]
-    everything = [raw for source in sources for raw in source()["values"].values()]
-    hidden = tuple(raw for raw in everything if winners[raw.key] != raw)
-    return Layers(winners, hidden)
+    def require_valid(self) -> None:
+        """Raise ConfigurationError with every error found, if there is one."""
+        if self.errors:
+            raise ConfigurationError(self.errors)
 
 
 def load_settings(
     environ: Mapping[str, str],
     command_line: CommandLine = CommandLine(),  # noqa: B008 - frozen, so one default is safe
     extra_properties: PropertiesFile | None = None,
+    extras: Sequence[type[ExtraSettings]] = (),
 ) -> Settings:
     """Everything configured, with origins; errors are collected in it and never raised.
 
     `extra_properties` is the serving.properties of the directory that HF_MODEL_ID names, once
     fetched; it counts where the model store has none. A local directory's is read without it.
     """
-    report = Report()
-    config = config_properties(environ, command_line, report)
-    server = _merge(server_sources(environ, command_line, config, report))
-    store, chosen = server.winners.get("model_store"), server.winners.get("load_models")
-    folder = Path(store.text if store else DEFAULT_STORE)
-    finding = with_unpacked(search_store(folder, chosen.text if chosen else "ALL"), environ)
-    paths = serving_properties_paths(environ, command_line, finding)
-    file = choose_properties(paths, extra_properties, report)
-    model = _merge(model_sources(environ, command_line, file))
-    for properties in (config, file):
-        for sentence in properties.duplicates() if properties else ():
-            report.warn(sentence)
-    return resolve_settings(Found(environ, command_line, model, server, file, config), report)
+    return _Load(environ, command_line, extras).settings(extra_properties)
+
+
+class _Load:
+    """One reading of all sources; reports are kept apart, so that they can be told in order."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        command_line: CommandLine,
+        extras: Sequence[type[ExtraSettings]],
+    ) -> None:
+        self.environ = environ
+        self.command_line = command_line
+        self.extra_kinds = extras
+        self.report = Report()
+        self.passed = Report()  # what was said of arguments that pass through
+        self.server_report = Report()
+        self.resolver = Resolver(self.report)
+
+    def settings(self, extra_properties: PropertiesFile | None) -> Settings:
+        """The settings; `load_settings` says of what."""
+        config = config_properties(self.environ, self.command_line, self.report)
+        server_order = server_sources(self.environ, self.command_line, config, self.report)
+        file = self._choose(server_order, extra_properties)
+        for properties in (config, file):
+            for sentence in properties.duplicates() if properties else ():
+                self.report.warn(sentence)
+        model_order = model_sources(self.environ, self.command_line, file)
+        model: ModelSettings = ModelSettings.read(*model_order, Reading(self._model_fields))
+        self.resolver.report = self.server_report
+        server: ServerSettings = ServerSettings.read(*server_order, Reading(self._server_fields))
+        extras = tuple(self._extra(kind) for kind in self.extra_kinds)
+        self.report.add(self.server_report)
+        self.report.add(self.passed)
+        others = (*self.resolver.extra, *self._unknown_names(config))
+        self._check(model, server, extras)
+        return Settings(
+            model, server, extras, others, self.report.warnings, self.report.errors, file
+        )
+
+    def _choose(
+        self, server_order: tuple[RawSource, ...], extra_properties: PropertiesFile | None
+    ) -> PropertiesFile | None:
+        """The serving.properties that applies: where the model is, the server's sources say."""
+        first = _Load(self.environ, self.command_line, ())
+        server: ServerSettings = ServerSettings.read(*server_order, Reading(first._server_fields))
+        finding = search_store(Path(server.model_store), server.load_models)
+        found = with_unpacked(finding, self.environ)
+        paths = serving_properties_paths(self.environ, self.command_line, found)
+        return choose_properties(paths, extra_properties, self.report)
+
+    def _model_fields(self, layers: Layers) -> Mapping[str, object]:
+        """The fields of the model's settings out of the texts that won."""
+        self.resolver.model = layers
+        options = self.resolver.options()
+        self.resolver.report = self.passed
+        passed = self.resolver.pass_through()
+        return {
+            **_fields(OPTIONS, options),
+            "arguments": {name: setting.value for name, setting in passed.items()},
+            "details": MappingProxyType(options | passed),
+        }
+
+    def _server_fields(self, layers: Layers) -> Mapping[str, object]:
+        """The fields of the server's settings out of the texts that won."""
+        self.resolver.server = layers
+        found = self.resolver.server_settings()
+        found |= self.resolver.variables(ENVIRONMENT_SETTINGS, self.environ)
+        if self.command_line.strict:
+            origin = Origin(OriginKind.FLAG, "--strict")
+            found["LMI_STRICT"] = replace(found["LMI_STRICT"], value=True, origin=origin)
+        found["inference_address"] = settle_address(
+            found["inference_address"], self.environ, self.command_line, self.resolver.report.fail
+        )
+        rows = (*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
+        return {**_fields(rows, found), "details": MappingProxyType(found)}
+
+    def _extra(self, kind: type[ExtraSettings]) -> ExtraSettings:
+        """The settings of one extra."""
+        found = self.resolver.variables(kind.rows, self.environ)
+        fields = {**_fields(kind.rows, found), "details": MappingProxyType(found)}
+        extra: ExtraSettings = kind.read(Reading(lambda _: fields))
+        return extra
+
+    def _unknown_names(self, config: PropertiesFile | None) -> tuple[Setting, ...]:
+        """Everything written that has no meaning."""
+        rows = [*ENVIRONMENT_SETTINGS, *(row for kind in self.extra_kinds for row in kind.rows)]
+        return UnknownNames(
+            environ=self.environ,
+            model=self.resolver.model,
+            server=self.resolver.server,
+            config=config,
+            used=self.resolver.used,
+            variables=[row.name for row in rows],
+            report=self.report,
+            is_strict=_is_strict(self.environ, self.command_line),
+        ).collect()
+
+    def _check(
+        self, model: ModelSettings, server: ServerSettings, extras: tuple[ExtraSettings, ...]
+    ) -> None:
+        """Report settings that do not go together."""
+        check_listen(server.details, self.report.fail)
+        check_front_ends(server.details, self.report.fail)
+        for extra in extras:
+            extra.check(server, self.report.fail)
+        report_model_ids(self.resolver.model, self.report)
+        queue, batch = server.details["job_queue_size"], model.details["max_rolling_batch_size"]
+        report_queue(queue, batch, self.report)
+
+
+def _fields(rows: Sequence[Option], found: Mapping[str, Setting]) -> dict[str, object]:
+    """The values by field."""
+    return {row.attribute: found[row.name].value for row in rows if row.name in found}
+
+
+def _is_strict(environ: Mapping[str, str], command_line: CommandLine) -> bool:
+    """Whether unknown names are errors."""
+    try:
+        return command_line.strict or boolean(environ.get("LMI_STRICT") or "false")
+    except ValueError:
+        return False  # reported as a bad value of LMI_STRICT

@@ -1,16 +1,14 @@
-"""Names that nobody knows: each is reported once, with what it may have meant."""
+"""Unknown names: each is reported once, with what it may have meant."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
-from lmi_vllm.config.findings import Found, Report
-from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, FILE, SERVER_SETTINGS, EffectWord
-from lmi_vllm.config.resolved import RawValue, Setting
+from lmi_vllm.config.options import CONFIG, FILE, SERVER_SETTINGS, EffectWord
+from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.secrets import MASK, is_secret, mask_text
+from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
 from lmi_vllm.config.variable_names import (
-    FILE_PREFIX,
-    OPTION_PREFIX,
     OWN_PREFIX,
-    SERVING_PREFIX,
     case_hint,
     closest,
     file_suggestions,
@@ -18,16 +16,24 @@ from lmi_vllm.config.variable_names import (
     serving_rows,
     variable_suggestions,
 )
+from lmi_vllm.origin import Origin, OriginKind
 
 
+@dataclass(frozen=True, slots=True)
 class UnknownNames:
-    """Finds the names among `found` that no row and no argument of vLLM explains."""
+    """Finds the names that no row and no argument of vLLM explains.
 
-    def __init__(self, found: Found, used: frozenset[str], report: Report, strict: bool) -> None:
-        self.found = found
-        self.used = used
-        self.report = report
-        self.strict = strict
+    `used` are the model's keys that had a meaning, `variables` the whole names of variables.
+    """
+
+    environ: Mapping[str, str]
+    model: Layers
+    server: Layers
+    config: PropertiesFile | None
+    used: Collection[str]
+    variables: Collection[str]
+    report: Report
+    is_strict: bool
 
     def collect(self) -> tuple[Setting, ...]:
         """Report all of them; each comes back as a setting without effect."""
@@ -38,11 +44,11 @@ class UnknownNames:
 
     def _model_keys(self) -> Iterator[Setting]:
         """Unknown keys of serving.properties and unknown `OPTION_*`."""
-        for key, raw in self.found.model.winners.items():
+        for key, raw in self.model.winners.items():
             if key in self.used:
                 continue
-            if raw.origin.startswith(OPTION_PREFIX):
-                advice = variable_suggestions(raw.origin)
+            if raw.origin.kind is OriginKind.VARIABLE:
+                advice = variable_suggestions(raw.origin.name)
                 yield self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
             else:
                 sentence = f"{key} ({raw.origin}) is not known and has no effect; "
@@ -51,14 +57,14 @@ class UnknownNames:
     def _server_variables(self) -> Iterator[Setting]:
         """Unknown `SERVING_*`."""
         known = {row.name for row in serving_rows()}
-        for key, raw in self.found.server.winners.items():
-            if key not in known and raw.origin.startswith(SERVING_PREFIX):
-                advice = variable_suggestions(raw.origin)
+        for key, raw in self.server.winners.items():
+            if key not in known and raw.origin.kind is OriginKind.VARIABLE:
+                advice = variable_suggestions(raw.origin.name)
                 yield self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
 
     def _config_keys(self) -> Iterator[Setting]:
         """Keys of config.properties that have no effect there."""
-        config = self.found.config
+        config = self.config
         if config is None:
             return
         rows = {row.name: row for row in SERVER_SETTINGS}
@@ -66,30 +72,29 @@ class UnknownNames:
             row = rows.get(key)
             origin = config.origin(entry)
             if row is None or row.written == (FILE,):
-                advice = closest(key, [name for name in rows if "config" in rows[name].written])
+                advice = closest(key, [name for name in rows if CONFIG in rows[name].written])
                 sentence = f"{key} ({origin}) is not known and has no effect; {advice}"
                 yield self._unknown(RawValue(key, entry.value, origin), sentence)
-            elif "config" not in row.written:
+            elif CONFIG not in row.written:
                 self.report.warn(f"{key} ({origin}) has no effect there: set SERVING_{key.upper()}")
 
     def _own_variables(self) -> Iterator[Setting]:
         """Unknown `LMI_*`, and known variables in the wrong case."""
-        known = {row.name for row in ENVIRONMENT_SETTINGS}
-        for name, text in self.found.environ.items():
-            raw = RawValue(name, text, name)
-            hint = case_hint(name)
+        for name, text in self.environ.items():
+            raw = RawValue(name, text, Origin(OriginKind.VARIABLE, name))
+            hint = case_hint(name, self.variables)
             if hint is not None:
                 sentence = f"{name} has no effect: names are case-sensitive, write {hint}"
                 yield self._unknown(raw, sentence)
                 continue
             is_ours = name.startswith(OWN_PREFIX) and not is_kubernetes_made(name, text)
-            if is_ours and name not in known:
-                advice = variable_suggestions(name)
+            if is_ours and name not in self.variables:
+                advice = variable_suggestions(name, self.variables)
                 yield self._unknown(raw, f"{name} is not known and has no effect; {advice}")
 
     def _unknown(self, raw: RawValue, sentence: str) -> Setting:
         """One unknown name: a warning, in strict mode an error."""
-        (self.report.fail if self.strict else self.report.warn)(sentence)
+        (self.report.fail if self.is_strict else self.report.warn)(sentence)
         name = raw.key.removeprefix(FILE_PREFIX)
-        text = MASK if is_secret(raw.origin) else mask_text(name, raw.text)
+        text = MASK if is_secret(raw.origin.name) else mask_text(name, raw.text)
         return Setting(name, text, raw.origin, EffectWord.UNKNOWN, "", sentence, raw.key)

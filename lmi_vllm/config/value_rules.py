@@ -12,7 +12,8 @@ from typing import Final
 
 from lmi_vllm.config import parsers as text_parsers
 from lmi_vllm.config.listen import ListenAddress, read_address
-from lmi_vllm.config.resolved import CommandLine, Setting
+from lmi_vllm.config.setting import CommandLine, Setting
+from lmi_vllm.origin import Origin, OriginKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ _OLD_ROLLING_BATCHES: Final = ("lmi-dist", "scheduler", "deepspeed", "neuron", "
 
 
 def engine(setting: Setting) -> Verdict:
-    """Python, or one of LMI's older names for it (configuration.md 7.1)."""
+    """Python, or one of LMI's older names for it."""
     text = str(setting.value)
     if text.lower() == "python":
         return Verdict("Python")
@@ -63,7 +64,7 @@ def engine(setting: Setting) -> Verdict:
 
 
 def entry_point(setting: Setting) -> Verdict:
-    """None for the built-in handler, else a file, path or URL (configuration.md 7.2)."""
+    """None for the built-in handler, else a file, path or URL."""
     text = str(setting.value)
     if text in _BUILT_IN_HANDLERS:
         return Verdict(None)
@@ -81,7 +82,7 @@ def entry_point(setting: Setting) -> Verdict:
 
 
 def rolling_batch(setting: Setting) -> Verdict:
-    """Always vLLM's continuous batching; older names are warned (configuration.md 7.3)."""
+    """Always vLLM's continuous batching; older names are warned."""
     text = str(setting.value).lower()
     if text in _ROLLING_BATCHES:
         return Verdict(text)
@@ -94,7 +95,7 @@ def rolling_batch(setting: Setting) -> Verdict:
 
 
 def output_formatter(setting: Setting) -> Verdict:
-    """A formatter's name, or None for those that no longer exist (http-api.md 6.3)."""
+    """A formatter's name, or None for those that no longer exist."""
     text = str(setting.value)
     if text in ("none", "3p", "3p_stream"):
         return Verdict(None, (f"{setting.label}: {text} counts as unset; use json or jsonlines",))
@@ -146,8 +147,9 @@ def settle_address(
     if not origins:
         return replace(configured, value=address)
     if len(origins) == 1 and configured.is_set:
-        origins.append(configured.origin)
-    return replace(configured, value=address, origin=", ".join(origins))
+        origins.append(str(configured.origin))
+    origin = Origin(OriginKind.FLAG, ", ".join(origins))
+    return replace(configured, value=address, origin=origin)
 
 
 def _platform_port(text: str, fail: Callable[[str], None]) -> int:

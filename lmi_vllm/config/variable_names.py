@@ -7,18 +7,19 @@ from typing import Final
 
 from lmi_vllm.config.options import (
     ALIAS_VARIABLES,
-    ENVIRONMENT_SETTINGS,
+    ENV,
+    FILE,
     OPTIONS,
     SERVER_SETTINGS,
     Option,
 )
+from lmi_vllm.config.setting import FILE_PREFIX
 from lmi_vllm.config.vllm_schema import load_release
 
 OPTION_PREFIX: Final = "OPTION_"
 SERVING_PREFIX: Final = "SERVING_"
 OWN_PREFIX: Final = "LMI_"
 PREFIXES: Final = (OPTION_PREFIX, SERVING_PREFIX, OWN_PREFIX)
-FILE_PREFIX: Final = "option."
 
 _SUGGESTIONS: Final = 3
 _CUTOFFS: Final = (0.7, 0.5, 0.0)
@@ -31,7 +32,7 @@ _KUBERNETES_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 def option_key(variable: str) -> str:
-    """The key an `OPTION_*` variable stands for (configuration.md 2.1)."""
+    """The key an `OPTION_*` variable stands for."""
     suffix = variable.removeprefix(OPTION_PREFIX)
     if suffix == "ENGINE":
         return "engine"
@@ -92,19 +93,19 @@ def file_suggestions(key: str) -> str:
         return closest(key, names)
     if is_known_option(key):
         return f"write {FILE_PREFIX}{key}"
-    names = [row.name for row in SERVER_SETTINGS if "file" in row.written]
+    names = [row.name for row in SERVER_SETTINGS if FILE in row.written]
     return closest(key, [*names, *(f"{FILE_PREFIX}{name}" for name in option_names())])
 
 
-def variable_suggestions(variable: str) -> str:
-    """A clause for an unknown `OPTION_*`, `SERVING_*` or `LMI_*` variable."""
+def variable_suggestions(variable: str, known: Iterable[str] = ()) -> str:
+    """A clause for an unknown `OPTION_*` or `SERVING_*`, or any among the `known` ones."""
     if variable.startswith(OPTION_PREFIX):
         names = [OPTION_PREFIX + _suffix(name) for name in option_names()]
         names += [SERVING_PREFIX + row.name.upper() for row in SERVER_SETTINGS if row.written]
     elif variable.startswith(SERVING_PREFIX):
         names = [f"{SERVING_PREFIX}{row.name.upper()}" for row in serving_rows()]
     else:
-        names = [row.name for row in ENVIRONMENT_SETTINGS if row.name.startswith(OWN_PREFIX)]
+        names = [name for name in known if name.startswith(OWN_PREFIX)]
     same = next((name for name in names if name.lower() == variable.lower()), None)
     return f"write {same}" if same else closest(variable, names)
 
@@ -116,17 +117,17 @@ def _suffix(name: str) -> str:
 
 def serving_rows() -> tuple[Option, ...]:
     """The server settings that can be written `SERVING_<NAME>`."""
-    return tuple(row for row in SERVER_SETTINGS if "serving" in row.written)
+    return tuple(row for row in SERVER_SETTINGS if ENV in row.written)
 
 
-def case_hint(variable: str) -> str | None:
-    """What a variable with wrong upper and lower case should have been called, if anything."""
+def case_hint(variable: str, variables: Iterable[str]) -> str | None:
+    """What a variable with wrong case should have been called; `variables` are the whole names."""
     upper = variable.upper()
     if variable == upper or not upper.startswith(PREFIXES):
         return None
     if variable.startswith(PREFIXES):
         return None  # the prefix is right: the name is judged like any other
-    known = {row.name for row in ENVIRONMENT_SETTINGS} | {row.source for row in ALIAS_VARIABLES}
+    known = {*variables, *(row.source for row in ALIAS_VARIABLES)}
     known |= {f"{SERVING_PREFIX}{row.name.upper()}" for row in serving_rows()}
     known |= {OPTION_PREFIX + _suffix(name).upper() for name in option_names()}
     return upper if upper in known else None

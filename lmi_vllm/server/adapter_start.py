@@ -83,9 +83,9 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     Raises:
         ModelSourceError: an adapter of the model directory is not usable, or the state file.
     """
-    state = settings.option_value("adapters_state")
+    state = settings.model.adapters_state
     memory = AdapterMemory(Path(str(state))) if state and profile.enable_lora else None
-    local = _local(model, str(settings.option_value("adapters") or "adapters"))
+    local = _local(model, str(settings.model.adapters or "adapters"))
     sources = _sources(model, arguments, environ)
     registry = AdapterRegistry(
         engine,

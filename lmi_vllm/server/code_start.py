@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.adapters.registry import LoadCode
-from lmi_vllm.config.front_end_rules import NAME as PROCESSES
+from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterRefusedError, StartupError
@@ -33,8 +33,8 @@ def check_custom_code(settings: Settings, model: ModelArtifacts) -> None:
     Raises:
         StartupError: it is asked for and switched off, or it is not Python.
     """
-    setting = settings.options.get("entryPoint")
-    entry_point = settings.option_value("entryPoint")
+    setting = settings.model.detail("entryPoint")
+    entry_point = settings.model.entry_point
     if entry_point is not None and not _is_allowed(settings):
         origin = setting.origin if setting is not None else "entryPoint"
         raise StartupError(
@@ -66,7 +66,7 @@ def adapter_code(settings: Settings, code: CustomCode) -> LoadCode:
 
 def is_one_process(settings: Settings) -> bool:
     """Whether custom code finds one process, whose state is all there is."""
-    return settings.server_value(PROCESSES) in (None, 1)
+    return settings.server.lmi_frontend_processes == 1
 
 
 async def load_custom_code(
@@ -102,14 +102,14 @@ async def load_custom_code(
 async def _load(
     settings: Settings, environ: Mapping[str, str], directory: Path | None, thread: CodeThread
 ) -> Hooks:
-    entry_point = settings.option_value("entryPoint")
+    entry_point = settings.model.entry_point
     path = _local_file(settings, directory)
     if path is None and entry_point is not None:
         path = await thread.run(fetch_entry_point, str(entry_point), environ)
     if path is None:
         return NO_HOOKS
-    handler = str(settings.option_value("handler") or "handle")
-    formatter = _formatter_name(settings.option_value("output_formatter"))
+    handler = str(settings.model.handler or "handle")
+    formatter = _formatter_name(settings.model.output_formatter)
     try:
         hooks: Hooks = await thread.run(load_model_code, path, handler, formatter)
     except CodeError as error:
@@ -124,7 +124,7 @@ async def _load(
 
 def _local_file(settings: Settings, directory: Path | None) -> Path | None:
     """Return the file that holds the code, None where there is none (yet)."""
-    name = settings.option_value("entryPoint")
+    name = settings.model.entry_point
     if isinstance(name, str) and name.startswith(("http://", "https://")):
         return None
     if directory is None and not (isinstance(name, str) and Path(name).is_absolute()):
@@ -134,7 +134,7 @@ def _local_file(settings: Settings, directory: Path | None) -> Path | None:
 
 
 def _is_allowed(settings: Settings) -> bool:
-    return str(settings.server_value(SWITCH) or "local").lower() != "none"
+    return settings.server.lmi_custom_code != "none"
 
 
 def _formatter_name(value: object) -> str | None:
@@ -157,7 +157,7 @@ def _properties(settings: Settings, model: ModelArtifacts, directory: Path) -> M
     """Return what a handler finds among its properties: the options that are set, as text."""
     given = {
         name: str(setting.value)
-        for name, setting in settings.options.items()
+        for name, setting in settings.model.details.items()
         if setting.is_set and setting.value is not None
     }
     return {"model_id": model.model, **given, "model_dir": str(directory)}

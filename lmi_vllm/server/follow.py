@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, MutableMapping
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.resolved import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
@@ -66,7 +66,7 @@ async def _run_workers(
     thread = new_engine_thread()
     follower = Follower(ready.arguments)
     leader = ready.arguments.values["master_addr"]
-    seconds = float(str(settings.option_value("model_loading_timeout")))
+    seconds = settings.model.model_loading_timeout
     try:
         async with asyncio.timeout(seconds or None):
             await asyncio.get_running_loop().run_in_executor(thread, follower.start)

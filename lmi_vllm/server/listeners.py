@@ -84,7 +84,7 @@ async def open_listeners(
     Raises:
         StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
     """
-    plan = listen_plan(settings)
+    plan = listen_plan(settings.server)
     options = _web_options(settings, environ)
     is_tls = plan.inference.is_tls or (plan.management is not None and plan.management.is_tls)
     tls = tls_context(plan.certificate_file, plan.private_key_file) if is_tls else None
@@ -122,7 +122,7 @@ async def open_front_end(
     Raises:
         StartupError: the address cannot be shared.
     """
-    plan = listen_plan(settings)
+    plan = listen_plan(settings.server)
     tls = tls_context(plan.certificate_file, plan.private_key_file) if address.is_tls else None
     options = replace(_web_options(settings, environ), proxy=proxy)
     runner = await _set_up(service, options)
@@ -269,26 +269,24 @@ def curl_line(url: str, *, has_key: bool) -> str:
 
 
 def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
+    server = settings.server
     cors = {
-        f"Access-Control-Allow-{header}": str(value)
-        for header, key in (
-            ("Origin", "cors_allowed_origin"),
-            ("Methods", "cors_allowed_methods"),
-            ("Headers", "cors_allowed_headers"),
+        f"Access-Control-Allow-{header}": value
+        for header, value in (
+            ("Origin", server.cors_allowed_origin),
+            ("Methods", server.cors_allowed_methods),
+            ("Headers", server.cors_allowed_headers),
         )
-        if (value := settings.server_value(key))
+        if value
     }
     return WebOptions(
-        max_request_size=int(str(settings.server_value("max_request_size"))),
-        request_id_header=str(settings.server_value("request_id_header_key") or "x-request-id"),
+        max_request_size=settings.server.max_request_size,
+        request_id_header=str(settings.server.request_id_header_key or "x-request-id"),
         api_keys=api_keys(environ),
-        allows_handler_override=bool(settings.server_value("ALLOW_REQUEST_HANDLER_OVERRIDE")),
+        allows_handler_override=settings.server.allow_request_handler_override,
         cors_headers=MappingProxyType(cors),
         patience=ClientPatience(
-            *(
-                float(str(settings.server_value(f"LMI_{name}_TIMEOUT")))
-                for name in ("HEADER", "BODY", "SEND")
-            )
+            server.lmi_header_timeout, server.lmi_body_timeout, server.lmi_send_timeout
         ),
     )
 

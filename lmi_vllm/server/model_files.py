@@ -120,7 +120,7 @@ class ModelFiles:
             self._model.model,
             self._model.revision,
             load_format=_text(self._arguments.values.get("load_format")),
-            ignore_patterns=_texts(self._settings.option_value("ignore_patterns")),
+            ignore_patterns=_texts(self._settings.model.arguments.get("ignore_patterns")),
         )
         model = with_files(self._model, self._settings, local)
         values: dict[str, object] = {**self._arguments.values, "model": str(local)}
@@ -183,7 +183,7 @@ class ModelFiles:
             environ=self._environ,
             load_format=load_format,
             ignore_patterns=ignore_patterns,
-            download_dir=_path(self._settings.option_value("download_dir")),
+            download_dir=_path(self._settings.model.arguments.get("download_dir")),
             on_progress=self._report,
         )
         return await asyncio.to_thread(fetch)

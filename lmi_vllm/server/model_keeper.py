@@ -41,7 +41,7 @@ class ModelKeeper:
         """Serve at `url`; returns only when that is over. `curl` is a command that tries it."""
         context, settings = self._context, self._settings
         lifecycle = context.service.lifecycle
-        seconds = float(str(settings.option_value("model_loading_timeout")))
+        seconds = settings.model.model_loading_timeout
         heartbeat = asyncio.create_task(log_progress(lifecycle, context.clock, seconds))
         make = partial(self._supervisor_for, url, curl)
         try:
@@ -119,13 +119,12 @@ def _model_info(
         is_loaded_at_startup=not is_registered,
         start_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         device_type="gpu" if detect_devices(environ).gpu_count else "cpu",
-        batch_size=_shown_count(settings, "batch_size", 1),
-        max_batch_delay=_shown_count(settings, "max_batch_delay", 100),
-        max_idle_time=_shown_count(settings, "max_idle_time", 60),
+        batch_size=_shown_count(settings.server.batch_size, 1),
+        max_batch_delay=_shown_count(settings.server.max_batch_delay, 100),
+        max_idle_time=_shown_count(settings.server.max_idle_time, 60),
     )
 
 
-def _shown_count(settings: Settings, name: str, default: int) -> int:
+def _shown_count(text: str | None, default: int) -> int:
     """Return a number that is only shown; what is no number counts as not given."""
-    text = str(settings.server_value(name))
-    return int(text) if text.isdecimal() else default
+    return int(text) if text and text.isdecimal() else default

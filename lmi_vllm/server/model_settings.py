@@ -42,7 +42,7 @@ async def complete_settings(
         await asyncio.to_thread(unpack, finding.archive, environ, str(finding.archive))
         settings = load_settings(environ, typed)
     named = typed.model or environ.get("HF_MODEL_ID", "").strip()
-    if "model_id" not in settings.options and finding.url:
+    if settings.model.model_id is None and finding.url:
         named = finding.url
     if not is_store(named) or settings.properties is not None:
         return settings

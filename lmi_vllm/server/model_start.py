@@ -71,7 +71,7 @@ class ModelStart:
             StartupError: the reason, fit to be printed.
         """
         self._progress.enter(Phase.ENGINE)
-        seconds = float(str(self._settings.option_value("model_loading_timeout")))
+        seconds = self._settings.model.model_loading_timeout
         try:
             return await self._context.clock.limit(seconds or None, self._bring_up(ready, adapters))
         except TimeoutError:

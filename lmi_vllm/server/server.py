@@ -97,7 +97,7 @@ class Server:
         """Refuse new work, let running work end within the deadline; a second signal hurries."""
         queue = self.service.queue
         self.service.lifecycle.become(State.DRAINING)
-        seconds = float(str(self._settings.server_value("shutdown_timeout")))
+        seconds = self._settings.server.shutdown_timeout
         logger.info("draining: %d in flight, %g s at most", queue.in_flight, seconds)
         DRAINS.inc()
         began_with = queue.in_flight

@@ -19,6 +19,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.inference.sessions import DEFAULT_ROOT, Sessions
+from lmi_vllm.origin import Origin
 from lmi_vllm.sources.table import upload_directory
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ COPY_SECONDS: Final = 8.0
 def new_service(settings: Settings, clock: Clock) -> InferenceService:
     """Return the service of a server that has not begun to start its model."""
     lifecycle = Lifecycle(error_rates=ErrorRates(_error_rates(settings)), now=clock.now)
-    limit = int(str(settings.server_value("job_queue_size")))
+    limit = settings.server.job_queue_size
     queue = RequestQueue(lifecycle, limit, clock=clock)
     return InferenceService(
         queue, deferred=_deferred_results(settings), statuses=error_statuses(settings)
@@ -38,28 +39,31 @@ def new_service(settings: Settings, clock: Clock) -> InferenceService:
 
 def error_statuses(settings: Settings) -> StatusTable:
     """Return the status of every error, with the configured codes."""
-    keys = {
-        Fault.BAD_PARAMETER: "bad_request_http_code",
-        Fault.OVERLOAD: "throttle_error_http_code",
-        Fault.NOT_READY: "wlm_error_http_code",
-        Fault.ENGINE: "server_error_http_code",
-        Fault.DEADLINE: "server_error_http_code",
-    }
-    return StatusTable({fault: int(str(settings.server_value(key))) for fault, key in keys.items()})
+    server = settings.server
+    return StatusTable(
+        {
+            Fault.BAD_PARAMETER: server.bad_request_http_code,
+            Fault.OVERLOAD: server.throttle_error_http_code,
+            Fault.NOT_READY: server.wlm_error_http_code,
+            Fault.ENGINE: server.server_error_http_code,
+            Fault.DEADLINE: server.server_error_http_code,
+        }
+    )
 
 
 def _deferred_results(settings: Settings) -> DeferredResults:
-    capacity = settings.server_value("memory_cache_capacity")
-    batch = int(str(settings.server_value("cache_batch")))
-    return DeferredResults(DEFAULT_CAPACITY if capacity is None else int(str(capacity)), batch)
+    capacity = settings.server.memory_cache_capacity
+    batch = settings.server.cache_batch
+    return DeferredResults(DEFAULT_CAPACITY if capacity is None else capacity, batch)
 
 
 def _error_rates(settings: Settings) -> Mapping[ErrorKind, ErrorRate]:
-    return {
-        kind: ErrorRate(*error_rate(str(text)))
-        for kind in ErrorKind
-        if (text := settings.server_value(str(kind)))
+    texts = {
+        ErrorKind.WORKLOAD: settings.server.error_rate_wlm,
+        ErrorKind.SERVER: settings.server.error_rate_server,
+        ErrorKind.ANY: settings.server.error_rate_any,
     }
+    return {kind: ErrorRate(*error_rate(text)) for kind, text in texts.items() if text}
 
 
 def sessions_of(settings: Settings) -> Sessions:
@@ -68,22 +72,22 @@ def sessions_of(settings: Settings) -> Sessions:
     Raises:
         StartupError: the directory that is asked for cannot be made or written.
     """
-    is_enabled = settings.option_value("enable_stateful_sessions") is not False
-    setting = settings.options.get("sessions_path")
-    root = Path(str(settings.option_value("sessions_path") or DEFAULT_ROOT)).absolute()
+    is_enabled = settings.model.enable_stateful_sessions
+    setting = settings.model.detail("sessions_path")
+    root = Path(str(settings.model.sessions_path or DEFAULT_ROOT)).absolute()
     if setting is None or not setting.is_set:
         # /dev/shm is not everywhere, nor everybody's.
         if not os.access(root.parent, os.W_OK):
             root = Path(tempfile.gettempdir()) / DEFAULT_ROOT.name
     elif is_enabled:
         _check(root, setting.origin)
-    seconds = float(str(settings.option_value("sessions_expiration")))
+    seconds = settings.model.sessions_expiration
     return Sessions(root, seconds, is_enabled=is_enabled)
 
 
 async def copy_sessions(settings: Settings, sessions: Sessions, environ: Mapping[str, str]) -> None:
     """Copy the directory to `sessions_s3url`, where set; a failure is only logged."""
-    url = settings.option_value("sessions_s3url")
+    url = settings.model.sessions_s3url
     if not url or not sessions.root.is_dir():
         return
     shown = mask_urls(str(url))
@@ -98,7 +102,7 @@ async def copy_sessions(settings: Settings, sessions: Sessions, environ: Mapping
         logger.info("copied %d session files to %s", count, shown)
 
 
-def _check(root: Path, origin: str) -> None:
+def _check(root: Path, origin: Origin) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,8 +2,7 @@
 
 import json
 import logging
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_vllm._version import __version__
@@ -11,11 +10,11 @@ from lmi_vllm.clock import Clock
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.server.plan import StartPlan
 
 logger = logging.getLogger(__name__)
 
-DEFAULT: Final = "default"
 MOST_ARGUMENTS: Final = 20  # lines: a terminal has 24
 HEARTBEAT_SECONDS: Final = 10
 LONGEST_VALUE: Final = 60  # characters
@@ -42,9 +41,9 @@ class StartSummary:
             "version": __version__,
             "model": plan.model.name,
             "source": mask_urls(plan.model.reference),
-            "source_origin": origins.get("model", DEFAULT),
+            "source_origin": str(origins.get("model", DEFAULT_ORIGIN)),
             "engine_arguments": {
-                name: {"value": value, "origin": origins.get(name, DEFAULT)}
+                name: {"value": value, "origin": str(origins.get(name, DEFAULT_ORIGIN))}
                 for name, value in plan.shown_arguments.items()
             },
             "phase_seconds": self._phases(),
@@ -57,7 +56,7 @@ class StartSummary:
     def lines(self) -> list[str]:
         """Return the screen; the URL and the curl line follow on stdout."""
         plan, origins = self.plan, self.plan.arguments.origins
-        source = _origin(origins.get("model", DEFAULT))
+        source = _origin(origins.get("model", DEFAULT_ORIGIN))
         phases = self._phases()
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
         return [
@@ -73,7 +72,7 @@ class StartSummary:
         given = {
             name: value
             for name, value in self.plan.shown_arguments.items()
-            if origins.get(name, DEFAULT) != DEFAULT and name != "model"
+            if not origins.get(name, DEFAULT_ORIGIN).is_default and name != "model"
         }
         width = max(map(len, given), default=0)
         lines = [
@@ -102,9 +101,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-def _origin(text: str) -> str:
+def _origin(origin: Origin) -> str:
     """Return an origin without the folders of its file: the model's line has them."""
-    return re.sub(r"^/\S*/(?=[^/\s]+ line \d)", "", text)
+    if origin.kind is not OriginKind.FILE:
+        return str(origin)
+    return str(replace(origin, name=origin.name.rsplit("/", 1)[-1]))
 
 
 def log_plan(plan: StartPlan) -> None:
@@ -112,7 +113,7 @@ def log_plan(plan: StartPlan) -> None:
     arguments = " ".join(
         f"{name}={json.dumps(value, default=str)}"
         for name, value in plan.shown_arguments.items()
-        if plan.arguments.origins.get(name, DEFAULT) != DEFAULT and name != "model"
+        if not plan.arguments.origins.get(name, DEFAULT_ORIGIN).is_default and name != "model"
     )
     reference = mask_urls(plan.model.reference)
     logger.info("model %s from %s; engine arguments: %s", plan.model.name, reference, arguments)

@@ -49,10 +49,10 @@ class FailurePolicy:
     def of(cls, settings: Settings) -> "FailurePolicy":
         """Return what the settings ask for."""
         return cls(
-            retry_threshold=int(str(settings.server_value("retry_threshold"))),
-            fail_fast=bool(settings.server_value("fail_fast")),
-            hides_failure=bool(settings.server_value("health_check_override")),
-            stall_seconds=float(str(settings.server_value("LMI_STALL_TIMEOUT"))),
+            retry_threshold=settings.server.retry_threshold,
+            fail_fast=settings.server.fail_fast,
+            hides_failure=settings.server.health_check_override,
+            stall_seconds=settings.server.lmi_stall_timeout,
         )
 
 

@@ -42,18 +42,18 @@ async def running_telemetry(
         logging.getLogger().addHandler(telemetry)
         observers.append(telemetry.observe)
         service.telemetry.on_line.append(telemetry.report)
-    if not settings.server_value("LMI_METRICS_EMF"):
+    if not settings.server.lmi_metrics_emf:
         yield
         return
     emf = EmfWriter(
         _write_line,
-        str(settings.server_value("LMI_METRICS_EMF_NAMESPACE")),
+        settings.server.lmi_metrics_emf_namespace,
         lambda: service.lifecycle.model_name,
         lambda: _gauges(service),
     )
     observers.append(emf)
     service.telemetry.on_ready.append(emf.write_start)
-    seconds = float(str(settings.server_value("LMI_METRICS_EMF_INTERVAL")))
+    seconds = settings.server.lmi_metrics_emf_interval
     flushing = asyncio.create_task(_flush_often(emf, seconds))
     try:
         yield
@@ -66,8 +66,8 @@ def log_request_metrics(service: InferenceService, settings: Settings) -> None:
     """Begin to write `log_request_metric`'s lines, where the model's settings ask for them."""
     observers = service.telemetry.observers
     observers[:] = [one for one in observers if not isinstance(one, RequestMetricLog)]
-    if settings.server_value("log_request_metric"):
-        every = int(str(settings.server_value("metrics_aggregation")))
+    if settings.server.log_request_metric:
+        every = settings.server.metrics_aggregation
         observers.append(RequestMetricLog(every))
 
 

@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.config.parsers import java_true
-from lmi_vllm.config.resolved import Setting, Settings
 from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.origin import OriginKind
 from lmi_vllm.sources.archives import is_archive, without_archive_ending
 from lmi_vllm.sources.local import file_url_path, is_directory, is_file, looks_like_path
 from lmi_vllm.sources.model_store import StoreFinding, search_store, with_unpacked
 from lmi_vllm.sources.table import is_store
 
 _MODEL_FILES: Final = ("config.json", "params.json")
-_NAMES_DIRECTORY: Final = ("HF_MODEL_ID", "--model")  # beside load_models, where no id is set
-_ID_NAMES_MODEL: Final = ("HF_MODEL_ID", "OPTION_MODEL_ID", "--model", "--demo")
+# Beside load_models, where no id is set.
+_NAMES_DIRECTORY: Final = (OriginKind.HUB, OriginKind.FLAG)
 
 
 def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifacts | None:
@@ -31,7 +33,7 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
         raise ModelSourceError(finding.problem)
     if finding.directory is not None:
         _refuse_adapter(finding.directory)
-    model_id = settings.options.get("model_id")
+    model_id = settings.model.detail("model_id")
     if model_id is not None:
         return _named_model(settings, model_id, finding)
     if finding.url is not None:
@@ -43,28 +45,28 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
     if java_true(environ.get("SAGEMAKER_MULTI_MODEL", "")) or _load_models(settings) == "NONE":
         return None
     raise ModelSourceError(
-        f"no model found: {settings.server_value('model_store')} is empty or missing and no model "
+        f"no model found: {settings.server.model_store} is empty or missing and no model "
         f"id is set; set HF_MODEL_ID, use --model, or start with load_models=NONE"
     )
 
 
 def find_in_store(settings: Settings, environ: Mapping[str, str]) -> StoreFinding:
     """What the configured store holds."""
-    store = Path(str(settings.server_value("model_store")))
-    finding = search_store(store, str(settings.server_value("load_models")))
+    store = Path(settings.server.model_store)
+    finding = search_store(store, settings.server.load_models)
     return with_unpacked(finding, environ)
 
 
 def _load_models(settings: Settings) -> str:
     """The load_models setting, upper case."""
-    return str(settings.server_value("load_models")).strip().upper()
+    return settings.server.load_models.strip().upper()
 
 
 def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -> ModelArtifacts:
     """The model that a model id names: hub id, URL or path."""
     reference = _without_file_scheme(model_id)
     path = Path(reference)
-    is_named_by_id = model_id.origin in _ID_NAMES_MODEL
+    is_named_by_id = model_id.origin.kind is not OriginKind.FILE
     directory = finding.directory
     if is_directory(path):
         _refuse_adapter(path)
@@ -107,9 +109,9 @@ def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelA
     A prefix or archive that HF_MODEL_ID (or load_models) names is the model directory itself where
     the store has none; one that option.model_id names brings weights only.
     """
-    model_id = settings.options.get("model_id")
+    model_id = settings.model.detail("model_id")
     is_model_directory = is_store(model.reference) and (
-        model_id is None or model_id.origin in _NAMES_DIRECTORY
+        model_id is None or model_id.origin.kind in _NAMES_DIRECTORY
     )
     directory = local if model.directory is None and is_model_directory else model.directory
     return replace(model, model=str(local), directory=directory)
@@ -139,10 +141,10 @@ def _packed_model(settings: Settings, archive: Path, name: str) -> ModelArtifact
 def _model_of_directory(settings: Settings, directory: Path, name: str | None) -> ModelArtifacts:
     """The weights in the model directory itself, or where `model_dir` points."""
     weights = directory
-    model_dir = settings.option_value("model_dir")
+    model_dir = settings.model.model_dir
     if isinstance(model_dir, str) and is_directory(model_dir):
         weights = Path(model_dir)
-    if not is_model_directory(weights, has_engine=settings.server["engine"].is_set):
+    if not is_model_directory(weights, has_engine=settings.server.details["engine"].is_set):
         raise ModelSourceError(
             f"Failed to detect engine of the model: {weights} has no config.json, params.json, "
             f"*.safetensors or model.py, and no model id is set; set HF_MODEL_ID or "
@@ -178,7 +180,7 @@ def _refuse_adapter(directory: Path) -> None:
 
 def _revision(settings: Settings) -> str | None:
     """The configured revision."""
-    revision = settings.option_value("revision")
+    revision = settings.model.revision
     return None if revision is None else str(revision)
 
 

@@ -10,11 +10,13 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.options import EffectWord, Option
-from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting, Settings
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.variable_names import find_option
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.translate import parallel, speculation, traces
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices, detect_devices
@@ -109,15 +111,22 @@ def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
 
 def _put_model(draft: ArgumentDraft) -> None:
     """The model as the engine gets it."""
-    model_id = draft.settings.options.get("model_id")
+    model_id = draft.settings.model.detail("model_id")
     if draft.model is not None:
-        origin = model_id.origin if model_id else str(draft.model.directory or DEFAULT_ORIGIN)
+        origin = model_id.origin if model_id else _directory_origin(draft.model)
         draft.put("model", draft.model.model, origin)
 
 
+def _directory_origin(model: ModelArtifacts) -> Origin:
+    """Where a model comes from that no id names."""
+    if model.directory is None:
+        return DEFAULT_ORIGIN
+    return Origin(OriginKind.DERIVED, str(model.directory))
+
+
 def _rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
-    """Every option that somebody set and that maps, with its row."""
-    settings = draft.settings.options.values()
+    """Every option that is set and that maps, with its row."""
+    settings = draft.settings.model.details.values()
     return [
         (setting, find_option(setting.name))
         for setting in settings
@@ -148,8 +157,8 @@ def _put_stand_ins(draft: ArgumentDraft) -> None:
 
 
 def _put_defaults(draft: ArgumentDraft) -> None:
-    """The arguments LMI always passes (configuration.md section 8)."""
-    for setting in draft.settings.options.values():
+    """The arguments LMI always passes ."""
+    for setting in draft.settings.model.details.values():
         row = find_option(setting.name)
         if setting.is_set or row is None or setting.effect != EffectWord.MAPS_TO:
             continue

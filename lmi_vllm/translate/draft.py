@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from lmi_vllm.config.resolved import Setting, Settings
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
 from lmi_vllm.translate.devices import Devices
 
 
@@ -15,16 +17,16 @@ class ArgumentDraft:
     model: ModelArtifacts | None
     devices: Devices
     values: dict[str, object] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def put(self, argument: str, value: object, origin: str) -> None:
+    def put(self, argument: str, value: object, origin: Origin) -> None:
         """Set an engine argument."""
         self.values[argument] = value
         self.origins[argument] = origin
 
-    def put_if_unset(self, argument: str, value: object, origin: str) -> None:
+    def put_if_unset(self, argument: str, value: object, origin: Origin) -> None:
         """Set an engine argument that nothing has set yet."""
         if argument not in self.values:
             self.put(argument, value, origin)
@@ -38,10 +40,9 @@ class ArgumentDraft:
         self.errors.append(sentence)
 
     def given(self, name: str) -> Setting | None:
-        """Option `name`, if somebody set it."""
-        setting = self.settings.options.get(name)
-        return setting if setting is not None and setting.is_set else None
+        """Option `name`, if it was written somewhere."""
+        return self.settings.model.given(name)
 
     def label(self, argument: str) -> str:
         """How messages name an argument that is set: its name and origin."""
-        return f"{argument} ({self.origins.get(argument, 'default')})"
+        return f"{argument} ({self.origins.get(argument, DEFAULT_ORIGIN)})"

@@ -8,10 +8,12 @@ from typing import Final
 
 from lmi_vllm.checks.model import checkpoint_warnings
 from lmi_vllm.config.options import EffectWord
-from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting, Settings
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.sources.local import is_file
 from lmi_vllm.sources.model_source import find_in_store, locate_model
 from lmi_vllm.translate.arguments import Translation, translate
@@ -66,7 +68,7 @@ def _find_model(
         return locate_model(settings, environ), None
     except ModelSourceError as error:
         finding = find_in_store(settings, environ)
-        is_named = "model_id" in settings.options or finding.url is not None
+        is_named = settings.model.model_id is not None or finding.url is not None
         is_adapter = "adapter_config.json" in str(error)
         return None, str(error) if finding.problem or is_named or is_adapter else None
 
@@ -83,7 +85,7 @@ def _secret_hider(settings: Settings) -> Callable[[str], str]:
     """A function that removes every secret value that was configured from a sentence."""
     secrets = {
         str(setting.value)
-        for setting in (*settings.options.values(), *settings.server.values())
+        for setting in settings.all_details()
         if setting.is_set and is_secret(setting.name) and not isinstance(setting.value, bool | int)
     }
 
@@ -105,7 +107,7 @@ def _server(settings: Settings) -> dict[str, object]:
     """Every setting that the server itself obeys, by its name in the specification."""
     ours = [
         setting
-        for setting in (*settings.options.values(), *settings.server.values())
+        for setting in settings.all_details()
         if setting.effect in (EffectWord.OURS, EffectWord.NONE) or setting.name == "load_on_devices"
     ]
     return {setting.name: setting.shown_value for setting in ours}
@@ -115,14 +117,14 @@ def _rows(
     settings: Settings, translation: Translation, model: ModelArtifacts | None
 ) -> Iterable[dict[str, object]]:
     """One row for each option with a value: those that were set first."""
-    known = [*settings.options.values(), *settings.server.values()]
-    if "model_id" not in settings.options:
+    known = [*settings.all_details()]
+    if settings.model.model_id is None:
         known.insert(0, _model_row(model))
-    for setting in sorted([*known, *settings.extra], key=lambda setting: not setting.is_set):
+    for setting in sorted([*known, *settings.others], key=lambda setting: not setting.is_set):
         yield {
             "name": _shown_name(setting),
             "value": setting.shown_value,
-            "origin": setting.origin,
+            "origin": str(setting.origin),
             "effect": str(setting.effect),
             "target": setting.target,
             "note": mask_urls(_note(setting, translation)),
@@ -134,7 +136,8 @@ def _model_row(model: ModelArtifacts | None) -> Setting:
     if model is None:
         return Setting("model_id", None, DEFAULT_ORIGIN, EffectWord.MAPS_TO, "model", _NO_MODEL)
     note = "The model directory itself."
-    return Setting("model_id", model.model, str(model.directory), EffectWord.MAPS_TO, "model", note)
+    origin = Origin(OriginKind.DERIVED, str(model.directory))
+    return Setting("model_id", model.model, origin, EffectWord.MAPS_TO, "model", note)
 
 
 def _shown_name(setting: Setting) -> str:

@@ -43,7 +43,7 @@ def lmcache_exports(
         ConfigurationError: the configuration file is missing, or the model's size is unknown.
     """
     found = _of_file(settings, model)
-    auto = settings.options.get("lmcache_auto_config")
+    auto = settings.model.detail("lmcache_auto_config")
     if auto is not None and auto.value is True:
         size = _model_bytes(Path(model.model))
         if not size:
@@ -71,7 +71,7 @@ def measure_machine() -> Machine:
 
 
 def _of_file(settings: Settings, model: ModelArtifacts) -> dict[str, str]:
-    setting = settings.options.get("lmcache_config_file")
+    setting = settings.model.detail("lmcache_config_file")
     if setting is None or not setting.is_set:
         return {}
     path = (model.directory or Path.cwd()) / str(setting.value)

@@ -12,9 +12,11 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting, Settings
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.translate.draft import ArgumentDraft
 
 logger = logging.getLogger(__name__)
@@ -67,7 +69,8 @@ def _refuse(draft: ArgumentDraft, size: Setting) -> None:
         ("enable_lora", "adapters are kept on the leader's disk only"),
         ("data_parallel_size", "copies of a model stay on one node each"),
     ):
-        value = draft.settings.option_value(option)
+        setting = draft.settings.model.detail(option)
+        value = None if setting is None else setting.value
         if value is True or (option == "data_parallel_size" and value not in (None, 1)):
             draft.fail(f"{option}={value} is not possible with {_said(size)}: {reason}")
     if draft.values.get("distributed_executor_backend") not in (None, "mp"):
@@ -195,7 +198,7 @@ def interface_of(address: str) -> str | None:
 
 def _setting(settings: Settings, name: str) -> Setting | None:
     """The setting of that name; None where nobody set it: none of these has a default."""
-    return settings.server.get(name) or settings.options.get(name)
+    return settings.server.detail(name) or settings.model.detail(name)
 
 
 def _first(settings: Settings, names: tuple[str, ...]) -> Setting | None:
@@ -231,6 +234,6 @@ def _is_host(text: str) -> bool:
 def _full_name(settings: Settings, setting: Setting) -> str:
     """The leader's name as LMI completes it inside a LeaderWorkerSet."""
     leader = str(setting.value)
-    if not settings.server_value("LWS_LEADER_ADDR") or leader.endswith(_KUBERNETES):
+    if not settings.server.lws_leader_addr or leader.endswith(_KUBERNETES):
         return leader
     return leader + _KUBERNETES

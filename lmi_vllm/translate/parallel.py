@@ -1,17 +1,23 @@
 """Devices -> tensor, pipeline and data parallel sizes (configuration.md section 10)."""
 
-from lmi_vllm.config.resolved import Setting
+from typing import Final
+
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.translate.draft import ArgumentDraft
 from lmi_vllm.translate.nodes import check_cluster_span, put_cluster
+
+# Where copies come from that no setting asks for.
+FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
 
 
 def place(draft: ArgumentDraft) -> None:
     """Put the parallel sizes, the copies and the devices."""
     nodes = put_cluster(draft)
-    stages = draft.settings.options["pipeline_parallel_degree"]
+    stages = draft.settings.model.details["pipeline_parallel_degree"]
     pipeline = stages.value if isinstance(stages.value, int) and stages.value > 0 else 1
     starts = _chosen_devices(draft)
-    degree = draft.settings.options["tensor_parallel_degree"]
+    degree = draft.settings.model.details["tensor_parallel_degree"]
     tensor = _tensor_size(draft, degree, pipeline, nodes, starts)
     draft.put("tensor_parallel_size", tensor, degree.origin)
     draft.put("pipeline_parallel_size", pipeline, stages.origin)
@@ -64,7 +70,7 @@ def _leave_to_ray(draft: ArgumentDraft, starts: list[int]) -> None:
     if copies is not None:
         draft.put("data_parallel_size", copies.value, copies.origin)
     if starts:
-        chosen = draft.settings.server["load_on_devices"]
+        chosen = draft.settings.server.details["load_on_devices"]
         draft.warn(f"{chosen.stated} has no effect: Ray chooses the devices")
 
 
@@ -83,7 +89,8 @@ def _place_on_gpus(draft: ArgumentDraft, span: int, starts: list[int]) -> None:
             return
     else:
         copies = len(starts) if starts else _copies(draft, gpus // span)
-        origin = draft.settings.server["load_on_devices"].origin if starts else "free GPUs"
+        chosen = draft.settings.server.details["load_on_devices"]
+        origin = chosen.origin if starts else FREE_GPUS
         if copies > 1:
             draft.put("data_parallel_size", copies, origin)
     used = _used_devices(draft, span, starts) if starts else list(range(span * copies))
@@ -97,7 +104,7 @@ def _place_on_gpus(draft: ArgumentDraft, span: int, starts: list[int]) -> None:
 def _used_devices(draft: ArgumentDraft, span: int, starts: list[int]) -> list[int]:
     """The devices of every copy that load_on_devices asks for; they must not overlap."""
     used = [start + offset for start in starts for offset in range(span)]
-    setting = draft.settings.server["load_on_devices"]
+    setting = draft.settings.server.details["load_on_devices"]
     if len(set(used)) < len(used) or max(used) >= draft.devices.gpu_count:
         draft.fail(
             f"{setting.stated} with {span} devices a copy needs devices "
@@ -109,9 +116,9 @@ def _used_devices(draft: ArgumentDraft, span: int, starts: list[int]) -> list[in
 
 def _copies(draft: ArgumentDraft, fitting: int) -> int:
     """Copies of the model: those that fit, within maxWorkers, one with LoRA or LMCache."""
-    for name in ("enable_lora", "lmcache_auto_config"):
-        if draft.settings.option_value(name) is True:
-            return 1
+    options = draft.settings.model
+    if options.enable_lora or options.lmcache_auto_config:
+        return 1
     cap = _worker_cap(draft)
     if cap is not None and isinstance(cap.value, int):
         fitting = min(fitting, cap.value)
@@ -120,10 +127,10 @@ def _copies(draft: ArgumentDraft, fitting: int) -> int:
 
 def _worker_cap(draft: ArgumentDraft) -> Setting | None:
     """The setting that bounds the copies: SageMaker's count, else the most special one."""
-    server = draft.settings.server
+    server = draft.settings.server.details
     general = server.get("maxWorkers")
     names = ["gpu.maxWorkers", "maxWorkers", "max_workers"]
-    if general is not None and general.origin.startswith("SAGEMAKER_"):
+    if general is not None and general.origin.kind is OriginKind.PLATFORM:
         names = ["maxWorkers"]
     found = [server[name] for name in names if name in server]
     caps = [setting for setting in found if isinstance(setting.value, int) and setting.value > 0]
@@ -141,7 +148,7 @@ def check_lmcache_workers(draft: ArgumentDraft) -> None:
 
 def _chosen_devices(draft: ArgumentDraft) -> list[int]:
     """The first device of every copy that load_on_devices asks for; empty for all devices."""
-    setting = draft.settings.server["load_on_devices"]
+    setting = draft.settings.server.details["load_on_devices"]
     text = str(setting.value).strip()
     if text in ("*", "") or not setting.is_set:
         return []

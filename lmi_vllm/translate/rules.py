@@ -5,8 +5,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Setting
+from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.table import is_store
 from lmi_vllm.translate.draft import ArgumentDraft
@@ -59,7 +60,7 @@ def tokenizer_mode(draft: ArgumentDraft) -> None:
 
 def task(draft: ArgumentDraft) -> None:
     """Runner and convert of the task; explicit ones win."""
-    setting = draft.settings.options["task"]
+    setting = draft.settings.model.details["task"]
     text = str(setting.value)
     if setting.is_set and text not in _TASKS:
         draft.warn(
@@ -138,7 +139,7 @@ def lora(draft: ArgumentDraft) -> None:
             if rounded != rank.value:
                 draft.warn(f"{rank.stated} is rounded up to {rounded}, which vLLM has")
             draft.put("max_lora_rank", rounded, rank.origin)
-    cpu, slots = draft.given("max_cpu_loras"), draft.settings.options.get("max_loras")
+    cpu, slots = draft.given("max_cpu_loras"), draft.settings.model.detail("max_loras")
     if cpu is None or slots is None:
         return
     if isinstance(cpu.value, int) and isinstance(slots.value, int) and cpu.value < slots.value:

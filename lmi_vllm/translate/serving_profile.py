@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lmi_vllm.config.resolved import Settings
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.messages import MediaPolicy, ModelArtifacts, RequestLimits, ServingProfile
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
@@ -19,26 +19,26 @@ def build_serving_profile(settings: Settings, model: ModelArtifacts | None) -> S
         model_name=model.name if model is not None else "model",
         served_names=_served_names(arguments.get("served_model_name")),
         task=served_task(arguments),
-        output_formatter=_text(settings.option_value("output_formatter")),
-        tgi_compat=settings.option_value("tgi_compat") is True,
-        stream_logprobs=settings.option_value("stream_logprobs") is not False,
-        normalize=settings.option_value("normalize") is not False,
-        enable_lora=settings.option_value("enable_lora") is True,
-        job_queue_size=_integer(settings.server_value("job_queue_size")),
-        max_request_size=_integer(settings.server_value("max_request_size")),
-        predict_timeout=_seconds(settings.server_value("predict_timeout")),
-        chunked_read_timeout=_seconds(settings.server_value("chunked_read_timeout")),
-        enable_auto_tool_choice=settings.option_value("enable_auto_tool_choice") is True,
-        tool_call_parser=_text(settings.option_value("tool_call_parser")),
-        reasoning_parser=_text(settings.option_value("reasoning_parser")),
-        chat_template=_text(settings.option_value("chat_template")),
-        chat_template_content_format=str(settings.option_value("chat_template_content_format")),
+        output_formatter=settings.model.output_formatter,
+        tgi_compat=settings.model.tgi_compat,
+        stream_logprobs=settings.model.stream_logprobs,
+        normalize=settings.model.normalize,
+        enable_lora=settings.model.enable_lora,
+        job_queue_size=settings.server.job_queue_size,
+        max_request_size=settings.server.max_request_size,
+        predict_timeout=settings.model.predict_timeout,
+        chunked_read_timeout=settings.server.chunked_read_timeout,
+        enable_auto_tool_choice=settings.model.enable_auto_tool_choice,
+        tool_call_parser=settings.model.tool_call_parser,
+        reasoning_parser=settings.model.reasoning_parser,
+        chat_template=settings.model.chat_template,
+        chat_template_content_format=settings.model.chat_template_content_format,
         uses_priority=arguments.get("scheduling_policy") == "priority",
         limits=_limits(settings, arguments),
         media=MediaPolicy(
-            allows_private=settings.server_value("LMI_MEDIA_ALLOW_PRIVATE") is True,
-            max_bytes=_integer(settings.server_value("LMI_MEDIA_MAX_SIZE")),
-            seconds=_seconds(settings.server_value("LMI_MEDIA_TIMEOUT")),
+            allows_private=settings.server.lmi_media_allow_private,
+            max_bytes=settings.server.lmi_media_max_size,
+            seconds=settings.server.lmi_media_timeout,
         ),
     )
 
@@ -47,12 +47,12 @@ def _limits(settings: Settings, arguments: Mapping[str, object]) -> RequestLimit
     """What one request may ask for; max_logprobs is the engine's."""
     max_logprobs = arguments.get("max_logprobs")
     return RequestLimits(
-        max_sequences=_integer(settings.server_value("LMI_MAX_SEQUENCES")),
-        max_stop_strings=_integer(settings.server_value("LMI_MAX_STOP_STRINGS")),
-        max_stop_length=_integer(settings.server_value("LMI_MAX_STOP_LENGTH")),
-        max_logit_bias=_integer(settings.server_value("LMI_MAX_LOGIT_BIAS")),
-        max_grammar_size=_integer(settings.server_value("LMI_MAX_GRAMMAR_SIZE")),
-        grammar_timeout=_seconds(settings.server_value("LMI_GRAMMAR_TIMEOUT")),
+        max_sequences=settings.server.lmi_max_sequences,
+        max_stop_strings=settings.server.lmi_max_stop_strings,
+        max_stop_length=settings.server.lmi_max_stop_length,
+        max_logit_bias=settings.server.lmi_max_logit_bias,
+        max_grammar_size=settings.server.lmi_max_grammar_size,
+        grammar_timeout=settings.server.lmi_grammar_timeout,
         max_logprobs=_DEFAULT_MAX_LOGPROBS if max_logprobs is None else int(str(max_logprobs)),
     )
 

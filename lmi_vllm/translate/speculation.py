@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.model_config import read_directory
-from lmi_vllm.config.resolved import Setting
+from lmi_vllm.config.setting import Setting
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft

@@ -25,12 +25,9 @@ SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
 def traces(draft: ArgumentDraft) -> None:
     """Hand the endpoint to the engine, unless it has one of its own."""
     server = draft.settings.server
-    protocol = ""
-    for name in (TRACES_PROTOCOL, PROTOCOL):
-        setting = server.get(name)
-        protocol = protocol or str((setting and setting.value) or "")
+    protocol = server.otel_exporter_otlp_traces_protocol or server.otel_exporter_otlp_protocol or ""
     for name in (TRACES_ENDPOINT, ENDPOINT):
-        setting = server.get(name)
+        setting = server.detail(name)
         if setting is None or not setting.value or ARGUMENT in draft.values:
             continue
         url = str(setting.value)

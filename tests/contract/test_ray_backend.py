@@ -4,12 +4,13 @@ import pytest
 
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.origin import Origin, OriginKind
 
 pytestmark = pytest.mark.vllm
 ray_utils = pytest.importorskip("vllm.v1.executor.ray_utils", reason="needs vLLM: make setup")
 ORIGINS = {
-    "distributed_executor_backend": "OPTION_WORKER_USE_RAY",
-    "data_parallel_backend": "serving.properties",
+    "distributed_executor_backend": Origin(OriginKind.VARIABLE, "OPTION_WORKER_USE_RAY"),
+    "data_parallel_backend": Origin(OriginKind.FILE, "serving.properties"),
 }
 INSTEAD = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for several"
 

@@ -17,7 +17,8 @@ ENGINE = r"engine\.base\..*"
 # No room of the core is allowed `extras`; an extra may import the core and itself.
 ROOMS = {
     "errors": r"",
-    "messages": r"",
+    "messages": r"origin\..*",
+    "origin": r"",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.ArgumentDraft|web\.routes\.RouteGroup"
@@ -51,8 +52,8 @@ LIBRARIES = {
     "vllm": r"engine/vllm/\w+\.py|extras/(legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py|engine/media_fetch\.py"
     r"|extras/(bench/http_client|api_docs/\w+|console/\w+|front_ends/\w+)\.py",
-    "pydantic_settings": r"config/settings\.py",
-    "pydantic": r"config/settings\.py|inference/request/parameters\.py"
+    "pydantic_settings": r"config/(settings|layers|options/row)\.py",
+    "pydantic": r"config/(settings|layers|options/row)\.py|inference/request/parameters\.py"
     r"|(engine/vllm/(openai|routes)|extras/seq2seq/requests)\.py",
     "boto3": AWS,
     "botocore": AWS,

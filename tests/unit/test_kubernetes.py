@@ -51,7 +51,7 @@ def test_environment_holds_only_settings_that_exist() -> None:
 def test_grace_period_covers_stop_hook_drain_and_engine() -> None:
     """Kubernetes counts preStop into the grace period, and kills at its end."""
     environ = {item["name"]: item["value"] for item in server_container()["env"]}
-    drain = load_settings(environ).server_value("shutdown_timeout")
+    drain = load_settings(environ).server.shutdown_timeout
     wait = int(server_container()["lifecycle"]["preStop"]["exec"]["command"][1])
     grace = load("deployment.yaml")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert isinstance(drain, int | float)
@@ -64,7 +64,7 @@ def test_probes_ask_routes_that_exist_and_wait_for_the_model() -> None:
     probes = {kind: container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
     paths = {kind: probe["httpGet"]["path"] for kind, probe in probes.items()}
     assert paths == {"startup": "/ping", "readiness": "/ready", "liveness": "/live"}
-    limit = load_settings({}).option_value("model_loading_timeout")
+    limit = load_settings({}).model.model_loading_timeout
     assert probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"] >= limit
 
 

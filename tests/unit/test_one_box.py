@@ -18,7 +18,7 @@ COMPOSE = CONFIG / "compose" / "compose.yaml"
 
 def drain_seconds() -> float:
     """Return how long a shutdown waits for requests by default."""
-    seconds = load_settings({}).server_value("shutdown_timeout")
+    seconds = load_settings({}).server.shutdown_timeout
     assert isinstance(seconds, int | float)
     return seconds
 

@@ -157,9 +157,9 @@ def test_table_states_our_defaults() -> None:
     """The figures of the contract table are those of the option table."""
     table = (FOLDER / "README.md").read_text()
     settings = load_settings({})
-    assert f"`option.predict_timeout`, {settings.option_value('predict_timeout')} s" in table
-    loading = settings.option_value("model_loading_timeout")
+    assert f"`option.predict_timeout`, {settings.model.predict_timeout} s" in table
+    loading = settings.model.model_loading_timeout
     assert f"`option.model_loading_timeout`, {loading} s" in table
-    drain = settings.server_value("shutdown_timeout")
+    drain = settings.server.shutdown_timeout
     assert f"`SERVING_SHUTDOWN_TIMEOUT`, {drain} s" in table
-    assert settings.server_value("max_request_size") == 64 << 20
+    assert settings.server.max_request_size == 64 << 20

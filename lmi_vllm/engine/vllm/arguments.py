@@ -28,7 +28,7 @@ class _RaisingParser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore
 
 
 def parse_vllm_arguments(
-    values: Mapping[str, object], origins: Mapping[str, str] | None = None
+    values: Mapping[str, object], origins: Mapping[str, object] | None = None
 ) -> Namespace:
     """Return the namespace `vllm serve` would have for `values`; `origins` go into errors.
 

@@ -13,7 +13,7 @@ _BACKENDS: Final = ("distributed_executor_backend", "data_parallel_backend")
 _OTHERWISE: Final = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for several"
 
 
-def ray_problems(values: Mapping[str, object], origins: Mapping[str, str]) -> list[str]:
+def ray_problems(values: Mapping[str, object], origins: Mapping[str, object]) -> list[str]:
     """Why the arguments that ask for Ray cannot have it; empty where they can, or none asks."""
     asked = [f"{name}=ray ({origins.get(name, 'default')})" for name in _BACKENDS
              if values.get(name) == "ray"]  # fmt: skip

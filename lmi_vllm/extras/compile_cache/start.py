@@ -202,7 +202,7 @@ class CompileCache:
 
 def compile_cache(start: PlannedStart) -> CompileCache | None:
     """The cache of this start; None without LMI_CACHE_URI, in secure mode, or without a disk."""
-    uri = start.settings.server_value(SETTING)
+    uri = start.settings.server.lmi_cache_uri
     if not uri or start.engine != "vllm" or read_secure_mode(start.environ) is not None:
         return None
     environ = {**start.environ, **start.settings.environment_exports}

@@ -69,7 +69,7 @@ class ConsoleOptions:
 
 def console(context: ListenerContext) -> RouteGroup | None:
     """Return the console of a listener; by itself only where no stranger sees it."""
-    wanted = context.settings.server_value("LMI_CONSOLE")
+    wanted = context.settings.server.lmi_console
     is_private = context.has_key or context.address.is_loopback
     if wanted != "on" and not (wanted == "auto" and is_private):
         return None

@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.config.front_end_rules import NAME as PROCESSES
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine, OtherClients
@@ -314,5 +313,5 @@ def several(
     service: InferenceService, settings: Settings, environ: Mapping[str, str]
 ) -> SeveralFrontEnds | None:
     """Return the processes that LMI_FRONTEND_PROCESSES asks for; None where it is one."""
-    count = int(str(settings.server_value(PROCESSES)))
+    count = settings.server.lmi_frontend_processes
     return SeveralFrontEnds(count, service, environ) if count > 1 else None

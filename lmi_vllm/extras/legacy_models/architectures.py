@@ -13,11 +13,12 @@ from typing import Final
 
 from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _Config = Mapping[str, object]
-_ORIGIN: Final = "the model's architecture"
+_ORIGIN: Final = Origin(OriginKind.DERIVED, "the model's architecture")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,10 @@ from typing import Final
 from lmi_vllm.config.options import ENV, FILE, SERVER_SETTINGS, EffectWord
 from lmi_vllm.config.parsers import words
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
-from lmi_vllm.config.resolved import Setting
 from lmi_vllm.config.secrets import is_secret, mask_text, mask_value
+from lmi_vllm.config.setting import FILE_PREFIX, Setting
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.config.variable_names import (
-    FILE_PREFIX,
     OPTION_PREFIX,
     SERVING_PREFIX,
     find_option,
@@ -234,8 +233,8 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
     warnings = (*settings.warnings, *translation.warnings)
     unnamed = [*settings.errors, *translation.errors]
     texts = _texts_by_origin(environ, file)
-    for setting in (*settings.options.values(), *settings.server.values()):
-        is_ours = not setting.origin.startswith("SERVING_MODEL_STORE")
+    for setting in settings.all_details():
+        is_ours = setting.origin.name != "SERVING_MODEL_STORE"
         if not setting.is_set or not is_ours or setting.name.isupper():
             continue
         source = _as_written(setting, texts)
@@ -248,7 +247,7 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
             migration.carry(source, _carry_setting(setting, said))
     for error in unnamed:
         migration.steps.append(Step("refused", "(check)", why=error))
-    for setting in settings.extra:
+    for setting in settings.others:
         if setting.effect == EffectWord.UNKNOWN:
             migration.steps.append(Step("refused", setting.label, why=setting.note))
     return migration
@@ -257,12 +256,12 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
 def _texts_by_origin(environ: Mapping[str, str], file: PropertiesFile | None) -> Mapping[str, str]:
     """What stands at each place a value can come from, before anything is made of it."""
     entries = file.entries if file is not None else ()
-    return {**environ, **{file.origin(entry): entry.value for entry in entries if file}}
+    return {**environ, **{str(file.origin(entry)): entry.value for entry in entries if file}}
 
 
 def _as_written(setting: Setting, texts: Mapping[str, str]) -> str:
     """Name, text and place of a setting as somebody wrote them; secrets masked."""
-    text = texts.get(setting.origin)
+    text = texts.get(str(setting.origin))
     if text is None:
         return setting.stated
     name = setting.written or setting.name

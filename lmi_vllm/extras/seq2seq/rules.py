@@ -11,12 +11,14 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model_config import read_directory
-from lmi_vllm.config.front_end_rules import NAME as PROCESSES
-from lmi_vllm.config.resolved import DEFAULT_ORIGIN, Settings
+from lmi_vllm.config.listen import PROCESSES
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
+from lmi_vllm.translate.parallel import FREE_GPUS
 
 ARCHITECTURES: Final = frozenset(
     {
@@ -91,7 +93,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         ),
     }
 )
-_COPIES: Final = "free GPUs"  # where copies come from that nobody asked for (parallel.py)
 _SETTINGS: Final = ("enable_auto_tool_choice", "tool_call_parser", "enable_reasoning")
 
 
@@ -135,10 +136,10 @@ def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterat
     if stored.get("quantization_config") is not None:
         yield f"quantization_config in config.json: {why_here}, which reads plain weights only"
     for name in _SETTINGS:
-        setting = settings.options.get(name)
+        setting = settings.model.detail(name)
         if setting is not None and setting.is_set and setting.value not in (None, False):
             yield f"{setting.stated}: {why_here}, which has no parsers"
-    processes = settings.server.get(PROCESSES)
+    processes = settings.server.detail(PROCESSES)
     if processes is not None and processes.value not in (None, 1):
         yield f"{processes.stated}: {why_here}, which lives in one process"
 
@@ -153,7 +154,7 @@ def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterato
         if name in _UNUSED:
             stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
             yield f"{stated} has no effect on the Transformers engine, which {_UNUSED[name]}"
-    cache = settings.server.get("LMI_CACHE_URI")
+    cache = settings.server.detail("LMI_CACHE_URI")
     if cache is not None and cache.value:
         yield "LMI_CACHE_URI has no effect on the Transformers engine, which compiles nothing"
 
@@ -161,7 +162,7 @@ def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterato
 def _set(arguments: EngineArguments) -> Iterator[tuple[str, object]]:
     """The arguments that somebody set to something."""
     for name, value in arguments.values.items():
-        is_default = arguments.origins.get(name, DEFAULT_ORIGIN) in (DEFAULT_ORIGIN, _COPIES)
+        is_default = arguments.origins.get(name, DEFAULT_ORIGIN) in (DEFAULT_ORIGIN, FREE_GPUS)
         is_nothing = value is None or value is False or value in _NEUTRAL.get(name, ())
         if not is_default and not is_nothing:
             yield name, value

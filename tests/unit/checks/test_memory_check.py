@@ -6,7 +6,7 @@ import pytest
 
 from lmi_vllm.checks.memory import MIB, free_gpu_memory, free_host_memory, memory_errors
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.config.resolved import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings, load_settings
 
 

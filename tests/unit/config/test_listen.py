@@ -45,7 +45,7 @@ def test_listen_plan(environ: dict[str, str], plan: ListenPlan) -> None:
     """What is configured is what opens; left out ports are upstream's."""
     settings = load_settings(environ)
     assert settings.errors == ()
-    assert listen_plan(settings) == plan
+    assert listen_plan(settings.server) == plan
 
 
 FAULTS = {
@@ -75,7 +75,7 @@ def test_listen_faults_are_start_up_errors(environ: dict[str, str], said: str) -
 def test_listen_plan_flag_beats_unix() -> None:
     """`--port 0` asks for a port, also over a socket path."""
     settings = load_settings({"SERVING_INFERENCE_ADDRESS": "unix:/s"}, CommandLine(port=0))
-    assert listen_plan(settings).inference == ListenAddress("http", HERE, 0)
+    assert listen_plan(settings.server).inference == ListenAddress("http", HERE, 0)
 
 
 def test_console_setting_is_one_of_three() -> None:

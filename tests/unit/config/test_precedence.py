@@ -6,6 +6,7 @@ import pytest
 
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.settings import CommandLine, load_settings
+from lmi_vllm.origin import Origin, OriginKind
 from tests.unit.conftest import ExplainRun
 
 MODEL_ORDER = (  # file, environment, server or option name, value, origin
@@ -60,12 +61,14 @@ def test_server_keys_take_environment_over_flags_over_file(tmp_path: Path) -> No
     environ = {"SERVING_MODEL_STORE": "/e", "SAGEMAKER_MAX_REQUEST_SIZE": "9"}
     flags = CommandLine(config_file=str(config), model_store="/f", models="f=/f")
     settings = load_settings(environ, flags)
-    assert settings.server_value("model_store") == "/e"
-    assert settings.server_value("load_models") == "f=/f"
-    assert settings.server_value("max_request_size") == 9
-    assert settings.server_value("chunked_read_timeout") == 7
-    assert settings.server["chunked_read_timeout"].origin == f"{config} line 4"
-    assert settings.server_value("request_id_header_key") == "x-request-id"
+    assert settings.server.model_store == "/e"
+    assert settings.server.load_models == "f=/f"
+    assert settings.server.max_request_size == 9
+    assert settings.server.chunked_read_timeout == 7
+    assert settings.server.details["chunked_read_timeout"].origin == Origin(
+        OriginKind.FILE, str(config), 4
+    )
+    assert settings.server.request_id_header_key == "x-request-id"
 
 
 REQUEST_SIZES = (
@@ -179,10 +182,10 @@ def test_properties_of_the_prefix_count_only_without_a_file_in_the_store(tmp_pat
     """One serving.properties applies; a second one is named in a warning."""
     fetched = parse_properties("option.max_loras=7", "s3://b/p/serving.properties")
     environ = {"SERVING_MODEL_STORE": str(tmp_path), "HF_MODEL_ID": "s3://b/p/"}
-    assert load_settings(environ, extra_properties=fetched).option_value("max_loras") == 7
+    assert load_settings(environ, extra_properties=fetched).model.max_loras == 7
     (tmp_path / "serving.properties").write_text("option.max_loras=2")
     settings = load_settings(environ, extra_properties=fetched)
-    assert settings.option_value("max_loras") == 2
+    assert settings.model.max_loras == 2
     assert [text for text in settings.warnings if "s3://b/p/serving.properties" in text]
 
 
@@ -192,16 +195,16 @@ def test_directory_named_as_model_brings_its_own_properties(tmp_path: Path) -> N
     environ = {"SERVING_MODEL_STORE": "/nonexistent"}
     hub = load_settings(environ | {"HF_MODEL_ID": str(tmp_path)})
     flag = load_settings(environ, CommandLine(model=str(tmp_path)))
-    assert hub.option_value("max_loras") == flag.option_value("max_loras") == 3
+    assert hub.model.max_loras == flag.model.max_loras == 3
 
 
 def test_demo_serves_the_embedded_directory_whatever_is_configured() -> None:
     """--demo wins over every other source of a model."""
     environ = {"HF_MODEL_ID": "a/b", "HF_REVISION": "r", "SERVING_LOAD_MODELS": "NONE"}
     settings = load_settings(environ, CommandLine(demo=True))
-    assert str(settings.option_value("model_id")).endswith("demo/model")
-    assert settings.option_value("revision") is None
-    assert settings.server_value("load_models") == "ALL"
+    assert settings.model.model_id.endswith("demo/model")
+    assert settings.model.revision is None
+    assert settings.server.load_models == "ALL"
 
 
 def test_unreadable_config_file_is_an_error() -> None:

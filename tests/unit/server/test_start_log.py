@@ -4,6 +4,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.server.start_log import StartSummary
 
@@ -11,9 +12,8 @@ from lmi_vllm.server.start_log import StartSummary
 def summary(given: int) -> StartSummary:
     """Return the summary of a start with so many arguments set, and one at its default."""
     values = {f"argument_{number}": number for number in range(given)}
-    origins = dict.fromkeys(values, "/opt/ml/model/serving.properties line 2") | {
-        "model": "--model"
-    }
+    file = Origin(OriginKind.FILE, "/opt/ml/model/serving.properties", 2)
+    origins = dict.fromkeys(values, file) | {"model": Origin(OriginKind.FLAG, "--model")}
     values |= {"quiet": 1, "model": "/m"}
     lifecycle = Lifecycle()
     lifecycle.start.enter(Phase.ENGINE)

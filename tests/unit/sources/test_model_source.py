@@ -127,7 +127,7 @@ def test_archive_is_a_model_once_unpacked(
     assert located.directory.is_relative_to(tmp_path / "cache")
     assert (located.directory / "config.json").read_bytes() == b"{}"
     settings = load_settings({"SERVING_MODEL_STORE": str(store), **environ})
-    assert settings.option_value("dtype") == "float16", "the archive's own serving.properties"
+    assert settings.model.dtype == "float16", "the archive's own serving.properties"
     assert [path.name for path in store.iterdir()] == [name], "the store is only read"
 
 

@@ -72,7 +72,7 @@ def test_arguments_say_where_they_are_from() -> None:
     environ = LWS | {"LWS_WORKER_INDEX": "1"}
     result = translate(load_settings(environ), None, Devices(2))
     names = ("nnodes", "node_rank", "master_addr", "master_port")
-    assert [result.arguments.origins[name] for name in names] == [
+    assert [str(result.arguments.origins[name]) for name in names] == [
         "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "default",
     ]  # fmt: skip
 

@@ -229,7 +229,7 @@ GOOD = ("/mnt/caches", "caches", "file:///mnt/caches", "s3://bucket", "s3://buck
 def test_setting_takes_folders_and_prefixes(uri: str) -> None:
     """As LMI_CACHE_URI."""
     settings = load_settings({"LMI_CACHE_URI": uri})
-    assert settings.server_value("LMI_CACHE_URI") == uri
+    assert settings.server.lmi_cache_uri == uri
     assert not settings.errors
 
 

@@ -217,8 +217,8 @@ def test_output_is_a_file_that_reads_back_the_same(tmp_path: Path, migrated: Mig
     _, document = migrated({}, "--output", str(target), "--", *flags)
     settings = load_settings({}, extra_properties=parse_properties(target.read_text()))
     assert settings.errors == ()
-    assert settings.option_value("hf_overrides") == {"a": "b\\nc"}
-    assert settings.option_value("chat_template") == " {{ x }}\n= y"
+    assert settings.model.hf_overrides == {"a": "b\\nc"}
+    assert settings.model.chat_template == " {{ x }}\n= y"
     assert target.read_text() == as_properties(document["properties"])
 
 
@@ -321,8 +321,8 @@ def test_environment_format_means_what_the_source_meant(
     before = load_settings(read_variables(sample.read_text()))
     after = load_settings(read_variables(capsys.readouterr().out) | {"LMI_STRICT": "true"})
     assert not after.errors
-    for name, setting in before.options.items():
-        assert after.option_value(name) == setting.value, name
+    for name, setting in before.model.details.items():
+        assert after.model.details[name].value == setting.value, name
 
 
 def test_what_has_no_variable_is_left_to_the_file(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from lmi_vllm.checks.model import check_model
 from lmi_vllm.checks.model_shape import read_shape
-from lmi_vllm.config.resolved import Settings
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.extras.seq2seq.rules import encoder_decoder
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import Devices
 
@@ -106,7 +107,9 @@ def test_tuning_of_vllm_is_a_warning(explained: Callable[..., Any], tmp_path: Pa
 def test_fetched_model_is_checked_too(tmp_path: Path) -> None:
     """Of a hub id the architecture is known only once it is here."""
     model = str(write(tmp_path))
-    arguments = EngineArguments({"model": model, "enable_lora": True}, {"enable_lora": "a file"})
+    arguments = EngineArguments(
+        {"model": model, "enable_lora": True}, {"enable_lora": Origin(OriginKind.FILE, "a file")}
+    )
     artifacts = ModelArtifacts("m", model, model)
     found = translate_checkpoint(Settings(), artifacts, Devices(), arguments)
     assert any("enable_lora=True (a file)" in error for error in found.errors)

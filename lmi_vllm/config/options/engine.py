@@ -1,0 +1,117 @@
+"""How the engine runs the model: devices, batches, speculation, KV transfer."""
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import (
+    DROPPED,
+    OTHER_BACKENDS,
+    Section,
+    computes,
+    maps_to,
+    no_effect,
+    option,
+    ours,
+    warns,
+)
+
+
+class Parallel(Section):
+    """Over which devices the model is spread, and how often."""
+
+    section = "Devices and copies"
+
+    # fmt: off
+    tensor_parallel_degree: int | str = option(parse.parallel_degree,
+        computes("tensor_parallel_size"), aliases=("tensor_parallel_size",), default="max",
+        values="number, max", note="GPUs that share one copy of the model; max: all of them "
+        "divided by the pipeline degree.")
+    pipeline_parallel_degree: int = option(parse.pipeline_degree,
+        computes("pipeline_parallel_size"), aliases=("pipeline_parallel_size",), default=1,
+        values="number", note="Stages one copy of the model is cut into.")
+    data_parallel_size: int | None = option(parse.as_vllm, computes("data_parallel_size"),
+        values="number", note="Copies of the model; unset: as many as the GPUs allow, one with "
+        "LoRA.")
+    device_ids: list[int | str] | None = option(parse.as_vllm, maps_to("device_ids"), values="list",
+        note="The physical GPUs to use.")
+    enable_expert_parallel: bool | None = option(parse.as_vllm, maps_to("enable_expert_parallel"),
+        values="bool", note="Spread experts instead of slicing each.")
+    worker_use_ray: bool | None = option(parse.boolean, computes("distributed_executor_backend"),
+        note="true means distributed_executor_backend=ray.", section=DROPPED)
+    use_custom_all_reduce: bool | None = option(parse.boolean,
+        computes("disable_custom_all_reduce"), section=OTHER_BACKENDS,
+        note="false means disable_custom_all_reduce=true.")
+    device: str | None = option(parse.any_text, warns("vLLM finds the device itself"))
+    # fmt: on
+
+
+class Batching(Section):
+    """What the engine computes at once, and with which memory."""
+
+    section = "Batching, memory and speed"
+
+    # fmt: off
+    max_rolling_batch_size: int = option(parse.positive_int, maps_to("max_num_seqs"),
+        aliases=("max_num_seqs",), default=256, values="number >= 1",
+        note="Sequences the engine runs at once, per copy.")
+    max_rolling_batch_prefill_tokens: int | None = option(parse.positive_human_int,
+        maps_to("max_num_batched_tokens"), aliases=("max_num_batched_tokens",), values="tokens",
+        note="Tokens the engine computes in one step.")
+    gpu_memory_utilization: float | None = option(parse.fraction, maps_to("gpu_memory_utilization"),
+        values="0 < x <= 1", note="Share of GPU memory the engine takes; unset: vLLM's own "
+        "default.")
+    cpu_offload_gb_per_gpu: float = option(parse.gigabytes, maps_to("cpu_offload_gb"),
+        aliases=("cpu_offload_gb",), default=0.0, values="GB",
+        note="Weights kept in host memory, per GPU; nothing moves on a CPU.")
+    enforce_eager: bool | None = option(parse.boolean, maps_to("enforce_eager"), values="bool",
+        note="true: no CUDA graphs; slower, starts faster.")
+    enable_chunked_prefill: bool | None = option(parse.boolean, maps_to("enable_chunked_prefill"),
+        values="bool", note="Unset: the engine decides, normally on.")
+    enable_prefix_caching: bool | None = option(parse.boolean, maps_to("enable_prefix_caching"),
+        values="bool", note="Reuse the KV cache of equal prompt beginnings.")
+    disable_sliding_window: bool | None = option(parse.boolean, maps_to("disable_sliding_window"),
+        values="bool", note="Cap the context at the sliding window.")
+    limit_mm_per_prompt: dict[str, object] | None = option(parse.modality_limits,
+        maps_to("limit_mm_per_prompt"), values='`{"image": 4}` or `image=4`',
+        note="Images, videos or sounds allowed in one prompt.")
+    rolling_batch: str = option(parse.any_text, no_effect(), default="auto",
+        values="auto, vllm, disable", note="Kept for LMI's sake: continuous batching is always on.")
+    batch_size: str | None = option(parse.any_text,
+        warns("continuous batching is always on", quiet_for=("1",)))
+    # fmt: on
+
+
+class Speculative(Section):
+    """Tokens guessed ahead."""
+
+    section = "Speculative decoding"
+
+    # fmt: off
+    speculative_draft_model: str | None = option(parse.plain_text, computes("speculative_config"),
+        aliases=("draft_model_id",), values="hub id, `s3://…`, path",
+        note="The small model that guesses ahead.")
+    speculative_length: int | None = option(parse.positive_int, computes("speculative_config"),
+        aliases=("spec_length",), values="number",
+        note="Tokens guessed per step; 5 when a draft model is set.")
+    draft_model_tp_size: int | None = option(parse.positive_int, computes("speculative_config"),
+        values="1 or the tensor parallel degree",
+        note="GPUs the draft model uses; 1 when a draft model is set.")
+    speculative_config: dict[str, object] | None = option(parse.as_vllm,
+        computes("speculative_config"), values="JSON",
+        note="vLLM's own form; not beside the three above.")
+    record_acceptance_rate: str | None = option(parse.any_text, warns("vLLM logs the acceptance "
+        "rate by itself", quiet_for=("false", "False", "FALSE")))
+    # fmt: on
+
+
+class Lmcache(Section):
+    """KV caches outside of the engine."""
+
+    section = "LMCache and KV transfer"
+
+    # fmt: off
+    kv_transfer_config: dict[str, object] | None = option(parse.as_vllm,
+        computes("kv_transfer_config"), values="JSON", note="KV connector; kv_role is mandatory.")
+    lmcache_config_file: str | None = option(parse.plain_text, ours(), values="path",
+        note="Exported as LMCACHE_CONFIG_FILE; relative to the model directory.")
+    lmcache_auto_config: bool = option(parse.boolean, computes("kv_transfer_config"), default=False,
+        note="Size LMCache from the machine's memory and disk.")
+    # fmt: on

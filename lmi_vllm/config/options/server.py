@@ -1,0 +1,139 @@
+"""Settings of the server: written without a prefix, or `SERVING_<NAME>`."""
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import (
+    ENV,
+    EVERYWHERE,
+    FILE,
+    SERVER_LEVEL,
+    Section,
+    computes,
+    failure_window,
+    ignored,
+    no_effect,
+    option,
+    ours,
+    status,
+    warns,
+    workers,
+)
+
+
+class ServerKeys(Section):
+    """serving.properties without `option.`, config.properties, `SERVING_<NAME>`."""
+
+    section = "Server"
+
+    # fmt: off
+    engine: str = option(parse.any_text, no_effect(), default="Python", written=(FILE,),
+        values="Python", note="LMI's engine; MPI, DeepSpeed and FasterTransformer are read as "
+        "Python.")
+    job_queue_size: int = option(parse.positive_int, ours(), default=1000, written=EVERYWHERE,
+        values="number >= 1", note="Requests in flight; one more gets the throttle code.")
+    batch_size: str | None = option(parse.any_text,
+        warns("continuous batching is always on", quiet_for=("1",)), written=EVERYWHERE)
+    max_dynamic_batch_size: str | None = option(parse.any_text,
+        warns("continuous batching is always on", quiet_for=("1",)), written=(FILE,))
+    max_batch_delay: str | None = option(parse.any_text,
+        no_effect("requests never wait for a batch"), aliases=("option.max_batch_delay",),
+        written=EVERYWHERE)
+    max_idle_time: str | None = option(parse.any_text, no_effect("there is no worker to stop"),
+        aliases=("option.max_idle_time",), written=EVERYWHERE)
+    file_min_workers: int | None = workers("Kept for LMI's sake: every copy runs from the start.",
+        name="minWorkers")
+    file_max_workers: int | None = workers("Most copies of the model.", name="maxWorkers")
+    gpu_min_workers: int | None = workers("As minWorkers, on GPUs.", name="gpu.minWorkers")
+    gpu_max_workers: int | None = workers("As maxWorkers, on GPUs.", name="gpu.maxWorkers")
+    cpu_min_workers: int | None = workers("As minWorkers, without GPU.", name="cpu.minWorkers")
+    cpu_max_workers: int | None = workers("As maxWorkers, without GPU.", name="cpu.maxWorkers")
+    min_workers: int | None = option(parse.count, ours(), written=(ENV,), values="number",
+        note="minWorkers where the file has none.")
+    max_workers: int | None = option(parse.count, ours(), written=(ENV,), values="number",
+        note="maxWorkers where the file has none.")
+    load_on_devices: str = option(parse.plain_text, computes("device_ids", "data_parallel_size"),
+        aliases=("option.load_on_devices",), default="*", written=EVERYWHERE,
+        values="`*`, `2`, `0;2`", note="GPUs to use: one number is the first, several are one copy "
+        "each.")
+    retry_threshold: int = option(parse.count, ours(), default=0, written=(FILE, ENV),
+        values="number", note="Engine failures tolerated before the process ends.")
+    required_memory_mb: int = option(parse.whole_number, ours(), default=0, written=(FILE,),
+        values="MiB", note="Free memory demanded before loading.")
+    reserved_memory_mb: int = option(parse.whole_number, ours(), default=500, written=EVERYWHERE,
+        values="MiB", note="Memory that must stay free.")
+    gpu_required_memory_mb: int | None = option(parse.whole_number, ours(),
+        name="gpu.required_memory_mb", written=(FILE,), values="MiB",
+        note="As required_memory_mb, on each GPU.")
+    gpu_reserved_memory_mb: int | None = option(parse.whole_number, ours(),
+        name="gpu.reserved_memory_mb", written=(FILE,), values="MiB",
+        note="As reserved_memory_mb, on each GPU.")
+    log_request_metric: bool = option(parse.boolean, ours(), default=False, written=(FILE,),
+        note="Log latency and throughput of requests.")
+    metrics_aggregation: int = option(parse.positive_int, ours(), default=1000, written=(FILE,),
+        values="requests", note="Requests between two such lines.")
+    inference_address: str = option(parse.address, ours(), default="http://127.0.0.1:8080",
+        written=SERVER_LEVEL, values="`http://host:port`", note="Where requests are answered.")
+    management_address: str | None = option(parse.address, ours(), written=SERVER_LEVEL,
+        values="`http://host:port`", note="A second listener with the management routes; unset: "
+        "the same one.")
+    cluster_address: str | None = option(parse.address, no_effect("there is one process"),
+        written=SERVER_LEVEL)
+    load_models: str = option(parse.plain_text, ours(), default="ALL", written=SERVER_LEVEL,
+        values="ALL, NONE, or `[name=]url`", note="Which models of the store are served.")
+    model_store: str = option(parse.plain_text, ours(), default="/opt/ml/model",
+        written=SERVER_LEVEL, values="path", note="Where the model directory is.")
+    model_url_pattern: str | None = ignored()
+    wait_model_loading: str | None = ignored("/ping is never 200 before the model answers")
+    allow_multi_status: str | None = ignored("there is one model")
+    max_request_size: int = option(parse.positive_int, ours(), default=64 << 20,
+        written=SERVER_LEVEL, values="bytes", note="Largest request body.")
+    chunked_read_timeout: float = option(parse.seconds, ours(), default=120, is_lenient=True,
+        written=SERVER_LEVEL, values="seconds", note="Longest silence in a streamed reply.")
+    cors_allowed_origin: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
+        note="Access-Control-Allow-Origin.")
+    cors_allowed_methods: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
+        note="Access-Control-Allow-Methods.")
+    cors_allowed_headers: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
+        note="Access-Control-Allow-Headers.")
+    error_rate_wlm: str | None = failure_window()
+    error_rate_server: str | None = failure_window()
+    error_rate_any: str | None = failure_window()
+    error_rate_model: str | None = ignored("it is never counted upstream either")
+    bad_request_http_code: int = status(400, "Answer to a request the server cannot read.")
+    wlm_error_http_code: int = status(503, "Answer while no worker is available.")
+    throttle_error_http_code: int = status(503, "Answer above job_queue_size.")
+    server_error_http_code: int = status(500, "Answer to a fault of the server.")
+    timeout_http_code: int = status(400, "Declared by LMI, never used.")
+    request_id_header_key: str = option(parse.plain_text, ours(), default="x-request-id",
+        written=SERVER_LEVEL, note="Header that carries the request id.")
+    keystore: str | None = ignored("use private_key_file and certificate_file")
+    keystore_pass: str | None = ignored("use private_key_file and certificate_file")
+    keystore_type: str | None = ignored("use private_key_file and certificate_file")
+    private_key_file: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
+        values="path", note="PEM key for https.")
+    certificate_file: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
+        values="path", note="PEM certificate for https.")
+    number_of_netty_threads: str | None = ignored()
+    netty_client_threads: str | None = ignored()
+    use_native_io: str | None = ignored()
+    io_ratio: str | None = ignored()
+    plugin_folder: str | None = ignored()
+    prefer_direct_buffer: str | None = ignored()
+    download_dir: str | None = option(parse.plain_text, ours(), written=(ENV,), values="path",
+        note="Root of the S3 and archive cache.")
+    fail_fast: bool = option(parse.boolean, ours(), default=False, written=(ENV,),
+        note="End with 137 as soon as retry_threshold is passed.")
+    health_check_override: bool = option(parse.boolean, ours(), default=False, written=(ENV,),
+        note="/ping stays 200 after engine failures.")
+    memory_cache_capacity: int | None = option(parse.positive_int, ours(), written=(ENV,),
+        values="entries", note="Deferred results that are kept; unset: 1000.")
+    cache_batch: int = option(parse.positive_int, ours(), default=1, written=(ENV,),
+        values="pieces", note="Pieces of a deferred result that become readable at once.")
+    shutdown_timeout: float = option(parse.seconds_or_off, ours(), default=25, written=(ENV,),
+        values="seconds", note="Time requests get to end after SIGTERM.")
+    features: str | None = option(parse.any_text,
+        no_effect("vllm is the only feature and always on"), written=(ENV,))
+    opts: str | None = option(parse.any_text, ours(), written=(ENV,),
+        values="`-Dai.djl.logging.level=debug`", note="Only the log level is read from it.")
+    prometheus: str | None = option(parse.any_text, no_effect("metrics are always on"),
+        written=(ENV,))
+    # fmt: on

@@ -1,0 +1,133 @@
+"""Settings that are whole environment variables; a field is the name in lower case."""
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import Section, variable
+
+
+class Variables(Section):
+    """`LMI_*`, and variables that platforms and libraries share."""
+
+    section = "Environment"
+
+    # fmt: off
+    lmi_strict: bool = variable(parse.boolean, "Unknown names are errors (--strict).",
+        default=False, values="bool")
+    lmi_api_key: str | None = variable(parse.any_text, "The key clients must send.")
+    lmi_api_key_file: str | None = variable(parse.any_text, "File with one key a line.",
+        values="path")
+    lmi_custom_code: str = variable(parse.one_of("local", "roots", "all", "none"), "Whose Python "
+        "code is loaded: `local`: model.py of the model directory and of the adapters in it; "
+        "`roots`: also of adapters that are registered from below `LMI_ADAPTER_ROOTS`; `all`: also "
+        "of fetched adapters; `none`.", default="local", values="local, roots, all, none")
+    lmi_adapter_roots: str | None = variable(parse.any_text,
+        "Local adapter sources must lie below one of these.", values="path list")
+    lmi_adapter_hub: bool = variable(parse.boolean, "Adapter sources may be hub ids.",
+        default=False, values="bool")
+    lmi_s3_client: str = variable(parse.one_of("auto", "s5cmd", "boto3"), "What fetches from S3.",
+        default="auto", values="auto, s5cmd, boto3")
+    lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or s3:// prefix that keeps "
+        "what vLLM compiles between containers: restored before the engine starts, saved once it "
+        "is ready. It holds code: refused in secure mode, and where everybody may write the "
+        "folder.", values="path or `s3://…`")
+    lmi_stall_timeout: float = variable(parse.seconds_or_off, "Engine alive, work queued, no token "
+        "for so long: /ping 503; 0 is off.", default=120, values="seconds")
+    lmi_frontend_processes: int = variable(parse.positive_int, "HTTP processes over one engine.",
+        default=1, values="number")
+    lmi_max_sequences: int = variable(parse.positive_int,
+        "Most sequences for one prompt: n, best_of, num_beams.", default=16, values="number")
+    lmi_max_stop_strings: int = variable(parse.count,
+        "Most stop strings of a request, and bad words.", default=64, values="number")
+    lmi_max_stop_length: int = variable(parse.positive_int, "Longest stop string or bad word.",
+        default=1000, values="characters")
+    lmi_max_logit_bias: int = variable(parse.count,
+        "Most entries of logit_bias, stop_token_ids and allowed_token_ids.", default=1024,
+        values="number")
+    lmi_max_grammar_size: int = variable(parse.count, "Largest schema, regular expression or "
+        "grammar that an answer is bound to.", default=64 << 10, values="bytes")
+    lmi_grammar_timeout: float = variable(parse.seconds_or_off, "Longest compilation of one, tried "
+        "in a process of its own before the engine sees it; 0 is off.", default=10,
+        values="seconds")
+    lmi_header_timeout: float = variable(parse.seconds_or_off,
+        "Time a client gets for the headers of a request; 0 is off.", default=30, values="seconds")
+    lmi_body_timeout: float = variable(parse.seconds_or_off,
+        "Time a client gets to send a whole body; then 408; 0 is off.", default=120,
+        values="seconds")
+    lmi_send_timeout: float = variable(parse.seconds_or_off, "Longest time a client may leave an "
+        "answer unread; then it is cut off and its generation aborted; 0 is off.", default=60,
+        values="seconds")
+    lmi_media_allow_private: bool = variable(parse.boolean, "URLs inside messages may lead to "
+        "addresses that are not public, and through a proxy.", default=False, values="bool")
+    lmi_media_max_size: int = variable(parse.positive_int,
+        "Largest file that a URL inside a message may lead to.", default=64 << 20, values="bytes")
+    lmi_media_timeout: float = variable(parse.seconds, "Time such a file gets, redirects included.",
+        default=30, values="seconds")
+    lmi_log_format: str = variable(parse.one_of("auto", "text", "json"), "Lines of the log, vLLM's "
+        "included; auto: text on a terminal, json elsewhere.", default="auto",
+        values="auto, text, json")
+    lmi_metrics_emf: bool = variable(parse.boolean, "Write CloudWatch EMF lines on stdout.",
+        default=False, values="bool")
+    lmi_metrics_emf_interval: float = variable(parse.seconds, "Time between two of them.",
+        default=60, values="seconds")
+    lmi_metrics_emf_namespace: str = variable(parse.any_text,
+        "CloudWatch namespace of their metrics.", default="lmi_vllm")
+    sm_telemetry_log_rev_2022_12: str | None = variable(parse.any_text,
+        "File to which telemetry lines are appended; SageMaker sets it.", values="path")
+    lmi_console: str = variable(parse.one_of("auto", "on", "off"),
+        "The web console; auto: on loopback, or when a key is set.", default="auto",
+        values="auto, on, off")
+    otel_exporter_otlp_endpoint: str | None = variable(parse.any_text, "Traces are sent there, to "
+        "/v1/traces below it unless by grpc; it becomes the engine argument otlp_traces_endpoint.",
+        values="URL")
+    otel_exporter_otlp_traces_endpoint: str | None = variable(parse.any_text,
+        "Traces are sent there exactly.", values="URL")
+    otel_exporter_otlp_traces_protocol: str | None = variable(parse.one_of("grpc", "http/protobuf"),
+        "How; unset: OTEL_EXPORTER_OTLP_PROTOCOL, else grpc to port 4317 and HTTP to others.",
+        values="grpc, http/protobuf")
+    otel_exporter_otlp_protocol: str | None = variable(parse.one_of("grpc", "http/protobuf"),
+        "As OTEL_EXPORTER_OTLP_TRACES_PROTOCOL.", values="grpc, http/protobuf")
+    otel_service_name: str | None = variable(parse.any_text,
+        "`service.name` of traces; unset: lmi_vllm.")
+    hf_token: str | None = variable(parse.any_text, "Token for the Hugging Face hub.")
+    hugging_face_hub_token: str | None = variable(parse.any_text, "Read when HF_TOKEN is unset.")
+    hf_home: str | None = variable(parse.any_text, "The hub library's cache.", values="path")
+    hf_endpoint: str | None = variable(parse.any_text, "Another hub.", values="URL")
+    hf_hub_offline: str | None = variable(parse.any_text, "Use only what the cache holds.",
+        values="bool")
+    hf_hub_enable_hf_transfer: str | None = variable(parse.any_text,
+        "Means HF_XET_HIGH_PERFORMANCE today.", values="bool")
+    sagemaker_default_invocations_accept: str | None = variable(parse.any_text,
+        "Accept of requests that bring none.")
+    sagemaker_multi_model: bool | None = variable(parse.java_true,
+        "Start without a model and wait for POST /models.", values="bool")
+    sagemaker_health_check_override: bool | None = variable(parse.java_true,
+        "As SERVING_HEALTH_CHECK_OVERRIDE.", values="bool")
+    sagemaker_secure_mode: bool | None = variable(parse.java_true,
+        "Checks what a model directory may bring.", values="bool")
+    sagemaker_security_controls: list[str] | None = variable(parse.words,
+        "The checks of secure mode.", values="list")
+    sagemaker_untrusted_channels: list[str] | None = variable(parse.words,
+        "Directories secure mode scans.", values="list")
+    allow_request_handler_override: bool = variable(parse.java_true, "A request's `handler` "
+        "property is accepted, without effect, instead of 400.", default=False, values="bool")
+    opt_out_tracking: str | None = variable(parse.any_text, "There is no tracking to opt out of.")
+    djl_cache_dir: str | None = variable(parse.any_text,
+        "Root of the cache when SERVING_DOWNLOAD_DIR is unset.", values="path")
+    djl_offline: str | None = variable(parse.any_text, "Install requirements without an index.",
+        values="bool")
+    djl_cluster_size: int | None = variable(parse.positive_int, "Nodes that serve one model.",
+        values="number")
+    lws_group_size: int | None = variable(parse.positive_int, "The same, set by LeaderWorkerSet.",
+        values="number")
+    djl_leader_addr: str | None = variable(parse.any_text, "Host of the leading node.",
+        values="host")
+    lws_leader_address: str | None = variable(parse.any_text, "The same, set by LeaderWorkerSet.",
+        values="host")
+    lws_leader_addr: str | None = variable(parse.any_text,
+        "Set: the leader's name is completed with .svc.cluster.local.", values="host")
+    djl_worker_addr_format: str | None = variable(parse.any_text,
+        "Pattern of the other nodes' hosts.")
+    djl_node_rank: int | None = variable(parse.count, "This node's number.", values="number")
+    lws_worker_index: int | None = variable(parse.count,
+        "This node's number, set by LeaderWorkerSet.", values="number")
+    master_addr: str | None = variable(parse.any_text, "Host of the leading node.", values="host")
+    # fmt: on

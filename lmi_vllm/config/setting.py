@@ -1,0 +1,117 @@
+"""Values on their way into the settings: texts with their place, resolved values, findings."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from lmi_vllm.config.options.row import EffectWord
+from lmi_vllm.config.secrets import mask_text, mask_value
+from lmi_vllm.origin import Origin
+
+FILE_PREFIX = "option."  # of a model's option in a properties file
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What was typed for this start; None where a flag was not given."""
+
+    host: str | None = None
+    port: int | None = None
+    model: str | None = None
+    demo: bool = False
+    strict: bool = False
+    config_file: str | None = None
+    model_store: str | None = None
+    models: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RawValue:
+    """A text as some source wrote it; `key` is as in the files (`option.quantize`, `engine`)."""
+
+    key: str
+    text: str
+    origin: Origin
+
+    @property
+    def stated(self) -> str:
+        """`key=text (origin)` without secrets."""
+        name = self.key.removeprefix(FILE_PREFIX)
+        return f"{self.key}={mask_text(name, self.text)} ({self.origin})"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One resolved setting: `name` is the table's, `written` the key the user used."""
+
+    name: str
+    value: object
+    origin: Origin
+    effect: EffectWord
+    target: str = ""
+    note: str = ""
+    written: str = ""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it was written somewhere, rather than the default standing."""
+        return not self.origin.is_default
+
+    @property
+    def label(self) -> str:
+        """How messages name it: what was written, and where."""
+        return f"{self.written or self.name} ({self.origin})"
+
+    @property
+    def stated(self) -> str:
+        """Name, value and place, as messages quote what was written."""
+        value = str(self.shown_value).lower() if isinstance(self.value, bool) else self.shown_value
+        return f"{self.written or self.name}={value} ({self.origin})"
+
+    @property
+    def shown_value(self) -> object:
+        """The value as it may be printed."""
+        return mask_value(self.name, self.value) if self.is_set else self.value
+
+
+@dataclass(slots=True)
+class Report:
+    """Warnings and errors in the order they were found, each once."""
+
+    _warnings: dict[str, None] = field(default_factory=dict)
+    _errors: dict[str, None] = field(default_factory=dict)
+
+    def warn(self, sentence: str) -> None:
+        """Note a warning."""
+        self._warnings[sentence] = None
+
+    def fail(self, sentence: str) -> None:
+        """Note an error."""
+        self._errors[sentence] = None
+
+    def add(self, other: "Report") -> None:
+        """Note everything that another report holds."""
+        self._warnings |= other._warnings
+        self._errors |= other._errors
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Every warning, once."""
+        return tuple(self._warnings)
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Every error, once."""
+        return tuple(self._errors)
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """One level after merging: the text that counts for each key, and those it hides."""
+
+    winners: Mapping[str, RawValue]
+    hidden: tuple[RawValue, ...] = ()
+
+    @classmethod
+    def of(cls, winners: Mapping[str, RawValue], everything: Iterable[RawValue]) -> "Layers":
+        """The level of these winners among everything that was written."""
+        return cls(winners, tuple(raw for raw in everything if winners[raw.key] != raw))
