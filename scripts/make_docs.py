@@ -39,7 +39,7 @@ CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
 INTRODUCTION: Final = """\
 # Option reference
 
-Generated from `lmi_vllm/config/options.py` by `make docs`. Do not edit.
+Generated from `lmi_vllm/config/options/` by `make docs`. Do not edit.
 
 An option is written in one of three ways:
 

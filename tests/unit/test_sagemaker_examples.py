@@ -157,7 +157,7 @@ def test_table_states_our_defaults() -> None:
     """The figures of the contract table are those of the option table."""
     table = (FOLDER / "README.md").read_text()
     settings = load_settings({})
-    assert f"`option.predict_timeout`, {settings.model.predict_timeout} s" in table
+    assert f"`option.predict_timeout`, {settings.model.predict_timeout:g} s" in table
     loading = settings.model.model_loading_timeout
     assert f"`option.model_loading_timeout`, {loading} s" in table
     drain = settings.server.shutdown_timeout
