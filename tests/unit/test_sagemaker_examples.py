@@ -159,7 +159,7 @@ def test_table_states_our_defaults() -> None:
     settings = load_settings({})
     assert f"`option.predict_timeout`, {settings.model.predict_timeout:g} s" in table
     loading = settings.model.model_loading_timeout
-    assert f"`option.model_loading_timeout`, {loading} s" in table
+    assert f"`option.model_loading_timeout`, {loading:g} s" in table
     drain = settings.server.shutdown_timeout
-    assert f"`SERVING_SHUTDOWN_TIMEOUT`, {drain} s" in table
+    assert f"`SERVING_SHUTDOWN_TIMEOUT`, {drain:g} s" in table
     assert settings.server.max_request_size == 64 << 20
