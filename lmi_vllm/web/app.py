@@ -102,7 +102,12 @@ def error_answer(request: web.Request, error: LmiError) -> web.Response:
     service = request.app[SERVICE]
     by_body: Dialect | None = request.get(DIALECT)
     by_path = dialect_of(request.path, is_tgi=service.profile.tgi_compat)
-    return error_response(error, by_body or by_path, service.statuses)
+    group = group_of(request)
+    if group is None or group.error_body is None:
+        return error_response(error, by_body or by_path, service.statuses)
+    response = error_response(error, group.error_dialect, service.statuses)
+    response.body = group.error_body(error.text.encode("utf-8", "replace").decode())
+    return response
 
 
 def _common(options: WebOptions) -> Middleware:
@@ -219,7 +224,8 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     if request.get(FORWARDED):
         return
     response.headers.extend(NO_CACHE_HEADERS)
-    if group_of(request) is None:
+    group = group_of(request)
+    if group is None or group.allows_cors:
         response.headers.extend(request.app[OPTIONS].cors_headers)
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if response.status >= FIRST_ERROR_STATUS:

@@ -20,7 +20,10 @@ SHOWN_QUERY: Final = frozenset(
         "model_name", "synchronous", "min_worker", "max_worker", "level", "name[]",
     }
 )  # fmt: skip
-UNTRACED: Final = OPEN_PATHS | {"/metrics", "/server/metrics"}  # asked every few seconds
+# Asked every few seconds.
+UNTRACED: Final = OPEN_PATHS | {
+    "/metrics", "/server/metrics", "/v2/health/live", "/v2/health/ready"
+}  # fmt: skip
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 

@@ -6,13 +6,14 @@ from enum import StrEnum
 
 from aiohttp import web
 
+from lmi_vllm.errors import Dialect
 from lmi_vllm.extension import extras
 from lmi_vllm.web.adapter_routes import add_adapter_routes
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.keys import GROUPS, OPTIONS
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.model_routes import add_model_routes
-from lmi_vllm.web.route_families import OPEN_PATHS
+from lmi_vllm.web.route_families import OPEN_PATHS, OPENAI_ROUTES
 from lmi_vllm.web.tgi_routes import add_tgi_routes
 from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
 
@@ -27,10 +28,11 @@ class Routes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RouteGroup:
-    """Routes of an extra. Those below `prefix` have rules of their own, and no CORS headers.
+    """Routes of an extra. Those below `prefix` have rules of their own, unless they are vLLM's.
 
     `is_open` says which of them need no key; `check` raises what refuses a request. `title` is
-    printed with the URL when the server starts.
+    printed with the URL when the server starts. Where there is an `error_body` it writes errors,
+    with the statuses of `error_dialect`.
     """
 
     add: Callable[[web.Application], None]
@@ -38,10 +40,15 @@ class RouteGroup:
     title: str = ""
     is_open: Callable[[str], bool] = lambda _: False
     check: Callable[[web.Request], None] = lambda _: None
+    allows_cors: bool = False
+    error_body: Callable[[str], bytes] | None = None
+    error_dialect: Dialect = Dialect.SERVER
 
     def owns(self, path: str) -> bool:
         """Whether the rules of this group are those for `path`."""
-        return bool(self.prefix) and (path == self.prefix or path.startswith(self.prefix + "/"))
+        if not self.prefix or path in OPENAI_ROUTES:
+            return False
+        return path == self.prefix or path.startswith(self.prefix + "/")
 
 
 def add_routes(app: web.Application) -> None:

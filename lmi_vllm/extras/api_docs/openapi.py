@@ -16,6 +16,7 @@ from aiohttp import web
 
 from lmi_vllm._version import __version__
 from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, EngineFailureError, Fault
+from lmi_vllm.extension import extras
 from lmi_vllm.extras.api_docs.operations import (
     JSON,
     OPERATIONS,
@@ -29,7 +30,7 @@ from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import OpenAISchemas
 from lmi_vllm.web.keys import OPTIONS, SERVICE
-from lmi_vllm.web.route_families import OPEN_PATHS, dialect_of
+from lmi_vllm.web.route_families import dialect_of
 from lmi_vllm.web.routes import RouteGroup
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ def _paths(
     for operation in OPERATIONS:
         if operation.is_tgi and not service.profile.tgi_compat:
             continue
+        if operation.extra and operation.extra not in extras():
+            continue
         entry: dict[str, Any] = {
             "tags": [operation.tag],
             "summary": operation.summary,
@@ -127,7 +130,7 @@ def _paths(
             entry["requestBody"] = _request_body(operation, openai)
         if operation.tgi_form is not None and service.profile.tgi_compat:
             _add_tgi_form(entry, operation.tgi_form)
-        if options.api_keys and operation.path in OPEN_PATHS:
+        if options.api_keys and operation.is_open:
             entry["security"] = []
         paths.setdefault(operation.path, {})[operation.method] = entry
     return paths
@@ -202,7 +205,7 @@ def _responses(
         next(iter(content.values()))["example"] = operation.answer_example
     answer = {"description": "The answer.", "content": content}
     found = {operation.status: answer}
-    if operation.path in OPEN_PATHS:
+    if operation.is_open:
         found |= {status: {**answer, "description": "Not ready."} for status in operation.statuses}
     else:
         found |= _errors(operation, service, options)
@@ -213,7 +216,8 @@ def _errors(
     operation: Operation, service: InferenceService, options: "WebOptions"
 ) -> dict[int, dict[str, Any]]:
     """Return every error status of the path's dialect, from the one table of faults."""
-    dialect = dialect_of(operation.path, is_tgi=service.profile.tgi_compat)
+    by_path = dialect_of(operation.path, is_tgi=service.profile.tgi_compat)
+    dialect = operation.dialect or by_path
     statuses = set(operation.statuses)
     for fault in Fault:
         if fault is Fault.UNAUTHORIZED and not options.api_keys:
@@ -224,7 +228,7 @@ def _errors(
     if dialect is Dialect.TGI:  # a request that failed in the engine
         statuses.add(service.statuses.of(EngineFailureError(), dialect))
     names = {
-        _DIALECT_ERRORS[dialect],
+        operation.error or _DIALECT_ERRORS[dialect],
         *(("ServerError",) if dialect is not Dialect.OPENAI else ()),
     }
     schema = any_of(*(reference(name) for name in sorted(names)))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from lmi_vllm.errors import Dialect
+
 JSON: Final = "application/json"
 JSONLINES: Final = "application/jsonlines"
 SSE: Final = "text/event-stream"
@@ -15,6 +17,7 @@ PLAIN: Final = "text/plain"
 
 HEALTH, INFERENCE, OPENAI = "Health", "Inference", "OpenAI"
 MODELS, ADAPTERS, SERVER = "Models", "Adapters", "Server"
+KSERVE: Final = "KServe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Operation:
 
     `takes` and `answers` name components, or a kind of OpenAI call after `openai:`; `answers` by
     content type. `statuses` are those it may answer besides `status` and the errors of its dialect.
+    With `extra` it is there while that extra is.
     """
 
     method: str
@@ -48,6 +52,10 @@ class Operation:
     examples: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     is_tgi: bool = False  # with tgi_compat only
     tgi_form: TgiForm | None = None
+    extra: str = ""
+    is_open: bool = False  # answered without a key
+    dialect: Dialect | None = None  # whose statuses errors have; None: the path's
+    error: str = ""  # the component that errors are; "": the dialect's
 
 
 QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
@@ -126,6 +134,7 @@ def _health(path: str, summary: str, answer: str, example: object) -> tuple[Oper
             {JSON: answer},
             answer_example=example,
             statuses=(503,),
+            is_open=True,
         )
         for method in ("get", "post")
     )
@@ -235,6 +244,65 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             query=("src", "preload", "pin"),
             example={"pin": True},
             answer_example={"status": "Adapter capitals updated"},
+        ),
+    )
+
+
+def _kserve(
+    path: str,
+    summary: str,
+    answers: str,
+    answer_example: object,
+    method: str = "get",
+    **more: Any,
+) -> Operation:
+    return Operation(
+        method,
+        path,
+        KSERVE,
+        summary,
+        {JSON: answers},
+        answer_example=answer_example,
+        extra="kserve",
+        dialect=Dialect.OPENAI,
+        error="KServeError",
+        **more,
+    )
+
+
+def _kserve_model(path: str, version: str) -> tuple[Operation, ...]:
+    """Return the routes of a model, or of a version of it."""
+    texts = {"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["The moon is"]}
+    answer = {"name": "generated_text", "shape": [1], "datatype": "BYTES", "data": [" a ball"]}
+    shape = {"datatype": "BYTES", "shape": [-1]}
+    return (
+        _kserve(
+            path,
+            f"What the model{version} takes and answers.",
+            "KServeModel",
+            {
+                "name": "model",
+                "platform": "vllm",
+                "inputs": [{"name": "inputs", **shape}],
+                "outputs": [{"name": "generated_text", **shape}],
+            },
+        ),
+        _kserve(
+            f"{path}/ready",
+            f"Whether the model{version} answers.",
+            "KServeReady",
+            {"name": "model", "ready": True},
+            is_open=True,
+            statuses=(404, 503),
+        ),
+        _kserve(
+            f"{path}/infer",
+            f"Texts to texts, or to vectors{version and ' (any version)'}.",
+            "KServeAnswer",
+            {"model_name": "model", "id": "42", "outputs": [answer]},
+            "post",
+            takes="KServeRequest",
+            example={"id": "42", "inputs": [texts], "parameters": {"max_new_tokens": 3}},
         ),
     )
 
@@ -432,6 +500,30 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         query=("level",),
         answer_example={"status": "OK"},
     ),
+    _kserve(
+        "/v2",
+        "The server and its extensions of the protocol.",
+        "KServeServer",
+        {"name": "lmi_vllm", "version": "0.1.0", "extensions": ["binary_tensor_data"]},
+    ),
+    _kserve(
+        "/v2/health/live",
+        "As /live, in KServe's words.",
+        "KServeReady",
+        {"live": True},
+        is_open=True,
+        statuses=(503,),
+    ),
+    _kserve(
+        "/v2/health/ready",
+        "As /ping, in KServe's words.",
+        "KServeReady",
+        {"ready": True},
+        is_open=True,
+        statuses=(503,),
+    ),
+    *_kserve_model("/v2/models/{model}", ""),
+    *_kserve_model("/v2/models/{model}/versions/{version}", " of a version"),
     Operation("get", "/openapi.json", SERVER, "This description.", {JSON: "Description"}),
     Operation("get", "/docs", SERVER, "This description as a page to read.", {"text/html": "Text"}),
 )

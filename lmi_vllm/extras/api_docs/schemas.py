@@ -46,6 +46,7 @@ _SEQUENCE: Final = {
     "tokens": list_of(reference("Token")),
     "top_tokens": list_of(list_of(reference("Token"))),
 }
+_TENSOR: Final = {"name": _TEXT, "datatype": _TEXT, "shape": list_of(_WHOLE)}
 _ADAPTER_NAMES: Final = any_of(_TEXT, list_of(_TEXT), _OR_NULL)
 
 OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
@@ -155,6 +156,46 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
                 )
             },
             "error",
+        ),
+        "KServeError": _object({"error": _TEXT}, "error"),
+        "KServeReady": _object({"name": _TEXT, "live": _FLAG, "ready": _FLAG}),
+        "KServeServer": _object(
+            {"name": _TEXT, "version": _TEXT, "extensions": list_of(_TEXT)},
+            "name",
+            "version",
+            "extensions",
+        ),
+        "KServeModel": _object(
+            {
+                "name": _TEXT,
+                "platform": _TEXT,
+                "inputs": list_of(_object(_TENSOR, *_TENSOR)),
+                "outputs": list_of(_object(_TENSOR, *_TENSOR)),
+            },
+            "name",
+            "platform",
+            "inputs",
+            "outputs",
+        ),
+        "KServeRequest": _object(
+            {
+                "id": _TEXT,
+                "parameters": reference("GenerationParameters"),
+                "inputs": list_of(reference("KServeTensor"), minItems=1),
+                "outputs": list_of(_object({"name": _TEXT, "parameters": {"type": "object"}})),
+            },
+            "inputs",
+            description="The tensor `inputs`, or the first one, has the texts; every other is a "
+            "parameter.",
+        ),
+        "KServeAnswer": _object(
+            {"model_name": _TEXT, "id": _TEXT, "outputs": list_of(reference("KServeTensor"))},
+            "model_name",
+            "id",
+            "outputs",
+        ),
+        "KServeTensor": _object(
+            {**_TENSOR, "data": list_of({}), "parameters": {"type": "object"}}, *_TENSOR
         ),
         "TgiError": _object({"error": _TEXT, "error_type": _TEXT}, "error", "error_type"),
         "Health": {

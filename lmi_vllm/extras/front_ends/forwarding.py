@@ -37,7 +37,8 @@ def is_shared_work(request: web.Request) -> bool:
         return False
     path = request.path
     is_inference = path in _INFERENCE or path.startswith("/predictions/")
-    if not is_inference and not path.endswith("/invoke"):
+    is_kserve = path.startswith("/v2/models/") and path.endswith("/infer")
+    if not is_inference and not is_kserve and not path.endswith("/invoke"):
         return False
     properties = request_properties(request.headers)
     return not is_deferred(properties) and STARTING_TOKEN not in properties

@@ -1,0 +1,69 @@
+"""Tensors of the protocol, in both of their forms."""
+
+from typing import Any
+
+import pytest
+
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.extras.kserve.tensors import DATATYPES, Tensor, binary_tensor, read_tensors
+
+TEXT = {"name": "t", "shape": [1], "datatype": "BYTES", "data": ["x"]}
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_tensor_survives_its_binary_form(datatype: str) -> None:
+    """What is written is read back, for every datatype."""
+    values: tuple[Any, ...] = ("é", "", "two words") if datatype == "BYTES" else (1, 0, 1)
+    tensor = Tensor("t", datatype, (3,), values)
+    head, data = binary_tensor(tensor)
+    assert read_tensors([head], data) == [tensor]
+
+
+def test_nested_data_is_read_row_by_row() -> None:
+    """A matrix may be given nested or flat."""
+    for data in ([[1, 2], [3, 4]], [1, 2, 3, 4]):
+        tensor = {"name": "t", "shape": [2, 2], "datatype": "INT32", "data": data}
+        assert read_tensors([tensor], b"")[0].values == (1, 2, 3, 4)
+
+
+BAD = {
+    "no list": ({}, b"", "list of tensors"),
+    "none": ([], b"", "list of tensors"),
+    "no tensor": ([3], b"", "inputs[0]"),
+    "no name": ([{**TEXT, "name": ""}], b"", "inputs[0]"),
+    "datatype": ([{**TEXT, "datatype": "STRING"}], b"", "datatype must be one of BYTES"),
+    "shape": ([{**TEXT, "shape": [-1]}], b"", "shape must be"),
+    "deep shape": ([{**TEXT, "shape": [1] * 9}], b"", "shape must be"),
+    "data": ([{**TEXT, "data": "x"}], b"", "data must be a list"),
+    "kind": ([{**TEXT, "data": [1]}], b"", "not all BYTES"),
+    "flag for a number": (
+        [{**TEXT, "datatype": "INT32", "data": [True]}],
+        b"",
+        "not all INT32",
+    ),
+    "deeper than its shape": ([{**TEXT, "data": [["x"]]}], b"", "not all BYTES"),
+    "count": ([{**TEXT, "shape": [2]}], b"", "has 2 elements, its data 1"),
+    "size": ([{**TEXT, "parameters": {"binary_data_size": "x"}}], b"", "whole number"),
+    "short": ([{**TEXT, "parameters": {"binary_data_size": 9}}], b"x", "ends before its 9"),
+    "length": ([{**TEXT, "parameters": {"binary_data_size": 2}}], b"xx", "within a length"),
+    "element": (
+        [{**TEXT, "parameters": {"binary_data_size": 5}}],
+        b"\x02\0\0\0x",
+        "within an element",
+    ),
+    "no text": ([{**TEXT, "parameters": {"binary_data_size": 5}}], b"\x01\0\0\0\xff", "UTF-8"),
+    "odd": (
+        [{**TEXT, "datatype": "INT32", "parameters": {"binary_data_size": 5}}],
+        b"12345",
+        "no whole number of INT32",
+    ),
+    "left over": ([TEXT], b"x", "1 bytes long, the inputs say 0"),
+}
+
+
+@pytest.mark.parametrize(("given", "rest", "said"), BAD.values(), ids=BAD)
+def test_bad_tensor_is_named(given: object, rest: bytes, said: str) -> None:
+    """Each mistake is the client's, and the text says which."""
+    with pytest.raises(PayloadError) as raised:
+        read_tensors(given, rest)
+    assert said in str(raised.value)
