@@ -128,6 +128,8 @@ async def test_headers_api_key_that_is_no_text(serve: ServeScripted, header: byt
 
 
 PARTS = {"model": "demo", "version": "1", "action": "update"}
+PROBES = {"/v2/health/live", "/v2/health/ready", "/v2/models/demo/ready"}
+PROBES |= {"/v2/models/demo/versions/1/ready", *OPEN_PATHS}
 
 
 def concrete_routes(client: TestClient) -> set[tuple[str, str]]:
@@ -146,7 +148,7 @@ async def test_headers_api_key_is_demanded_on_every_route(serve: ServeScripted) 
     client = await serve(options=KEYS)
     for method, path in {*concrete_routes(client), ("GET", "/nothing")}:
         status = (await client.request(method, path)).status
-        assert (status != 401) is (path in OPEN_PATHS), (method, path)
+        assert (status != 401) is (path in PROBES), (method, path)
 
 
 BODIES = {
