@@ -51,7 +51,7 @@ AWS = r"sources/s3/\w+\.py|extras/bench/sagemaker_client\.py"
 LIBRARIES = {
     "vllm": r"engine/vllm/\w+\.py|extras/(legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py|engine/media_fetch\.py"
-    r"|extras/(bench/http_client|api_docs/\w+|console/\w+|front_ends/\w+)\.py",
+    r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve)/\w+)\.py",
     "pydantic_settings": r"config/(settings|layers|options/row)\.py",
     "pydantic": r"config/(settings|layers|options/row)\.py|inference/request/parameters\.py"
     r"|(engine/vllm/(openai|routes)|extras/seq2seq/requests)\.py",

@@ -7,7 +7,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.engine.scripted import Fail, ScriptedEngine
-from lmi_vllm.errors import EngineFailureError, Fault
+from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
@@ -199,7 +199,7 @@ async def test_errors_of_every_layer_have_the_protocol_s_shape(
 
 async def test_vllm_s_rerank_keeps_its_own_errors(serve: ServeScripted) -> None:
     """`/v2/rerank` lies below the prefix and is vLLM's."""
-    client = await serve(options=WebOptions(api_keys=("k",), statuses={Fault.OVERLOAD: 529}))
+    client = await serve(options=WebOptions(api_keys=("k",)))
     body = await (await client.post("/v2/rerank", json={})).json()
     assert body["error"]["type"] == "AuthenticationError"
 
