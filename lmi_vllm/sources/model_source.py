@@ -14,7 +14,13 @@ from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.origin import OriginKind
 from lmi_vllm.sources.archives import is_archive, without_archive_ending
-from lmi_vllm.sources.local import file_url_path, is_directory, is_file, looks_like_path
+from lmi_vllm.sources.local import (
+    file_url_path,
+    is_directory,
+    is_file,
+    looks_like_path,
+    without_file_scheme,
+)
 from lmi_vllm.sources.model_store import StoreFinding, search_store, with_unpacked
 from lmi_vllm.sources.table import is_store
 
@@ -141,9 +147,11 @@ def _packed_model(settings: Settings, archive: Path, name: str) -> ModelArtifact
 def _model_of_directory(settings: Settings, directory: Path, name: str | None) -> ModelArtifacts:
     """The weights in the model directory itself, or where `model_dir` points."""
     weights = directory
-    model_dir = settings.model.model_dir
-    if isinstance(model_dir, str) and is_directory(model_dir):
-        weights = Path(model_dir)
+    model_dir = settings.model.detail("model_dir")
+    if model_dir is not None and model_dir.value is not None:
+        weights = Path(without_file_scheme(str(model_dir.value)))
+        if not is_directory(weights):
+            raise ModelSourceError(f"{model_dir.stated} names a directory that does not exist")
     if not is_model_directory(weights, has_engine=settings.server.details["engine"].is_set):
         raise ModelSourceError(
             f"Failed to detect engine of the model: {weights} has no config.json, params.json, "

@@ -13,7 +13,7 @@ class Model(Section):
     model_id: str | None = option(parse.plain_text, computes("model"),
         values="hub id, `s3://…`, path", note="The model: hub id, s3:// prefix or local path.")
     model_dir: str | None = option(parse.plain_text, ours(), values="path",
-        note="Directory of the weights when no model id is set and the directory exists.")
+        note="Directory of the weights when no model id is set; it must exist.")
     revision: str | None = option(parse.plain_text, maps_to("revision"),
         values="branch, tag or commit",
         note="Revision of the hub model, its tokenizer and its code.")

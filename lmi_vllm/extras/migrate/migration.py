@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.options import ENV, FILE, SERVER_SETTINGS, EffectWord
+from lmi_vllm.config.options import ENV, ENVIRONMENT_SETTINGS, FILE, SERVER_SETTINGS, EffectWord
 from lmi_vllm.config.parsers import words
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import is_secret, mask_text, mask_value
@@ -245,12 +245,22 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
         else:
             said = [text for text in warnings if setting.label in text or setting.stated in text]
             migration.carry(source, _carry_setting(setting, said))
+    _name_secrets(migration, environ)
     for error in unnamed:
         migration.steps.append(Step("refused", "(check)", why=error))
     for setting in settings.others:
         if setting.effect == EffectWord.UNKNOWN:
             migration.steps.append(Step("refused", setting.label, why=setting.note))
     return migration
+
+
+def _name_secrets(migration: Migration, environ: Mapping[str, str]) -> None:
+    """Say of each secret that we read that it has to be set again: none is copied."""
+    known = {row.name for row in ENVIRONMENT_SETTINGS}
+    for name, text in environ.items():
+        is_read = name in known or name.startswith(OPTION_PREFIX)
+        if text and is_read and is_secret(name):
+            migration.carry(f"{name}={mask_text(name, text)}", Carried(name, text))
 
 
 def _texts_by_origin(environ: Mapping[str, str], file: PropertiesFile | None) -> Mapping[str, str]:

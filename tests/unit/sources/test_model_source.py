@@ -176,12 +176,23 @@ def test_nothing_found_is_an_error_unless_asked_for(locate: Locate) -> None:
 def test_model_dir_replaces_the_directory_of_the_weights(
     store: Path, tmp_path: Path, locate: Locate
 ) -> None:
-    """option.model_dir counts when it exists and no id is set."""
+    """option.model_dir counts when no id is set."""
     touch(tmp_path, "weights/config.json")
     (store / "serving.properties").write_text(f"option.model_dir={tmp_path}/weights")
     model = locate()
     assert model is not None
     assert (model.model, model.directory) == (f"{tmp_path}/weights", store)
+
+
+def test_model_dir_that_does_not_exist_is_named(store: Path, locate: Locate) -> None:
+    """It is not passed over in silence; where an id names the model it does not count."""
+    touch(store, "config.json")
+    (store / "serving.properties").write_text("option.model_dir=/no/such")
+    with pytest.raises(ModelSourceError, match=r"option\.model_dir=/no/such .*does not exist"):
+        locate()
+    model = locate({"HF_MODEL_ID": "acme/tiny"})
+    assert model is not None
+    assert model.model == "acme/tiny"
 
 
 def test_path_that_does_not_exist_is_an_error(locate: Locate) -> None:

@@ -200,6 +200,15 @@ def test_secrets_are_never_copied(migrated: Migrate) -> None:
     assert "LMI_API_KEY" in json.dumps(document)
 
 
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPTION_HF_TOKEN"])
+def test_secret_of_lmi_is_named_as_left_out(name: str, migrated: Migrate) -> None:
+    """A token is not copied, and the report says that it has to be set again."""
+    document = migrated({"OPTION_MODEL_ID": "a/b", name: "s3cret", "OTHER_TOKEN": "s3cret"})[1]
+    assert "s3cret" not in json.dumps(document)
+    assert f"{name} (set it to the same value)" in json.dumps(document["mapped"])
+    assert "OTHER_TOKEN" not in json.dumps(document)
+
+
 def test_environment_file_may_be_lines_or_json(tmp_path: Path, migrated: Migrate) -> None:
     """As `docker --env-file` takes it, or as SageMaker's Environment is written."""
     lines, document = tmp_path / "a.env", tmp_path / "b.json"
