@@ -1,5 +1,7 @@
 """A server without a model: POST /models loads one, DELETE frees its place."""
 
+from pathlib import Path
+
 import pytest
 
 from lmi_vllm.errors import EngineStartError
@@ -35,6 +37,18 @@ async def test_a_model_is_loaded_and_unloaded(empty: Serving, engines: Engines) 
     assert await empty.ping() == (200, None)
     assert (await empty.ask("POST", URL)).status == 200
     assert await empty.infer() == 200
+
+
+@pytest.mark.parametrize("form", ["file:{path}", "file://{path}", "file://localhost{path}"])
+async def test_a_file_url_is_the_path(empty: Serving, tmp_path: Path, form: str) -> None:
+    """One slash, three or a host of this machine; another machine is refused."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    answer = await empty.ask("POST", f"/models?url={form.format(path=folder)}/")
+    assert (answer.status, answer.json) == (200, {"status": 'Model "mine" registered.'})
+    assert (await empty.ask("DELETE", "/models/mine")).status == 200
+    assert (await empty.ask("POST", f"/models?url=file://elsewhere{folder}")).status == 400
 
 
 async def test_health_stays_while_a_model_loads(empty: Serving, engines: Engines) -> None:
