@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lmi_vllm.commands.serve import ServeOtherwise
+    from lmi_vllm.config.settings import Settings
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.server.listeners import ListenerContext
+    from lmi_vllm.server.model_files import StartVariables
     from lmi_vllm.server.plan import AroundStart, PlannedStart
     from lmi_vllm.server.process_group import MakeProcesses
     from lmi_vllm.translate.draft import ArgumentDraft
@@ -77,12 +80,18 @@ class Extra:
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
     # What is called before a model.py is loaded, so that it finds the modules it imports.
     before_custom_code: "tuple[Lazy[Callable[[], None]], ...]" = ()
+    # Translation rules that come before the parallel sizes are put.
+    placement_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     # Translation rules that read the checkpoint of a local model: they run last, and once more for
     # a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     engines: tuple[OwnEngine, ...] = ()
     # Model classes that vLLM is given: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # Environment variables that the libraries of the engine find, once the model's files are here.
+    start_variables: "tuple[Lazy[StartVariables], ...]" = ()
+    # What `serve` does with these settings instead of opening a port; None where it opens one.
+    instead_of_serving: "tuple[Lazy[Callable[[Settings], ServeOtherwise | None]], ...]" = ()
     # What it does around each start of a model; None where the settings do not ask for it.
     around_start: "Lazy[Callable[[PlannedStart], AroundStart | None]] | None" = None
     # The processes beside the first one; None where the settings ask for none.

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import NoReturn
 
 import uvloop
@@ -18,18 +18,25 @@ from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings, load_settings
+from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extension import extras
 from lmi_vllm.server.engines import ENGINES, EngineSurroundings
-from lmi_vllm.server.follow import follow
 from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import explain
-from lmi_vllm.translate.nodes import follows
 from lmi_vllm.web.log_levels import LOG_LEVELS
 
 logger = logging.getLogger(__name__)
+
+# Settings, command line, variables as they came, engine factory, those of this process, stop.
+ServeOtherwise = Callable[
+    [Settings, CommandLine, Mapping[str, str], EngineFactory, MutableMapping[str, str],
+     asyncio.Event],
+    Awaitable[tuple[int, str]],
+]  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,15 +93,17 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
 async def _live(
     settings: Settings, typed: CommandLine, environ: Mapping[str, str], engine_kind: str
 ) -> tuple[int, str]:
-    """Serve until a signal, or on a node behind a leader only work; returns code and reason."""
+    """Serve until a signal, or do what an extra does instead; returns code and reason."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     surroundings = EngineSurroundings(environ, os.environ, _log_format(settings))
     factory = ENGINES[engine_kind](surroundings)
-    if follows(settings):
-        return await follow(settings, typed, environ, factory, os.environ, stop)
+    for extra in extras().values():
+        for choose in extra.instead_of_serving:
+            if (otherwise := choose.load()(settings)) is not None:
+                return await otherwise(settings, typed, environ, factory, os.environ, stop)
     return await Server(settings, typed, environ, factory, os.environ).run(stop)
 
 

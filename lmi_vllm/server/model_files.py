@@ -22,6 +22,7 @@ from lmi_vllm.checks.requirements import (
 from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.model_source import with_files
@@ -29,12 +30,14 @@ from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, is_store, is_streamed_by_vllm, read_text
 from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import detect_devices
-from lmi_vllm.translate.lmcache import lmcache_exports
-from lmi_vllm.translate.nodes import cluster_exports
 from lmi_vllm.translate.speculation import draft_reference, with_draft_files
 
 logger = logging.getLogger(__name__)
 
+# From settings, the model, the engine's arguments and the environment; called in a thread.
+StartVariables = Callable[
+    [Settings, ModelArtifacts, EngineArguments, Mapping[str, str]], Mapping[str, str]
+]
 # What vLLM would fetch by itself beside the model, and the argument with its revision.
 _BESIDE_THE_MODEL: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
 
@@ -92,7 +95,7 @@ class ModelFiles:
 
         Raises:
             DownloadError: the text says what cannot be had and why.
-            ConfigurationError: secure mode forbids what was fetched, or LMCache cannot be set up.
+            ConfigurationError: secure mode forbids what was fetched, or an extra cannot be set up.
         """
         model, arguments = await self._fetch_model()
         arguments = await self._fetch_draft(arguments)
@@ -101,9 +104,16 @@ class ModelFiles:
         found = requirements_of(model.directory) if self._is_directory_fetched() else None
         if found is not None:
             await self._install(found)
-        exports = lmcache_exports(self._settings, model, arguments, self._environ)
-        exports |= await asyncio.to_thread(cluster_exports, arguments, self._environ)
+        exports = await asyncio.to_thread(self._variables, model, arguments)
         return ReadyFiles(model, arguments, exports)
+
+    def _variables(self, model: ModelArtifacts, arguments: EngineArguments) -> Mapping[str, str]:
+        """What extras have the engine's libraries find in the environment."""
+        found: dict[str, str] = {}
+        for extra in extras().values():
+            for variables in extra.start_variables:
+                found |= variables.load()(self._settings, model, arguments, self._environ)
+        return found
 
     def with_failures(self, reason: str) -> str:
         """Return why the engine is not there, with the failed installation that may explain it."""

@@ -85,6 +85,9 @@ def translate(settings: Settings, model: ModelArtifacts | None, devices: Devices
         rule(draft)
     _put_stand_ins(draft)
     _put_defaults(draft)
+    for extra in extras().values():
+        for placing in extra.placement_rules:
+            placing.load()(draft)
     for rule in _LATE_RULES:
         rule(draft)
     return _with_checkpoint_rules(draft)

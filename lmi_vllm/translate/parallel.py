@@ -5,7 +5,6 @@ from typing import Final
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.translate.draft import ArgumentDraft
-from lmi_vllm.translate.nodes import check_cluster_span, put_cluster
 
 # Where copies come from that no setting asks for.
 FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
@@ -13,7 +12,7 @@ FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
 
 def place(draft: ArgumentDraft) -> None:
     """Put the parallel sizes, the copies and the devices."""
-    nodes = put_cluster(draft)
+    nodes = _node_count(draft)
     stages = draft.settings.model.details["pipeline_parallel_degree"]
     pipeline = stages.value if isinstance(stages.value, int) and stages.value > 0 else 1
     starts = _chosen_devices(draft)
@@ -22,7 +21,11 @@ def place(draft: ArgumentDraft) -> None:
     draft.put("tensor_parallel_size", tensor, degree.origin)
     draft.put("pipeline_parallel_size", pipeline, stages.origin)
     span = tensor * pipeline
-    check_cluster_span(draft, span, nodes)
+    if span % nodes:
+        draft.fail(
+            f"tensor_parallel_size x pipeline_parallel_size is {span}, which {nodes} nodes "
+            f"cannot share equally"
+        )
     if draft.devices.gpu_count == 0:
         _place_on_cpu(draft, degree, span // nodes)
     elif draft.values.get("distributed_executor_backend") == "ray":
@@ -31,6 +34,12 @@ def place(draft: ArgumentDraft) -> None:
         _place_on_gpus(draft, span, starts)
     elif span > draft.devices.gpu_count * nodes:
         draft.fail(_not_enough(draft, span, draft.devices.gpu_count * nodes))
+
+
+def _node_count(draft: ArgumentDraft) -> int:
+    """How many nodes serve the model together."""
+    asked = draft.values.get("nnodes")
+    return max(1, asked) if isinstance(asked, int) else 1
 
 
 def _tensor_size(

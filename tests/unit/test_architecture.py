@@ -22,6 +22,8 @@ ROOMS = {
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.ArgumentDraft|web\.routes\.RouteGroup"
+    r"|commands\.serve\.ServeOtherwise|config\.settings\.Settings"
+    r"|server\.model_files\.StartVariables"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
     r"|server\.(plan\.(AroundStart|PlannedStart)|process_group\.MakeProcesses)",
     "clock": r"",
@@ -40,7 +42,7 @@ ROOMS = {
     "server": rf"{SHARED}|{DEMO}|(config|translate|checks|sources|engine|telemetry)\..*"
     r"|(adapters|inference|web|translate)\..*",
     "commands": rf"{SHARED}|(config|translate|checks|sources|telemetry|server)\..*"
-    r"|engine\.vllm\.processes\..*|web\.log_levels\..*",
+    r"|engine\.(factory|vllm\.processes)\..*|web\.log_levels\..*",
     "cli": SHARED,  # verbs are imported by name
     "image": r"cli\.\w+|config\..*",
     "__main__": r"cli\.main",
@@ -49,7 +51,8 @@ ROOMS = {
 AWS = r"sources/s3/\w+\.py|extras/bench/sagemaker_client\.py"
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
-    "vllm": r"engine/vllm/\w+\.py|extras/(legacy_models/classes|seq2seq/requests)\.py",
+    "vllm": r"engine/vllm/\w+\.py"
+    r"|extras/(legacy_models/classes|nodes/workers|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py|engine/media_fetch\.py"
     r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve)/\w+)\.py",
     "pydantic_settings": r"config/(settings|layers|options/row)\.py",

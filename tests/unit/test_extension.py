@@ -2,32 +2,32 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import lmi_vllm
-from lmi_vllm.extension import Extra, Lazy, extras
+from lmi_vllm.extension import Extra, Lazy, Verb, extras
 
 FOLDER = Path(lmi_vllm.__file__).parent / "extras"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 
 
-def places(extra: Extra) -> Iterator[str]:
-    """Yield every `module:name` that an extra names, those within its rows included."""
-    yield from (f"{verb.module}:run" for verb in extra.verbs.values())
-    lazy = (
-        *extra.serve_variables,
-        *extra.routes,
-        *extra.listener_routes,
-        *extra.before_custom_code,
-    )
-    yield from (one.place for one in lazy)
-    yield from (rule.place for rule in extra.checkpoint_rules)
-    for engine in extra.engines:
-        yield from (engine.runs.place, engine.factory.place)
-    yield from (one.place for one in (extra.around_start, extra.processes) if one is not None)
+def places(value: object) -> Iterator[str]:
+    """Yield every place that an extra names, those within its rows included."""
+    if isinstance(value, Lazy):
+        yield value.place
+    elif isinstance(value, Verb):
+        yield from (f"{value.module}:add_arguments", f"{value.module}:run")
+    elif isinstance(value, tuple):
+        yield from chain(*map(places, value))
+    elif isinstance(value, Mapping):
+        yield from chain(*map(places, value.values()))
+    elif is_dataclass(value):
+        yield from chain(*(places(getattr(value, field.name)) for field in fields(value)))
 
 
 def test_every_folder_is_an_extra() -> None:

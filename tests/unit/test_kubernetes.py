@@ -11,9 +11,9 @@ from prometheus_client import generate_latest
 
 from lmi_vllm.cli import verbs
 from lmi_vllm.config.settings import load_settings
+from lmi_vllm.extras.nodes.cluster import follows
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
-from lmi_vllm.translate.nodes import follows
 
 FOLDER = Path(__file__).parent.parent.parent / "config" / "kubernetes"
 LEADER_WORKER_SET = "leader-worker-set.yaml"  # of a controller whose schema Kubernetes has not

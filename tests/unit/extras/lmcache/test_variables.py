@@ -8,8 +8,8 @@ import pytest
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.lmcache.variables import Machine, lmcache_variables, measure_machine
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.translate.lmcache import Machine, lmcache_exports, measure_machine
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def exports(
     settings = load_settings({}, extra_properties=parse_properties(properties))
     artifacts = ModelArtifacts("m", str(model), str(model), directory=model)
     arguments = EngineArguments({"tensor_parallel_size": ranks})
-    return lmcache_exports(settings, artifacts, arguments, environ or {}, machine)
+    return lmcache_variables(settings, artifacts, arguments, environ or {}, machine)
 
 
 def test_lmcache_is_silent_by_default(tmp_path: Path) -> None:

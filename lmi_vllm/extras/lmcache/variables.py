@@ -30,7 +30,7 @@ class Machine:
     disk: int
 
 
-def lmcache_exports(
+def lmcache_variables(
     settings: Settings,
     model: ModelArtifacts,
     arguments: EngineArguments,

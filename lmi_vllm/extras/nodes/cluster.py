@@ -15,7 +15,7 @@ from typing import Final
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.messages import EngineArguments
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.translate.draft import ArgumentDraft
 
@@ -31,14 +31,14 @@ _LOOK_UP_PAUSE: Final = 2.0
 _LAST_PORT: Final = 65535
 
 
-def put_cluster(draft: ArgumentDraft) -> int:
-    """Put the arguments that several nodes need; returns how many there are."""
+def put_cluster(draft: ArgumentDraft) -> None:
+    """Put the arguments that several nodes need."""
     settings = draft.settings
     size, rank, leader = (_first(settings, names) for names in (_SIZES, _RANKS, _LEADERS))
     nodes, number = _whole(size, 1), _whole(rank, 0)
     if size is None or nodes <= 1:
         _warn_of_one_node(draft)
-        return 1
+        return
     if rank is not None and not 0 <= number < nodes:
         draft.fail(f"{_said(rank)}: the {nodes} nodes of {size.name} are 0 to {nodes - 1}")
     if leader is None:
@@ -60,7 +60,6 @@ def put_cluster(draft: ArgumentDraft) -> int:
         draft.put("master_addr", _full_name(settings, leader), leader.origin)
     draft.put_if_unset("master_port", MASTER_PORT, DEFAULT_ORIGIN)
     draft.put_if_unset("distributed_executor_backend", "mp", DEFAULT_ORIGIN)
-    return nodes
 
 
 def _refuse(draft: ArgumentDraft, size: Setting) -> None:
@@ -106,15 +105,6 @@ def _warn_of_others(draft: ArgumentDraft, names: tuple[str, ...]) -> None:
             draft.warn(f"{_said(other)} has no effect: {_said(found[0])} counts")
 
 
-def check_cluster_span(draft: ArgumentDraft, span: int, nodes: int) -> None:
-    """Refuse a model that cannot be cut into equal parts, one for each node."""
-    if span % nodes:
-        draft.fail(
-            f"tensor_parallel_size x pipeline_parallel_size is {span}, which {nodes} nodes "
-            f"cannot share equally"
-        )
-
-
 def follows(settings: Settings) -> bool:
     """Whether this node only works for a leader."""
     size, rank = _first(settings, _SIZES), _first(settings, _RANKS)
@@ -149,6 +139,17 @@ def cluster_exports(arguments: EngineArguments, environ: Mapping[str, str]) -> d
     if interface := interface_of(own):
         exports |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return {name: value for name, value in exports.items() if not environ.get(name)}
+
+
+def start_variables(
+    settings: Settings,
+    model: ModelArtifacts,
+    arguments: EngineArguments,
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """`cluster_exports`, as the start asks for it."""
+    _ = settings, model
+    return cluster_exports(arguments, environ)
 
 
 def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> str:

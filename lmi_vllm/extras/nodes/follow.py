@@ -5,11 +5,13 @@ import logging
 from collections.abc import Mapping, MutableMapping
 
 from lmi_vllm.clock import Clock
+from lmi_vllm.commands.serve import ServeOtherwise
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
+from lmi_vllm.extras.nodes.cluster import follows, node_rank
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -18,11 +20,15 @@ from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.process_group import OneProcess
-from lmi_vllm.translate.nodes import node_rank
 
 logger = logging.getLogger(__name__)
 
 LAST_WORD_SECONDS = 5.0  # workers may notice before us that the leader went
+
+
+def follower(settings: Settings) -> ServeOtherwise | None:
+    """Return what a node behind a leader does; None for a leader, and for a node alone."""
+    return follow if follows(settings) else None
 
 
 async def follow(
@@ -61,7 +67,7 @@ async def _run_workers(
     context: ServerContext, settings: Settings, plan: StartPlan
 ) -> tuple[int, str]:
     ready = await ModelStart(context, settings, plan).prepare()
-    from lmi_vllm.engine.vllm.follower import Follower  # vLLM has just been loaded
+    from lmi_vllm.extras.nodes.workers import Follower  # vLLM has just been loaded
 
     thread = new_engine_thread()
     follower = Follower(ready.arguments)

@@ -7,10 +7,16 @@ import pytest
 
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.nodes.cluster import (
+    cluster_exports,
+    follows,
+    interface_of,
+    node_rank,
+    own_address,
+)
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
-from lmi_vllm.translate.nodes import cluster_exports, follows, interface_of, node_rank, own_address
 
 DJL = {"DJL_CLUSTER_SIZE": "2", "DJL_LEADER_ADDR": "head"}
 VLLM = {"OPTION_NNODES": "2", "OPTION_NODE_RANK": "1", "OPTION_MASTER_ADDR": "fd00::7"}

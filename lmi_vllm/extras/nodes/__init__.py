@@ -1,0 +1,11 @@
+"""Several nodes that serve one model: who leads, what the others do, how they find each other."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra, Lazy
+
+EXTRA: Final = Extra(
+    placement_rules=(Lazy("lmi_vllm.extras.nodes.cluster:put_cluster"),),
+    start_variables=(Lazy("lmi_vllm.extras.nodes.cluster:start_variables"),),
+    instead_of_serving=(Lazy("lmi_vllm.extras.nodes.follow:follower"),),
+)
