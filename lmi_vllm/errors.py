@@ -3,7 +3,8 @@
     LmiError
     ├── StartupError                 the process ends with exit code 1, the text printed last
     │   ├── ConfigurationError       one or more settings are wrong; all of them are listed
-    │   ├── ModelSourceError         no model, or one that cannot be served
+    │   ├── ModelSourceError         a model that cannot be served
+    │   │   └── NoModelError         no model is named or found
     │   ├── DownloadError            a model or an adapter could not be fetched
     │   └── EngineStartError         vLLM refused to start
     ├── RequestError                 the client's payload caused it (424 on LMI routes)
@@ -109,6 +110,10 @@ class ConfigurationError(StartupError):
 
 class ModelSourceError(StartupError):
     """No model was found, or the one found cannot be served."""
+
+
+class NoModelError(ModelSourceError):
+    """No model is named, and none lies in the store: there is nothing to serve."""
 
 
 class DownloadError(StartupError):

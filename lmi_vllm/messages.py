@@ -13,6 +13,11 @@ def _nothing() -> Mapping[str, Any]:
     return MappingProxyType({})
 
 
+def _number(values: Mapping[str, object], name: str, default: int) -> int:
+    value = values.get(name)
+    return value if isinstance(value, int) else default
+
+
 @dataclass(frozen=True, slots=True)
 class ModelArtifacts:
     """Which model is served and where its files are.
@@ -40,6 +45,10 @@ class EngineArguments:
 
     values: Mapping[str, object]
     origins: Mapping[str, Origin] = field(default_factory=_nothing)
+
+    def number(self, name: str, default: int) -> int:
+        """Argument `name` as a whole number; `default` where it is unset."""
+        return _number(self.values, name, default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +160,10 @@ class GenerationJob:
     truncate_prompt_tokens: int | None = None  # keep the last N tokens of the prompt
     priority: int = 0
     beams: BeamSearch | None = None
+
+    def number(self, name: str, default: int) -> int:
+        """Sampling field `name` as a whole number; `default` where it is unset."""
+        return _number(self.sampling, name, default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from lmi_vllm.config.settings import load_settings
 from lmi_vllm.engine.vllm.arguments import parse_vllm_arguments
 from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.sources.model_source import locate_model
-from lmi_vllm.translate.arguments import build_engine_arguments
+from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
 
 
@@ -38,7 +38,7 @@ def compared(row: Architecture, folder: Path) -> dict[str, object]:
     environ = {**OPTIONS, **row.options, "HF_MODEL_ID": str(folder)}
     settings = load_settings(environ)
     model = locate_model(settings, environ)
-    arguments = build_engine_arguments(settings, model, Devices())
+    arguments = translate(settings, model, Devices()).require_valid().arguments
     register_models()
     parsed = parse_vllm_arguments(arguments.values)
     llm = LLM.from_engine_args(EngineArgs.from_cli_args(parsed))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lmi_vllm.commands.output import write_answer
 from lmi_vllm.config.settings import CommandLine, load_settings
+from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.explain import FORMATS, explain
 
@@ -63,6 +64,6 @@ def devices_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Dev
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation; 0, or 2 when there is an error."""
     settings = load_settings(environ, command_line_of(arguments))
-    explanation, _ = explain(settings, environ, devices_of(arguments, environ))
+    explanation = explain(translate_start(settings, environ, devices_of(arguments, environ)))
     write_answer(FORMATS[arguments.format](explanation))
     return explanation.exit_code

@@ -25,6 +25,7 @@ from lmi_vllm.extension import extras
 from lmi_vllm.server.engines import ENGINES, EngineSurroundings
 from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
+from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import explain
 from lmi_vllm.web.log_levels import LOG_LEVELS
@@ -76,8 +77,8 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     typed = command_line(arguments)
     settings = load_settings(environ, typed)
     if settings.errors:  # before the port opens, all problems at once, secrets masked
-        explanation, _ = explain(settings, environ, detect_devices(environ))
-        raise ConfigurationError(explanation.errors)
+        translation = translate_start(settings, environ, detect_devices(environ))
+        raise ConfigurationError(explain(translation).errors)
     configure_server_logging(settings, environ)
     for warning in raise_open_files(settings.server.job_queue_size):
         logger.warning("%s", warning)

@@ -178,7 +178,7 @@ class ScriptedEngine:
 
     def _default_answer(self, job: GenerationJob) -> list[Step]:
         words = job.prompt.split() or [job.prompt]
-        wanted = int(str(job.sampling.get("max_tokens") or 16))
+        wanted = job.number("max_tokens", 0) or 16
         wants_logprobs = job.sampling.get("logprobs") is not None
         steps: list[Step] = []
         for position in range(wanted):

@@ -116,7 +116,7 @@ def _local(model: ModelArtifacts, folder: str) -> dict[str, Path]:
 def _sources(
     model: ModelArtifacts, arguments: EngineArguments, environ: Mapping[str, str]
 ) -> AdapterSources:
-    rank = int(str(arguments.values.get("max_lora_rank") or DEFAULT_MAX_LORA_RANK))
+    rank = arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
     # Its path is where the files are by now; its reference is what adapters may name.
     base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
     return AdapterSources(environ, base, model.directory)

@@ -18,6 +18,7 @@ from lmi_vllm.server.service_start import sessions_of
 from lmi_vllm.server.start_log import StartSummary, log_plan, log_progress
 from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.server.telemetry_start import Traces, log_request_metrics
+from lmi_vllm.translate.arguments import Translation, translate_start
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import as_document, explain
 
@@ -35,7 +36,7 @@ class ModelKeeper:
         self._typed = typed
         self._traces = traces
         self._running: Supervisor | ModelSlot | None = None  # what has an engine to close
-        self._settings_in_use = settings  # a registered model brings its own
+        self._translation: Translation | None = None  # a registered model brings its own
 
     async def run(self, url: str, curl: str) -> Outcome:
         """Serve at `url`; returns only when that is over. `curl` is a command that tries it."""
@@ -71,8 +72,10 @@ class ModelKeeper:
     def explained(self) -> Mapping[str, object]:
         """Return what `lmi-vllm explain --format json` would print, secrets masked."""
         environ = self._context.environ
-        explanation, _ = explain(self._settings_in_use, environ, detect_devices(environ))
-        return as_document(explanation)
+        translation = self._translation or translate_start(
+            self._settings, environ, detect_devices(environ)
+        )
+        return as_document(explain(translation))
 
     async def _wait_for_models(
         self, url: str, make: Callable[[StartPlan, Settings], Supervisor]
@@ -87,7 +90,7 @@ class ModelKeeper:
         self, url: str, curl: str, plan: StartPlan, settings: Settings
     ) -> Supervisor:
         """Return what starts and keeps the planned model; the service knows of it from here on."""
-        self._settings_in_use = settings
+        self._translation = plan.translation
         service, policy = self._context.service, FailurePolicy.of(settings)
         service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
         is_registered = isinstance(self._running, ModelSlot)

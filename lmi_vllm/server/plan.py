@@ -14,11 +14,9 @@ from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.server.code_start import check_custom_code
 from lmi_vllm.sources.hub.location import asks_for_fast_transfer
-from lmi_vllm.sources.model_source import locate_model
 from lmi_vllm.translate import traces
-from lmi_vllm.translate.arguments import build_engine_arguments, detect_devices
+from lmi_vllm.translate.arguments import Translation, detect_devices, translate_start
 from lmi_vllm.translate.explain import explain
-from lmi_vllm.translate.serving_profile import build_serving_profile
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +33,7 @@ class StartPlan:
     shown_arguments: Mapping[str, object]  # the arguments as they may be printed
     # What libraries find in the environment.
     exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    translation: Translation | None = None  # what the plan was made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,13 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     Raises:
         StartupError: the settings name no model, or one that cannot be served.
     """
-    devices = detect_devices(environ)
-    explanation, _ = explain(settings, environ, devices)  # its texts hold no secret
+    translation = translate_start(settings, environ, detect_devices(environ))
+    explanation = explain(translation)
     if explanation.errors:
         raise ConfigurationError(explanation.errors)
-    model = locate_model(settings, environ)
+    if translation.missing is not None:
+        raise translation.missing
+    model, arguments = translation.model, translation.arguments
     if model is None:
         return None
     if errors := (
@@ -84,14 +85,13 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     ):
         raise ConfigurationError(errors)
     check_custom_code(settings, model)
-    arguments = build_engine_arguments(settings, model, devices)
-    shared = check_shared_memory(int(str(arguments.values.get("tensor_parallel_size") or 1)))
+    shared = check_shared_memory(arguments.number("tensor_parallel_size", 1))
     caches = check_cache_folders({**environ, **settings.environment_exports})
     for warning in (*explanation.warnings, *shared, *caches):
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}
-    profile = build_serving_profile(settings, model)
-    return StartPlan(model, arguments, profile, shown, _exports(settings, arguments, environ))
+    exports = _exports(settings, arguments, environ)
+    return StartPlan(model, arguments, translation.profile, shown, exports, translation)
 
 
 def _exports(

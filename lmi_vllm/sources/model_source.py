@@ -10,7 +10,7 @@ from lmi_vllm.config.parsers import java_true
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import ModelSourceError
+from lmi_vllm.errors import ModelSourceError, NoModelError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.origin import OriginKind
 from lmi_vllm.sources.archives import is_archive, without_archive_ending
@@ -50,7 +50,7 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
         return _model_of_directory(settings, finding.directory, finding.name)
     if java_true(environ.get("SAGEMAKER_MULTI_MODEL", "")) or _load_models(settings) == "NONE":
         return None
-    raise ModelSourceError(
+    raise NoModelError(
         f"no model found: {settings.server.model_store} is empty or missing and no model "
         f"id is set; set HF_MODEL_ID, use --model, or start with load_models=NONE"
     )
@@ -153,7 +153,7 @@ def _model_of_directory(settings: Settings, directory: Path, name: str | None) -
         if not is_directory(weights):
             raise ModelSourceError(f"{model_dir.stated} names a directory that does not exist")
     if not is_model_directory(weights, has_engine=settings.server.details["engine"].is_set):
-        raise ModelSourceError(
+        raise NoModelError(
             f"Failed to detect engine of the model: {weights} has no config.json, params.json, "
             f"*.safetensors or model.py, and no model id is set; set HF_MODEL_ID or "
             f"option.model_id"

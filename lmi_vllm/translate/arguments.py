@@ -1,34 +1,38 @@
-"""`Settings` + model + devices -> vLLM's keyword arguments. Pure; vLLM is not imported.
+"""`Settings` + model + devices -> one `Translation`, made once for a start. vLLM is not imported.
 
 Rows that map one to one are taken from the option table; everything that needs a rule of its own
 is one function in translate/rules.py or parallel.py.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from lmi_vllm.checks.model import checkpoint_warnings
 from lmi_vllm.config.options import EffectWord, Option
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.variable_names import find_option
-from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.errors import ConfigurationError, ModelSourceError, NoModelError
 from lmi_vllm.extension import extras
-from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.sources.local import is_file
+from lmi_vllm.sources.model_source import locate_model
 from lmi_vllm.translate import parallel, speculation, traces
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.draft import ArgumentDraft
+from lmi_vllm.translate.serving_profile import build_serving_profile
 
 __all__ = [
     "Devices",
     "Translation",
-    "build_engine_arguments",
     "detect_devices",
     "translate",
     "translate_checkpoint",
+    "translate_start",
 ]
 
 # The order matters only where a rule looks at arguments that an earlier one put.
@@ -56,25 +60,65 @@ _LATE_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The arguments as far as they could be built, and all that was found on the way."""
+    """What the settings mean: `explain`, `validate` and the start are handed the same one.
 
+    `arguments` are the engine's as far as they could be built, `profile` is what answering
+    requests needs to know. `missing` says why there is no model where one is needed.
+    """
+
+    settings: Settings
+    model: ModelArtifacts | None
+    devices: Devices
     arguments: EngineArguments
-    warnings: tuple[str, ...]
-    errors: tuple[str, ...]
+    profile: ServingProfile
+    warnings: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    missing: ModelSourceError | None = None
+
+    def require_valid(self) -> "Translation":
+        """The translation itself.
+
+        Raises:
+            ConfigurationError: with every error found, if there is one.
+        """
+        if self.errors:
+            raise ConfigurationError(self.errors)
+        return self
 
 
-def build_engine_arguments(
-    settings: Settings, model: ModelArtifacts | None, devices: Devices
-) -> EngineArguments:
-    """The engine's arguments; ConfigurationError lists every problem found."""
-    translation = translate(settings, model, devices)
-    if translation.errors:
-        raise ConfigurationError(translation.errors)
-    return translation.arguments
+def translate_start(
+    settings: Settings, environ: Mapping[str, str], devices: Devices
+) -> Translation:
+    """The translation for the model that the settings mean, with all that is wrong with both.
+
+    That no model is named is no error of the configuration: it is only `missing`.
+    """
+    model, missing = None, None
+    try:
+        model = locate_model(settings, environ)
+    except ModelSourceError as error:
+        missing = error
+    found = translate(settings, model, devices)
+    is_fault = missing is not None and not isinstance(missing, NoModelError)
+    about_model = checkpoint_warnings(model, found.arguments.values)
+    return replace(
+        found,
+        warnings=(*settings.warnings, *found.warnings, *about_model, *_packed(model)),
+        errors=(*settings.errors, *([str(missing)] if is_fault else []), *found.errors),
+        missing=missing,
+    )
+
+
+def _packed(model: ModelArtifacts | None) -> tuple[str, ...]:
+    """What is not known of a model that lies in an archive."""
+    if model is None or model.directory is not None or not is_file(model.model):
+        return ()
+    return (f"{model.model} is unpacked when the server starts: the serving.properties that may "
+            f"be in it is not shown here",)  # fmt: skip
 
 
 def translate(settings: Settings, model: ModelArtifacts | None, devices: Devices) -> Translation:
-    """The engine's arguments with warnings and errors; raises nothing.
+    """The translation for a model that is known; raises nothing.
 
     Errors already in `settings.errors` are not repeated.
     """
@@ -109,7 +153,16 @@ def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
     arguments = EngineArguments(
         MappingProxyType(dict(draft.values)), MappingProxyType(dict(draft.origins))
     )
-    return Translation(arguments, tuple(draft.warnings), tuple(draft.errors))
+    profile = build_serving_profile(draft.settings, draft.model, arguments)
+    return Translation(
+        draft.settings,
+        draft.model,
+        draft.devices,
+        arguments,
+        profile,
+        tuple(draft.warnings),
+        tuple(draft.errors),
+    )
 
 
 def _put_model(draft: ArgumentDraft) -> None:
@@ -160,7 +213,7 @@ def _put_stand_ins(draft: ArgumentDraft) -> None:
 
 
 def _put_defaults(draft: ArgumentDraft) -> None:
-    """The arguments LMI always passes ."""
+    """The arguments LMI always passes."""
     for setting in draft.settings.model.details.values():
         row = find_option(setting.name)
         if setting.is_set or row is None or setting.effect != EffectWord.MAPS_TO:

@@ -6,18 +6,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import checkpoint_warnings
 from lmi_vllm.config.options import EffectWord
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
-from lmi_vllm.sources.local import is_file
-from lmi_vllm.sources.model_source import find_in_store, locate_model
-from lmi_vllm.translate.arguments import Translation, translate
-from lmi_vllm.translate.devices import Devices
+from lmi_vllm.translate.arguments import Translation
 
 _NO_MODEL: Final = (
     "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
@@ -40,45 +35,16 @@ class Explanation:
         return 2 if self.errors else 0
 
 
-def explain(
-    settings: Settings, environ: Mapping[str, str], devices: Devices
-) -> tuple[Explanation, ModelArtifacts | None]:
-    """The whole configuration, errors included, and the model it means."""
-    model, problem = _find_model(settings, environ)
-    translation = translate(settings, model, devices)
-    errors = [*settings.errors, *([problem] if problem else []), *translation.errors]
-    about_model = checkpoint_warnings(model, translation.arguments.values)
-    warnings = (*settings.warnings, *translation.warnings, *about_model, *_packed(model))
-    hide = _secret_hider(settings)
-    explanation = Explanation(
+def explain(translation: Translation) -> Explanation:
+    """What `explain` prints of a translation; its texts hold no secret."""
+    settings, hide = translation.settings, _secret_hider(translation.settings)
+    return Explanation(
         engine_args=_masked(translation.arguments.values),
         server=_server(settings),
-        options=tuple(_rows(settings, translation, model)),
-        warnings=tuple(dict.fromkeys(map(hide, warnings))),
-        errors=tuple(dict.fromkeys(map(hide, errors))),
+        options=tuple(_rows(settings, translation, translation.model)),
+        warnings=tuple(dict.fromkeys(map(hide, translation.warnings))),
+        errors=tuple(dict.fromkeys(map(hide, translation.errors))),
     )
-    return explanation, model
-
-
-def _find_model(
-    settings: Settings, environ: Mapping[str, str]
-) -> tuple[ModelArtifacts | None, str | None]:
-    """The model, and what is wrong with it; a missing one is no error of the configuration."""
-    try:
-        return locate_model(settings, environ), None
-    except ModelSourceError as error:
-        finding = find_in_store(settings, environ)
-        is_named = settings.model.model_id is not None or finding.url is not None
-        is_adapter = "adapter_config.json" in str(error)
-        return None, str(error) if finding.problem or is_named or is_adapter else None
-
-
-def _packed(model: ModelArtifacts | None) -> tuple[str, ...]:
-    """What is not known of a model that lies in an archive."""
-    if model is None or model.directory is not None or not is_file(model.model):
-        return ()
-    return (f"{model.model} is unpacked when the server starts: the serving.properties that may "
-            f"be in it is not shown here",)  # fmt: skip
 
 
 def _secret_hider(settings: Settings) -> Callable[[str], str]:

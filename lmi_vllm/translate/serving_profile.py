@@ -1,20 +1,24 @@
 """`Settings` + model -> what request handling needs to know."""
 
-from collections.abc import Mapping
-
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.messages import MediaPolicy, ModelArtifacts, RequestLimits, ServingProfile
-from lmi_vllm.translate.arguments import translate
-from lmi_vllm.translate.devices import Devices
+from lmi_vllm.messages import (
+    EngineArguments,
+    MediaPolicy,
+    ModelArtifacts,
+    RequestLimits,
+    ServingProfile,
+)
 from lmi_vllm.translate.rules import served_task
 
 _DEFAULT_NAMES = ("lmi",)
 _DEFAULT_MAX_LOGPROBS = 20  # vLLM's own
 
 
-def build_serving_profile(settings: Settings, model: ModelArtifacts | None) -> ServingProfile:
-    """The profile of the configured model; the settings must be valid."""
-    arguments = translate(settings, model, Devices()).arguments.values
+def build_serving_profile(
+    settings: Settings, model: ModelArtifacts | None, engine: EngineArguments
+) -> ServingProfile:
+    """The profile of the configured model, which the engine runs with these arguments."""
+    arguments = engine.values
     return ServingProfile(
         model_name=model.name if model is not None else "model",
         served_names=_served_names(arguments.get("served_model_name")),
@@ -34,7 +38,7 @@ def build_serving_profile(settings: Settings, model: ModelArtifacts | None) -> S
         chat_template=settings.model.chat_template,
         chat_template_content_format=settings.model.chat_template_content_format,
         uses_priority=arguments.get("scheduling_policy") == "priority",
-        limits=_limits(settings, arguments),
+        limits=_limits(settings, engine),
         media=MediaPolicy(
             allows_private=settings.server.lmi_media_allow_private,
             max_bytes=settings.server.lmi_media_max_size,
@@ -43,9 +47,8 @@ def build_serving_profile(settings: Settings, model: ModelArtifacts | None) -> S
     )
 
 
-def _limits(settings: Settings, arguments: Mapping[str, object]) -> RequestLimits:
+def _limits(settings: Settings, engine: EngineArguments) -> RequestLimits:
     """What one request may ask for; max_logprobs is the engine's."""
-    max_logprobs = arguments.get("max_logprobs")
     return RequestLimits(
         max_sequences=settings.server.lmi_max_sequences,
         max_stop_strings=settings.server.lmi_max_stop_strings,
@@ -53,7 +56,7 @@ def _limits(settings: Settings, arguments: Mapping[str, object]) -> RequestLimit
         max_logit_bias=settings.server.lmi_max_logit_bias,
         max_grammar_size=settings.server.lmi_max_grammar_size,
         grammar_timeout=settings.server.lmi_grammar_timeout,
-        max_logprobs=_DEFAULT_MAX_LOGPROBS if max_logprobs is None else int(str(max_logprobs)),
+        max_logprobs=engine.number("max_logprobs", _DEFAULT_MAX_LOGPROBS),
     )
 
 
@@ -62,22 +65,3 @@ def _served_names(names: object) -> tuple[str, ...]:
     if isinstance(names, list) and names:
         return tuple(str(name) for name in names)
     return _DEFAULT_NAMES
-
-
-def _text(value: object) -> str | None:
-    """`value` as text, None staying None."""
-    return None if value is None else str(value)
-
-
-def _integer(value: object) -> int:
-    """A value that the option table's parser made an integer."""
-    if not isinstance(value, int):
-        raise TypeError(f"an integer was expected, not {value!r}")
-    return value
-
-
-def _seconds(value: object) -> float:
-    """A value that the option table's parser made a number of seconds."""
-    if not isinstance(value, int | float):
-        raise TypeError(f"a number was expected, not {value!r}")
-    return float(value)

@@ -71,7 +71,8 @@ def _set_gauges(service: InferenceService) -> None:
     for phase, seconds in lifecycle.start.phase_seconds.items():
         ours.STARTUP_SECONDS.labels(str(phase)).set(seconds)
     for name, gauge in DOWNLOAD.items():  # as `/ping` shows them; the last ones stay
-        gauge.set(float(str(lifecycle.start.download.get(name, 0))))
+        number = lifecycle.start.download.get(name)
+        gauge.set(number if isinstance(number, int | float) else 0)
 
 
 def _json(document: object) -> web.Response:

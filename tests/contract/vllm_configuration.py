@@ -11,7 +11,7 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.arguments import engine_args_from, parse_vllm_arguments
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.sources.model_source import locate_model
-from lmi_vllm.translate.arguments import build_engine_arguments
+from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
 
 _PLAIN = "option.dtype=fp32\noption.enforce_eager=true\n"
@@ -33,7 +33,7 @@ def engine_arguments(
     environ = {"HF_MODEL_ID": str(folder)}
     settings = load_settings(environ)
     assert not settings.errors
-    return build_engine_arguments(settings, locate_model(settings, environ), Devices())
+    return translate(settings, locate_model(settings, environ), Devices()).require_valid().arguments
 
 
 def vllm_configuration(arguments: EngineArguments) -> Any:

@@ -16,7 +16,7 @@ class ChunkMaker:
         self._job = job
         self._tokenizer = tokenizer
         self.special_ids = special_ids
-        self.count = int(str(job.sampling.get("logprobs") or 0))  # of each token's likeliest ones
+        self.count = job.number("logprobs", 0)  # of each token's likeliest ones
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def make(self, output: Any, completion: Any) -> GenerationChunk:

@@ -318,10 +318,10 @@ class VllmEngine:
             raise PayloadError(
                 f"the prompt fills the model's context length of {self.max_model_len} tokens"
             )
-        wanted = job.sampling.get("max_tokens")
+        wanted = job.number("max_tokens", 0)
         params = BeamSearchParams(
             beam_width=job.beams.width,
-            max_tokens=min(int(str(wanted)), room) if wanted else room,
+            max_tokens=min(wanted, room) if wanted else room,
             length_penalty=job.beams.length_penalty,
             ignore_eos=bool(job.sampling.get("ignore_eos", False)),
             include_stop_str_in_output=True,  # keeps the end token among the tokens

@@ -109,9 +109,8 @@ async def join_vllm(
 def _start(
     arguments: EngineArguments, thread: ThreadPoolExecutor, seats: tuple[EngineSeat, ...]
 ) -> StartedEngine:
-    values = arguments.values
-    if int(str(values.get("nnodes") or 1)) > 1:
-        port = bond_port(int(str(values["master_port"])))
+    if arguments.number("nnodes", 1) > 1:
+        port = bond_port(arguments.number("master_port", 0))
         watch_followers(os.environ["VLLM_HOST_IP"], port)
     with starting(arguments) as is_cpu:
         return _start_configured(arguments, thread, seats, is_cpu=is_cpu)
@@ -144,7 +143,7 @@ def _start_configured(
     is_cpu: bool,
 ) -> StartedEngine:
     if is_cpu:
-        values = {**arguments.values, **_cpu_adjustments(arguments.values)}
+        values = {**arguments.values, **_cpu_adjustments(arguments)}
         arguments = replace(arguments, values=values)
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
     config = _engine_config(namespace, 1 + len(seats), 0, is_cpu=is_cpu)
@@ -171,7 +170,7 @@ def _start_configured(
 def follower_config(arguments: EngineArguments, *, is_cpu: bool) -> Any:
     """Return the configuration of a node that has workers and no engine core."""
     if is_cpu:
-        values = {**arguments.values, **_cpu_adjustments(arguments.values)}
+        values = {**arguments.values, **_cpu_adjustments(arguments)}
         arguments = replace(arguments, values=values)
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
     config = _engine_config(namespace, 1, 0, is_cpu=is_cpu, headless=True)
@@ -220,11 +219,12 @@ def _engine_config(
         return engine_args.create_engine_config(headless=headless)
 
 
-def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:
+def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
     """Return the arguments we add on CPU; each is logged, none replaces what was set."""
+    values = arguments.values
     added: dict[str, object] = {}
     parallel = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
-    if not any(int(str(values.get(name) or 1)) > 1 for name in parallel):
+    if not any(arguments.number(name, 1) > 1 for name in parallel):
         # One child instead of two: the worker lives in the engine core.
         added |= _unless_set(values, "distributed_executor_backend", "uni")
     if "gpu_memory_utilization" not in values and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
@@ -234,9 +234,9 @@ def _cpu_adjustments(values: Mapping[str, object]) -> dict[str, object]:
         added["worker_cls"] = CPU_WORKER
     elif values.get("enable_lora"):
         # One slot more, for the all-zero adapter that base rows carry (engine-notes.md 2).
-        added["max_loras"] = int(str(values.get("max_loras") or 1)) + 1
-        if values.get("max_cpu_loras"):
-            added["max_cpu_loras"] = int(str(values["max_cpu_loras"])) + 1
+        added["max_loras"] = arguments.number("max_loras", 1) + 1
+        if kept := arguments.number("max_cpu_loras", 0):
+            added["max_cpu_loras"] = kept + 1
     for name, value in added.items():
         logger.info("engine argument %s=%s (set by lmi_vllm on CPU)", name, value)
     return added

@@ -53,7 +53,7 @@ def lmcache_variables(
                     "safetensors or bin weights: use option.lmcache_config_file"
                 ]
             )
-        ranks = int(str(arguments.values.get("tensor_parallel_size") or 1))
+        ranks = arguments.number("tensor_parallel_size", 1)
         found |= _automatic(size, ranks, machine or measure_machine())
     for name, value in found.items():
         if name.startswith(_PREFIX) and environ.get(name, value) != value:

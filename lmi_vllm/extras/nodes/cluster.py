@@ -111,11 +111,9 @@ def follows(settings: Settings) -> bool:
     return _whole(size, 1) > 1 and _whole(rank, 0) > 0
 
 
-def node_rank(arguments: Mapping[str, object]) -> int:
+def node_rank(arguments: EngineArguments) -> int:
     """Which node of its cluster the engine arguments are for; 0 leads, also alone."""
-    if int(str(arguments.get("nnodes") or 1)) <= 1:
-        return 0
-    return int(str(arguments.get("node_rank") or 0))
+    return arguments.number("node_rank", 0) if arguments.number("nnodes", 1) > 1 else 0
 
 
 def cluster_exports(arguments: EngineArguments, environ: Mapping[str, str]) -> dict[str, str]:
@@ -124,16 +122,16 @@ def cluster_exports(arguments: EngineArguments, environ: Mapping[str, str]) -> d
     Blocks while the leader's name is looked up, a minute at most.
 
     Raises:
-        ConfigurationError: nobody knows the leader's name.
+        ConfigurationError: the leader's name stayed unknown.
     """
-    values = arguments.values
-    if int(str(values.get("nnodes") or 1)) <= 1:
+    if arguments.number("nnodes", 1) <= 1:
         return {}
-    leader, port = str(values["master_addr"]), int(str(values["master_port"]))
+    leader = str(arguments.values["master_addr"])
+    port = arguments.number("master_port", MASTER_PORT)
     own = environ.get("VLLM_HOST_IP", "")
     if not own:
         own = own_address(leader, port)
-        if node_rank(values) == 0:
+        if node_rank(arguments) == 0:
             _warn_unless_we_lead(leader, port, own)
     exports = {"VLLM_HOST_IP": own}
     if interface := interface_of(own):

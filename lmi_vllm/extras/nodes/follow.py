@@ -79,7 +79,7 @@ async def _run_workers(
     except TimeoutError:
         return 1, f"the leader {leader} was not met within model_loading_timeout ({seconds:g} s)"
     nodes = ready.arguments.values["nnodes"]
-    print(f"Following {leader} as node {node_rank(ready.arguments.values)} of {nodes}", flush=True)
+    print(f"Following {leader} as node {node_rank(ready.arguments)} of {nodes}", flush=True)
     workers = asyncio.create_task(asyncio.to_thread(follower.wait_for_workers))
     leading = asyncio.create_task(asyncio.to_thread(follower.wait_for_leader))
     await asyncio.wait({workers, leading}, return_when=asyncio.FIRST_COMPLETED)

@@ -52,4 +52,4 @@ class Follower:
 
     @property
     def _port(self) -> int:
-        return int(str(self._arguments.values["master_port"]))
+        return self._arguments.number("master_port", 0)

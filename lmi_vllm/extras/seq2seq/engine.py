@@ -92,7 +92,7 @@ class TransformersEngine:
         self._steps = StepThread(
             loaded,
             texts,
-            int(str(values.get("max_num_seqs") or DEFAULT_ROWS)),
+            arguments.number("max_num_seqs", DEFAULT_ROWS),
             seed if isinstance(seed, int) else None,
         )
         self._openai = OpenAIAnswers(self, profile, self._defaults, texts)

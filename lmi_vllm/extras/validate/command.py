@@ -16,6 +16,7 @@ from lmi_vllm.commands.output import write_answer
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.translate.arguments import Translation, translate_start
 from lmi_vllm.translate.explain import FORMATS, Explanation, explain
 
 _MIB: Final = 1 << 20
@@ -34,21 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation with the checks' results; 0, or 2 when there is an error."""
     settings = load_settings(environ, command_line_of(arguments))
-    explanation, model = explain(settings, environ, devices_of(arguments, environ))
-    files = _files(arguments, model, environ)
+    translation = translate_start(settings, environ, devices_of(arguments, environ))
+    files = _files(arguments, translation.model, environ)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
-    result = validate(explanation, files, None if memory is None else int(memory))
+    result = validate(translation, files, None if memory is None else int(memory))
     write_answer(FORMATS[arguments.format](result))
     return result.exit_code
 
 
-def validate(explanation: Explanation, files: ModelFiles, device_bytes: int | None) -> Explanation:
+def validate(translation: Translation, files: ModelFiles, device_bytes: int | None) -> Explanation:
     """The explanation with what the model's config.json adds to it."""
+    explanation, arguments = explain(translation), translation.arguments.values
     if files.config is None:
         sentence = f"the settings were not checked against the model: {files.problem}"
         return replace(explanation, warnings=(*explanation.warnings, sentence))
     shape = read_shape(files.config)
-    arguments = explanation.engine_args
     found = check_model(shape, arguments)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
     warnings, errors = [*found.warnings], [*found.errors]

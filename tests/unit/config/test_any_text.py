@@ -10,6 +10,7 @@ from lmi_vllm.config.options import ALIAS_VARIABLES, ENVIRONMENT_SETTINGS, OPTIO
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.config.variable_names import option_names, serving_rows
+from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.explain import FORMATS, explain
 
@@ -25,7 +26,7 @@ NO_STORE = {"SERVING_MODEL_STORE": "/nonexistent"}
 
 def read(environ: dict[str, str], gpus: int = 4) -> None:
     """Read and explain `environ` in every format."""
-    explanation, _ = explain(load_settings(environ), environ, Devices(gpus))
+    explanation = explain(translate_start(load_settings(environ), environ, Devices(gpus)))
     json.loads(FORMATS["json"](explanation))
     assert all(form(explanation) for form in FORMATS.values())
 
@@ -83,5 +84,5 @@ def test_no_combination_crashes(pairs: dict[str, str], gpus: int) -> None:
     text = "\n".join(f"{key}={value}" for key, value in pairs.items())
     environ = NO_STORE | {"HF_MODEL_ID": "s3://b/p"}
     found = load_settings(environ, extra_properties=parse_properties(text))
-    explanation, _ = explain(found, environ, Devices(gpus))
+    explanation = explain(translate_start(found, environ, Devices(gpus)))
     assert set(explanation.engine_args) >= {"tensor_parallel_size", "max_num_seqs"}

@@ -11,9 +11,9 @@ import pytest
 from lmi_vllm.config.secrets import is_secret, mask_value
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.messages import RequestLimits
+from lmi_vllm.translate.arguments import translate, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.explain import FORMATS, explain
-from lmi_vllm.translate.serving_profile import build_serving_profile
 from tests.unit.conftest import ExplainRun
 
 PROGRAM = """
@@ -91,7 +91,7 @@ SECRETS = {
 def test_no_format_shows_a_secret(form: str) -> None:
     """Values, nested values, URLs, unknown names, errors and warnings are all masked."""
     settings = load_settings(SECRETS)
-    explanation, _ = explain(settings, SECRETS, Devices(1))
+    explanation = explain(translate_start(settings, SECRETS, Devices(1)))
     text = FORMATS[form](explanation)
     assert "s3cret" not in text
     assert "***" in text
@@ -114,7 +114,7 @@ def test_secret_names_hold_a_whole_word(name: str, secret: bool) -> None:
 def test_table_and_markdown_hold_every_option_and_argument(explained: ExplainRun) -> None:
     """The two readable formats say the same as the JSON."""
     environ = {"HF_MODEL_ID": "a/b", "SERVING_MODEL_STORE": "/nonexistent"}
-    explanation, _ = explain(load_settings(environ), environ, Devices(4))
+    explanation = explain(translate_start(load_settings(environ), environ, Devices(4)))
     for form in ("table", "markdown"):
         text = FORMATS[form](explanation)
         assert all(str(row["name"]) in text for row in explanation.options)
@@ -165,7 +165,7 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
         "OPTION_MAX_LOGPROBS": "7", "OPTION_SCHEDULING_POLICY": "priority",
     }  # fmt: skip
     settings = load_settings(environ)
-    profile = build_serving_profile(settings, None)
+    profile = translate(settings, None, Devices()).profile
     assert settings.errors == ()
     assert profile.served_names == ("a", "b")
     assert (profile.task, profile.output_formatter, profile.tgi_compat) == ("embed", "sse", True)
@@ -175,7 +175,7 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
     assert (profile.chat_template, profile.reasoning_parser) == ("t", "qwen3")
     assert (profile.enable_auto_tool_choice, profile.tool_call_parser) == (True, "hermes")
     assert profile.limits == RequestLimits(1, 2, 3, 4, 5, 0.0, 7)
-    plain = build_serving_profile(load_settings({}), None)
+    plain = translate(load_settings({}), None, Devices()).profile
     assert plain.served_names == ("lmi",)
     assert plain.limits == RequestLimits()
     assert (profile.uses_priority, plain.uses_priority) == (True, False)

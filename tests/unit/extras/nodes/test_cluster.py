@@ -250,7 +250,7 @@ def test_own_address_and_interface_are_exported_unless_set() -> None:
 )
 def test_rank_of_the_arguments(values: dict[str, object], rank: int) -> None:
     """A single node leads, whatever number it has."""
-    assert node_rank(values) == rank
+    assert node_rank(EngineArguments(values)) == rank
 
 
 @pytest.mark.parametrize(
