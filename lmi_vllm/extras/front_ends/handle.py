@@ -7,9 +7,8 @@ import os
 import socket
 import sys
 from collections.abc import Collection, Coroutine
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import EngineFailureError, LmiError
@@ -31,6 +30,7 @@ from lmi_vllm.extras.front_ends.channel import (
     Stop,
     TelemetryLine,
 )
+from lmi_vllm.extras.front_ends.first import FirstProcess
 from lmi_vllm.extras.front_ends.followed_adapters import without_hooks
 from lmi_vllm.messages import SharedAdapter
 from lmi_vllm.telemetry.registry import OTHER_PROCESSES, forget_process
@@ -42,26 +42,6 @@ DETACH_SECONDS: Final = 8.0  # a client of a dead engine tells its requests firs
 ADAPTER_GRACE_SECONDS: Final = 15.0  # beyond the time that its requests get
 
 
-class Company(Protocol):
-    """Who answers for all front-end processes."""
-
-    def hold(self, engine_id: int) -> AbstractAsyncContextManager[None]:
-        """Keep an adapter usable for a request of another process."""
-        ...
-
-    async def load(self, name: str) -> None:
-        """Load an adapter that a request of another process names."""
-        ...
-
-    async def abort(self, engine_requests: Collection[str]) -> None:
-        """End requests in the engine whose process is gone."""
-        ...
-
-    def note(self, message: Counted | TelemetryLine) -> None:
-        """Take note of what has happened to a request of another process."""
-        ...
-
-
 class EndedError(Exception):
     """The process ended before it had come so far."""
 
@@ -70,7 +50,7 @@ class EndedError(Exception):
 class FrontEnd:
     """One of the other processes."""
 
-    company: Company
+    first: FirstProcess
     row: int
     imported: asyncio.Event = field(default_factory=asyncio.Event)
     joined: asyncio.Event = field(default_factory=asyncio.Event)
@@ -114,8 +94,8 @@ class FrontEnd:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()  # a half of it is of no use
             code = await self._process.wait()
-            # Before the adapters they use are let go: the engine runs on with what nobody reads.
-            await self.company.abort(self._engine_requests)
+            # Before the adapters they use are let go: the engine runs on with what is not read.
+            await self.first.abort(self._engine_requests)
             for question in self._questions.values():
                 question.cancel()
             self.ending = f"signal {-code}" if code < 0 else f"code {code}"
@@ -138,7 +118,7 @@ class FrontEnd:
             raise EndedError(self.ending)
 
     def tell(self, message: object) -> None:
-        """Send a message, if there is somebody to hear it."""
+        """Send a message, once the process has been started."""
         if self._line is not None:
             self._line.send(message)
 
@@ -212,7 +192,7 @@ class FrontEnd:
     def _serve(self, message: object) -> None:
         match message:
             case Counted() | TelemetryLine():
-                self.company.note(message)
+                self.first.note(message)
             case Hold():
                 self._answer_later(message.number, self._hold(message))
             case LoadAdapter():
@@ -227,16 +207,16 @@ class FrontEnd:
     async def _hold(self, message: Hold) -> None:
         """Hold an adapter until the process releases it, or ends: then this task is cancelled."""
         try:
-            async with self.company.hold(message.engine_id):
+            async with self.first.hold(message.engine_id):
                 self.channel.send(Done(message.number))
                 await asyncio.Event().wait()
-        except Exception as error:  # noqa: BLE001 (told to whoever asked)
+        except Exception as error:  # noqa: BLE001 (the process that asked gets it)
             self._refuse(message.number, error)
 
     async def _load(self, message: LoadAdapter) -> None:
         try:
-            await self.company.load(message.name)
-        except Exception as error:  # noqa: BLE001 (told to whoever asked)
+            await self.first.load(message.name)
+        except Exception as error:  # noqa: BLE001 (the process that asked gets it)
             self._refuse(message.number, error)
         else:
             self.channel.send(Done(message.number))

@@ -10,21 +10,15 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
 from lmi_vllm.commands.serve import configure_server_logging, leave
-from lmi_vllm.engine.factory import settle, settle_again
-from lmi_vllm.engine.vllm.factory import import_vllm
-from lmi_vllm.engine.vllm.processes import end_with_parent, new_engine_thread
+from lmi_vllm.engine.vllm.processes import end_with_parent
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
-    Began,
     Begin,
     Channel,
     ChannelClosedError,
@@ -34,36 +28,30 @@ from lmi_vllm.extras.front_ends.channel import (
     EndAll,
     EngineGone,
     Hello,
-    Hold,
     Imported,
-    LoadAdapter,
     LogLevel,
     Ready,
-    Release,
     Running,
     StateIs,
     Stop,
     TelemetryLine,
 )
-from lmi_vllm.extras.front_ends.followed_adapters import FollowedAdapters
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
-from lmi_vllm.inference.context import Runtime
+from lmi_vllm.extras.front_ends.seated import SeatedModel
 from lmi_vllm.inference.error_rates import ReportedErrors
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.places import Board, Row
-from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import Listeners, open_front_end
-from lmi_vllm.server.liveness import warm_up
-from lmi_vllm.server.service_start import error_statuses, sessions_of
-from lmi_vllm.server.telemetry_start import Traces, log_request_metrics, running_telemetry
+from lmi_vllm.server.service_start import error_statuses
+from lmi_vllm.server.telemetry_start import Traces, running_telemetry
 from lmi_vllm.telemetry.records import RequestSummary
 from lmi_vllm.telemetry.sagemaker_lines import VARIABLE as TELEMETRY_VARIABLE
 from lmi_vllm.telemetry.sagemaker_lines import failure_line
 
 if TYPE_CHECKING:
-    from lmi_vllm.engine.vllm.seat import SeatedEngine
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +71,7 @@ class FrontEndProcess:
         self._queue = RequestQueue(self._lifecycle, places=self._row)
         self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
         self._traces = Traces(self._service, hello.environ)
-        self._thread: ThreadPoolExecutor | None = new_engine_thread()
-        self._engine_turn = asyncio.Lock()
-        self._list_turn = asyncio.Lock()
-        self._engine: SeatedEngine | None = None
-        self._adapters: FollowedAdapters | None = None
+        self._model = SeatedModel(self._service, self._traces, channel)
         self._begin: Begin | None = None
         self._listeners: Listeners | None = None
         self._forwarder: Forwarder | None = None
@@ -138,8 +122,8 @@ class FrontEndProcess:
                 self._lifecycle.follow(message.state, has_model=message.has_model)
             case EndAll():
                 self._queue.end_all()
-            case EngineGone() if self._engine is not None:
-                self._engine.engine_died()
+            case EngineGone():
+                self._model.engine_died()
             case LogLevel():
                 for each in (logging.getLogger(), logging.getLogger("vllm")):
                     each.setLevel(message.level)
@@ -156,65 +140,28 @@ class FrontEndProcess:
             self._failed.set()
 
     async def _import(self) -> None:
-        load = partial(import_vllm, self._hello.arguments)
-        await asyncio.get_running_loop().run_in_executor(self._thread, load)
+        await self._model.load(self._hello.arguments)
         self._channel.send(Imported())
 
     async def _join(self, begin: Begin) -> None:
-        async with self._engine_turn:
-            await self._join_engine(begin)
-
-    async def _detach(self, message: Detach) -> None:
-        async with self._engine_turn:
-            engine, self._engine = self._engine, None
-            if engine is not None:
-                await engine.close()
-                self._service.detach()
-        self._channel.send(Done(message.number))
-
-    async def _join_engine(self, begin: Begin) -> None:
-        """Join the engine and prove it; requests come in when the adapters are known."""
-        from lmi_vllm.engine.vllm.seat import join_vllm_engine  # vLLM has been imported by now
-
-        self._thread = self._thread or new_engine_thread()
-        self._engine = engine = await join_vllm_engine(
-            begin.arguments, begin.profile, self._thread, begin.seat, self
-        )
-        self._thread = None  # the engine's own from here on
-        engine.report_requests(lambda request: self._channel.send(Began(request)))
-        if engine.task == GENERATE:
-            await warm_up(engine, has_logprobs=False)
-        service, settings, profile = self._service, begin.settings, begin.profile
-        service.expect(begin.model, profile, sessions_of(settings))
-        self._lifecycle.expect_model(begin.model_name)
+        """Join the engine; requests come in when the adapters are known."""
+        is_first = self._begin is None
+        await self._model.join(begin, is_first=is_first)
         self._queue.resize(begin.limit)
-        log_request_metrics(service, settings)
-        self._traces.prepare(begin.arguments)
-        self._traces.begin()
-        self._adapters = FollowedAdapters(
-            engine,
-            self._ask_to_load,
-            is_enabled=profile.enable_lora,
-            reserved_names=profile.served_names,
-        )
-        service.attach(Runtime(engine, profile, self._adapters))
-        if self._begin is None:
+        if is_first:
             self._spawn(self._tell_engine())
-            settle()
-        else:
-            settle_again()
         self._begin = begin
         self._channel.send(Ready())
 
+    async def _detach(self, message: Detach) -> None:
+        await self._model.leave()
+        self._channel.send(Done(message.number))
+
     async def _route(self, message: AdapterList) -> None:
         """Route by the list; the first one opens the port."""
-        if self._adapters is None or self._begin is None or self._engine is None:
+        if self._begin is None:
             raise RuntimeError("the engine has not been joined")
-        adapters = self._adapters
-        async with self._list_turn:  # an older list must not overwrite a newer one
-            self._engine.share(message.shared)
-            gone = await adapters.follow(message.adapters)
-        await adapters.let_go(gone, message.timeout_seconds)
+        await self._model.follow(message)
         if self._listeners is None:
             begin, hello = self._begin, self._hello
             self._forwarder = Forwarder(begin.first)
@@ -223,30 +170,15 @@ class FrontEndProcess:
             )
         self._channel.send(Done(message.number))
 
-    @contextlib.asynccontextmanager
-    async def hold(self, adapter: int) -> AsyncIterator[None]:
-        """Keep an adapter usable; see `SharedState`."""
-        number = self._channel.new_number()
-        try:
-            await self._channel.ask(Hold(number, adapter))
-            yield
-        finally:
-            self._channel.send(Release(number))
-
-    async def _ask_to_load(self, name: str) -> None:
-        await self._channel.ask(LoadAdapter(self._channel.new_number(), name))
-
     async def _tell_engine(self) -> None:
         """Give a sign of life, and say what this process has in the engine."""
         told: tuple[str, ...] = ()
         while True:
-            if (engine := self._engine) is not None:
-                self._row.tell_engine(engine.running_requests, engine.progress)
-                if (now := engine.engine_requests) != told:
-                    told = now
-                    self._channel.send(Running(now))
-            else:
-                self._row.tell_engine(0, 0)
+            figures = self._model.figures()
+            self._row.tell_engine(figures.running, figures.steps)
+            if figures.requests is not None and figures.requests != told:
+                told = figures.requests
+                self._channel.send(Running(told))
             await asyncio.sleep(TELL_SECONDS)
 
     def _tell_failure(self, summary: RequestSummary) -> None:
@@ -260,8 +192,7 @@ class FrontEndProcess:
             await self._listeners.close()
         if self._forwarder is not None:
             await self._forwarder.close()
-        if self._engine is not None:
-            await self._engine.close()
+        await self._model.close()
 
 
 async def serve(descriptor: int) -> None:

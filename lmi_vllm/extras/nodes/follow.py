@@ -12,14 +12,12 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.nodes.cluster import follows, node_rank
-from lmi_vllm.inference.lifecycle import Lifecycle
-from lmi_vllm.inference.queue import RequestQueue
-from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.process_group import OneProcess
+from lmi_vllm.server.service_start import new_service
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +41,9 @@ async def follow(
 
     0 when `stop` is set, and when the leader ended: why it did is for the leader to report.
     """
-    service = InferenceService(RequestQueue(Lifecycle()))
-    context = ServerContext(service, environ, exports, engine_factory, OneProcess(), Clock())
+    clock = Clock()
+    service = new_service(settings, clock)
+    context = ServerContext(service, environ, exports, engine_factory, OneProcess(), clock)
     life = asyncio.create_task(_live(context, settings, typed))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,153 @@
+"""What the first process keeps for all of them: rows of the board, seats, and the engine itself."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.engine.base import Engine, OtherClients
+from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.extras.front_ends.channel import Counted, StateIs, TelemetryLine
+from lmi_vllm.inference.places import Board
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments, EngineSeat, SharedAdapter
+
+logger = logging.getLogger(__name__)
+
+
+class SharedEngine(Engine, Protocol):
+    """An engine that has seats for other processes."""
+
+    others: OtherClients
+
+    @property
+    def arguments(self) -> EngineArguments:
+        """What it was started with."""
+        ...
+
+    @property
+    def shared_adapters(self) -> tuple[SharedAdapter, ...]:
+        """The adapters in it."""
+        ...
+
+    def hold_for_another(self, engine_id: int) -> AbstractAsyncContextManager[None]:
+        """Keep an adapter usable for another client."""
+        ...
+
+    async def abort_for_another(self, engine_requests: Collection[str]) -> None:
+        """End requests of another client, by their ids in the engine."""
+        ...
+
+    def complete(self, seat: EngineSeat) -> EngineSeat:
+        """Return a seat that can be taken."""
+        ...
+
+
+class Seats:
+    """A row of the board and a seat at each engine for every process; the first row is our own."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.rows = rows
+        self.board_path = folder / "board"
+        self.board = Board(self.board_path, rows)
+        self._folder = folder
+        self._engines = 0
+        self._used: set[int] = set()  # rows whose seats at the engine are, or were, taken
+        self._seats: tuple[EngineSeat, ...] = ()
+
+    def begin(self, rows: Iterable[int]) -> None:
+        """Have every seat free for the next engine but those of processes with these rows."""
+        self._used = set(rows)
+
+    def new(self) -> tuple[EngineSeat, ...]:
+        """Return the seats at the engine that is started next."""
+        self._engines += 1
+        folder = self._folder / f"engine-{self._engines}"
+        folder.mkdir()
+        self._seats = tuple(
+            EngineSeat(index, self.rows, f"ipc://{folder}/in{index}", f"ipc://{folder}/out{index}")
+            for index in range(1, self.rows)
+        )
+        return self._seats
+
+    @property
+    def are_used_up(self) -> bool:
+        """Whether no process can be replaced over this engine any more."""
+        return len(self._used) == self.rows - 1
+
+    def take(self) -> int:
+        """Take the first row whose seat at the engine has not been taken, and return it."""
+        row = min(set(range(1, self.rows)) - self._used)
+        self._used.add(row)
+        return row
+
+    def of(self, row: int) -> EngineSeat:
+        """Return the seat that belongs to a row."""
+        return self._seats[row - 1]
+
+
+class FirstProcess:
+    """Does for requests of the other processes what is done in one place."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+        self.engine: SharedEngine | None = None
+        self._adapters: AdapterRegistry | None = None
+
+    def use(self, engine: SharedEngine, adapters: AdapterRegistry) -> None:
+        """Have the processes use this engine from now on."""
+        self.engine, self._adapters = engine, adapters
+
+    def leave(self) -> None:
+        """Have no engine: it ends, or is gone."""
+        self.engine = None
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters that requests may name."""
+        return () if self._adapters is None else tuple(self._adapters)
+
+    def state(self) -> StateIs:
+        """Return what the processes are told of the server."""
+        lifecycle, queue = self._service.lifecycle, self._service.queue
+        return StateIs(lifecycle.state, queue.limit, lifecycle.has_model)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, engine_id: int) -> AsyncIterator[None]:
+        """Keep an adapter usable for a request of another process.
+
+        Raises:
+            LmiError: it cannot be used.
+        """
+        if self.engine is None:
+            raise EngineDeadError
+        async with self.engine.hold_for_another(engine_id):
+            yield
+
+    async def load(self, name: str) -> None:
+        """Load an adapter that a request of another process names.
+
+        Raises:
+            LmiError: see `AdapterRegistry.load_on_first_use`.
+        """
+        if self._adapters is None:
+            raise EngineDeadError
+        await self._adapters.load_on_first_use(name)
+
+    async def abort(self, engine_requests: Collection[str]) -> None:
+        """End requests in the engine whose process is gone."""
+        if self.engine is not None and engine_requests:
+            logger.warning("%d requests of a process that ended are aborted", len(engine_requests))
+            await self.engine.abort_for_another(engine_requests)
+
+    def note(self, message: Counted | TelemetryLine) -> None:
+        """Take note of what has happened to a request of another process."""
+        if isinstance(message, Counted):
+            self._service.lifecycle.error_rates.count(message.kind)
+            return
+        for tell in self._service.telemetry.on_line:
+            tell(message.text)

@@ -1,0 +1,151 @@
+"""The model of a front-end process: its seat at the engine of the first one, and its adapters."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lmi_vllm.engine.factory import settle, settle_again
+from lmi_vllm.engine.vllm.factory import import_vllm
+from lmi_vllm.engine.vllm.processes import new_engine_thread
+from lmi_vllm.extras.front_ends.channel import (
+    AdapterList,
+    Began,
+    Begin,
+    Channel,
+    Hold,
+    LoadAdapter,
+    Release,
+)
+from lmi_vllm.extras.front_ends.followed_adapters import FollowedAdapters
+from lmi_vllm.inference.context import Runtime
+from lmi_vllm.inference.pooling import GENERATE
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.liveness import warm_up
+from lmi_vllm.server.service_start import sessions_of
+from lmi_vllm.server.telemetry_start import Traces, log_request_metrics
+
+if TYPE_CHECKING:
+    from lmi_vllm.engine.vllm.seat import SeatedEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What this process has in the engine; `requests` are their ids there, None without one."""
+
+    running: int = 0
+    steps: int = 0
+    requests: tuple[str, ...] | None = None
+
+
+class SeatedModel:
+    """Serves over an engine that another process started, as long as that one has it."""
+
+    def __init__(self, service: InferenceService, traces: Traces, channel: Channel) -> None:
+        self._service = service
+        self._traces = traces
+        self._first = AskedFirst(channel)
+        self._channel = channel
+        self._thread: ThreadPoolExecutor | None = new_engine_thread()
+        self._engine_turn = asyncio.Lock()
+        self._list_turn = asyncio.Lock()
+        self._engine: SeatedEngine | None = None
+        self._adapters: FollowedAdapters | None = None
+
+    async def load(self, arguments: EngineArguments) -> None:
+        """Import vLLM, while the first process starts the engine."""
+        load = partial(import_vllm, arguments)
+        await asyncio.get_running_loop().run_in_executor(self._thread, load)
+
+    async def join(self, begin: Begin, *, is_first: bool) -> None:
+        """Join the engine and prove it."""
+        async with self._engine_turn:
+            await self._join(begin)
+            if is_first:
+                settle()
+            else:
+                settle_again()
+
+    async def leave(self) -> None:
+        """Leave the engine, if there is one; its sockets are closed then."""
+        async with self._engine_turn:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                await engine.close()
+                self._service.detach()
+
+    async def follow(self, message: AdapterList) -> None:
+        """Route by the list; returns when no request uses an adapter that is not in it."""
+        if self._adapters is None or self._engine is None:
+            raise RuntimeError("the engine has not been joined")
+        adapters = self._adapters
+        async with self._list_turn:  # an older list must not overwrite a newer one
+            self._engine.share(message.shared)
+            gone = await adapters.follow(message.adapters)
+        await adapters.let_go(gone, message.timeout_seconds)
+
+    def engine_died(self) -> None:
+        """End the requests in the engine: its parent alone hears of its death."""
+        if self._engine is not None:
+            self._engine.engine_died()
+
+    def figures(self) -> Figures:
+        """Return what is in the engine now."""
+        if (engine := self._engine) is None:
+            return Figures()
+        return Figures(engine.running_requests, engine.progress, engine.engine_requests)
+
+    async def close(self) -> None:
+        """Leave the engine at the end of the process."""
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def _join(self, begin: Begin) -> None:
+        from lmi_vllm.engine.vllm.seat import join_vllm_engine  # vLLM has been imported by now
+
+        self._thread = self._thread or new_engine_thread()
+        self._engine = engine = await join_vllm_engine(
+            begin.arguments, begin.profile, self._thread, begin.seat, self._first
+        )
+        self._thread = None  # the engine's own from here on
+        engine.report_requests(lambda request: self._channel.send(Began(request)))
+        if engine.task == GENERATE:
+            await warm_up(engine, has_logprobs=False)
+        service, profile = self._service, begin.profile
+        service.expect(begin.model, profile, sessions_of(begin.settings))
+        service.lifecycle.expect_model(begin.model_name)
+        log_request_metrics(service, begin.settings)
+        self._traces.prepare(begin.arguments)
+        self._traces.begin()
+        self._adapters = FollowedAdapters(
+            engine,
+            self._first.load,
+            is_enabled=profile.enable_lora,
+            reserved_names=profile.served_names,
+        )
+        service.attach(Runtime(engine, profile, self._adapters))
+
+
+class AskedFirst:
+    """The first process as the one that decides about adapters for all; see `SharedState`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @contextlib.asynccontextmanager
+    async def hold(self, adapter: int) -> AsyncIterator[None]:
+        """Keep an adapter usable while the body runs."""
+        number = self._channel.new_number()
+        try:
+            await self._channel.ask(Hold(number, adapter))
+            yield
+        finally:
+            self._channel.send(Release(number))
+
+    async def load(self, name: str) -> None:
+        """Have an adapter loaded that is registered."""
+        await self._channel.ask(LoadAdapter(self._channel.new_number(), name))
