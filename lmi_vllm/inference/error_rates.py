@@ -10,7 +10,7 @@ from lmi_vllm.errors import Fault, LmiError
 
 
 class ErrorKind(StrEnum):
-    """What an error counts towards (http-api.md 2): `any` counts both."""
+    """What an error counts towards: `any` counts both."""
 
     WORKLOAD = "error_rate_wlm"
     SERVER = "error_rate_server"

@@ -1,4 +1,4 @@
-"""What management routes may ask of whoever loads models (http-api.md 10)."""
+"""What management routes may ask of the part that loads models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -10,7 +10,7 @@ _BYTES: Final = 8
 
 
 class Places:
-    """The places that requests of this process hold; nobody else serves."""
+    """The places that requests of this process hold, which serves alone."""
 
     def __init__(self) -> None:
         self._own = 0

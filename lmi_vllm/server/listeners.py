@@ -234,7 +234,7 @@ async def _listen(site: _Site) -> None:
 
 
 async def _check_free(address: ListenAddress) -> None:
-    """Raise StartupError when somebody listens at the address."""
+    """Raise StartupError when the address is taken."""
     try:
         server = await asyncio.get_running_loop().create_server(
             asyncio.Protocol, address.host, address.port

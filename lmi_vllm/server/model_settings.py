@@ -1,7 +1,7 @@
 """Settings that come with the model itself, where it is not an open directory of this machine.
 
 A prefix is asked for its serving.properties alone: it is small, and decides whether the rest is
-worth fetching (startup.md 2). An archive has to be here first.
+worth fetching. An archive has to be here first.
 """
 
 import asyncio

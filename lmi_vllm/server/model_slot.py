@@ -198,7 +198,7 @@ def _named(plan: StartPlan, name: str) -> StartPlan:
 
 
 def _load_error(error: BaseException | None) -> LmiError:
-    """Return what whoever registered the model is told about its failed start."""
+    """Return the answer to POST /models when the start has failed."""
     text = error.text if isinstance(error, LmiError) else f"{type(error).__name__}: {error}"
     if _is_about_memory(text):
         return ModelCapacityError(text)

@@ -33,7 +33,7 @@ class Outcome:
 
     code: int
     reason: str = ""
-    is_immediate: bool = False  # nobody in flight is waited for
+    is_immediate: bool = False  # requests in flight are not waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Supervisor:
         reason = await self._watch(runtime.engine)
         while (failures := failures + 1) <= self._policy.retry_threshold:
             if self._service.lifecycle.state is State.DRAINING:
-                break  # it would come back to nobody
+                break  # no request would reach it
             logger.error(
                 "%s: restarting the engine (failure %d, retry_threshold %d)",
                 reason,

@@ -140,5 +140,5 @@ def _write_line(line: str) -> None:
     try:
         sys.stdout.write(line)
         sys.stdout.flush()
-    except OSError as error:  # nobody reads any more: no reason to fail a request
+    except OSError as error:  # its reader is gone: no reason to fail a request
         logger.warning("an EMF line was not written: %s", error)

@@ -1,7 +1,7 @@
 """What the first process and the other front-end processes say to each other, and how.
 
 Both ends are this program, started by the same user over an inherited socket pair: pickles are
-read from nobody else.
+read from no other program.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class EndAll:
 
 @dataclass(frozen=True, slots=True)
 class EngineGone:
-    """The engine has died: nobody else hears of it who is not its parent."""
+    """The engine has died, which only its parent process notices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Channel:
         return cls(*await asyncio.open_connection(sock=end))
 
     def send(self, message: object) -> None:
-        """Send a message; to nobody where the other process is gone."""
+        """Send a message; it is dropped where the other process is gone."""
         if self.writer.is_closing():
             return
         payload = pickle.dumps(message)
@@ -234,7 +234,7 @@ class Channel:
             self._waiting.pop(message.number, None)
 
     def answered(self, done: Done) -> None:
-        """Hand the answer to whoever asked, if somebody still waits."""
+        """Hand the answer to the question, if it is still waited for."""
         waiting = self._waiting.get(done.number)
         if waiting is None or waiting.done():
             return
@@ -244,7 +244,7 @@ class Channel:
             waiting.set_exception(done.error)
 
     def close(self) -> None:
-        """Close the line; who still waits for an answer is told."""
+        """Close the line; what still waits for an answer fails."""
         self.writer.close()
         for waiting in self._waiting.values():
             if not waiting.done():

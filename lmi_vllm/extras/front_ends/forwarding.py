@@ -28,7 +28,7 @@ _INFERENCE: Final = frozenset(
 )
 _OF_PACKED_BODY: Final = frozenset({"content-encoding", "content-length"})
 KEEPALIVE_SECONDS: Final = 2.0  # idle connections between two processes cost both of them tasks
-_ORIGIN: Final = "http://first-process"  # nobody looks the name up
+_ORIGIN: Final = "http://first-process"  # the name is not looked up
 
 
 def is_shared_work(request: web.Request) -> bool:

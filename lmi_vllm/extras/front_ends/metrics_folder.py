@@ -9,7 +9,7 @@ from lmi_vllm.engine.private_folders import new_private_folder
 def variables(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return what has prometheus_client keep its numbers in files, for all processes to add up.
 
-    A folder of our own: what is left in one that somebody else named would be counted.
+    A folder of our own: what another server left in a folder would be counted.
     """
     if environ.get("LMI_FRONTEND_PROCESSES", "1").strip() == "1":
         return {}
