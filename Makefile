@@ -34,7 +34,7 @@ format: setup
 	.venv/bin/ruff check --fix .
 
 unit: setup       ## unit, web and server: no engine process, no network
-	$(PYTEST) tests/unit tests/web $(wildcard tests/server) $(ARGS)
+	$(PYTEST) tests/unit tests/web tests/server $(ARGS)
 
 contract:         ## the engine's promises, scripted and real; VLLM=0.31.0 on that release, in .venv-vllm-0.31.0
 	@$(PYTHON) scripts/setup.py $(if $(VLLM),--vllm $(VLLM))

@@ -1,0 +1,63 @@
+"""What the first process keeps for the others: seats, and what is done in one place."""
+
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.extras.front_ends.channel import Counted, StateIs, TelemetryLine
+from lmi_vllm.extras.front_ends.first import FirstProcess, Seats
+from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
+from lmi_vllm.inference.service import InferenceService
+
+
+def test_a_seat_is_taken_once_over_one_engine(tmp_path: Path) -> None:
+    """What replaces a lost process gets another seat, until all are used up."""
+    seats = Seats(tmp_path, 4)
+    assert [seat.index for seat in seats.new()] == [1, 2, 3]
+    assert (seats.take(), seats.take(), seats.are_used_up) == (1, 2, False)
+    assert (seats.take(), seats.are_used_up) == (3, True)
+    assert seats.of(3).index == 3
+
+
+def test_the_next_engine_has_free_seats_again(tmp_path: Path) -> None:
+    """But for those whose processes live on; its sockets are in a folder of their own."""
+    seats = Seats(tmp_path, 4)
+    first = seats.new()
+    seats.take()
+    seats.begin([2])
+    assert (seats.take(), seats.take(), seats.are_used_up) == (1, 3, True)
+    assert not {seat.input_address for seat in seats.new()} & {seat.input_address for seat in first}
+
+
+def service() -> InferenceService:
+    """Return a service that is unwell after one error of any kind."""
+    rates = ErrorRates({ErrorKind.ANY: ErrorRate(1, 60)})
+    return InferenceService(RequestQueue(Lifecycle(error_rates=rates), 7))
+
+
+def test_what_happens_elsewhere_counts_here() -> None:
+    """Errors turn the one health bad, and SageMaker's lines are written by one process."""
+    made, lines = service(), []
+    made.telemetry.on_line.append(lines.append)
+    first = FirstProcess(made)
+    first.note(TelemetryLine("a line"))
+    assert (lines, made.lifecycle.error_rates.reached) == (["a line"], None)
+    first.note(Counted(ErrorKind.SERVER))
+    assert made.lifecycle.error_rates.reached is ErrorKind.ANY
+    made.lifecycle.become(State.HEALTHY)
+    assert first.state() == StateIs(State.HEALTHY, 7, has_model=True)
+
+
+async def test_without_an_engine_adapters_cannot_be_had() -> None:
+    """A request of another process that asks meanwhile fails as one of ours would."""
+    first = FirstProcess(service())
+    with pytest.raises(EngineDeadError):
+        async with first.hold(1):
+            pass
+    with pytest.raises(EngineDeadError):
+        await first.load("a")
+    await first.abort(["r"])  # nothing is left that could be ended
+    assert first.adapters == ()

@@ -1,0 +1,72 @@
+"""The table of engines: which one runs a model, and what each is made with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.engine.vllm.factory import VllmFactory
+from lmi_vllm.errors import EngineStartError
+from lmi_vllm.messages import EngineArguments, ServingProfile
+from lmi_vllm.server.engines import ENGINES, SCRIPTED_SECONDS, EngineSurroundings
+
+
+def model(folder: Path, architecture: str) -> EngineArguments:
+    """Return the arguments for a local model that names that architecture."""
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    return EngineArguments({"model": str(folder)})
+
+
+ROWS = {
+    "vLLM's": ("LlamaForCausalLM", "vllm"),
+    "an extra's": ("T5ForConditionalGeneration", "transformers"),
+}
+
+
+@pytest.mark.parametrize(("architecture", "kind"), ROWS.values(), ids=ROWS)
+def test_the_model_chooses_among_the_engines_of_extras(
+    tmp_path: Path, architecture: str, kind: str
+) -> None:
+    """`--engine vllm` is the usual one; an extra's own takes the models that it is for."""
+    factory = ENGINES["vllm"](EngineSurroundings({}, {}, "json"))
+    assert factory.kind(model(tmp_path, architecture)) == kind
+    assert factory.kind(EngineArguments({"model": "a-name/on-the-hub"})) == "vllm"
+    assert factory.reads_model
+
+
+async def test_the_scripted_engine_takes_every_model(tmp_path: Path) -> None:
+    """It reads nothing of it; its pace comes from the environment."""
+    factory = ENGINES["scripted"](EngineSurroundings({SCRIPTED_SECONDS: "0.5"}, {}, "json"))
+    arguments = model(tmp_path, "T5ForConditionalGeneration")
+    assert (factory.kind(arguments), factory.reads_model) == ("scripted", False)
+    await factory.load(arguments)
+    engine = await factory.start(arguments, ServingProfile())
+    assert engine.seconds_per_token == 0.5
+
+
+LOGGING = {
+    "ours": ({}, {"VLLM_CONFIGURE_LOGGING": "0", "LMI_VLLM_LOG_FORMAT": "json"}),
+    "the user's": ({"VLLM_LOGGING_CONFIG_PATH": "/l"}, {"VLLM_LOGGING_CONFIG_PATH": "/l"}),
+    "vLLM's": (
+        {"VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "0"},
+        {"VLLM_CONFIGURE_LOGGING": "1", "LMI_VLLM_LOG_FORMAT": "json", "VLLM_NO_USAGE_STATS": "0"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "found"), LOGGING.values(), ids=LOGGING)
+async def test_vllm_finds_its_variables_before_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], found: dict[str, str]
+) -> None:
+    """Stdout stays ours, no statistics are sent, and what the user has set stays."""
+    exports = dict(given)
+
+    def missing(_: EngineArguments) -> None:
+        assert exports == {
+            "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_STREAM": "ext://sys.stderr", **found
+        }  # fmt: skip
+        raise ImportError("No module named 'vllm'")
+
+    monkeypatch.setattr("lmi_vllm.engine.vllm.factory.import_vllm", missing)
+    with pytest.raises(EngineStartError, match=r"^vLLM cannot be imported: .*lmi-vllm\[cuda\]"):
+        await VllmFactory(exports, "json").load(EngineArguments({}))
