@@ -9,7 +9,7 @@ environment variables, and `check` may refuse what does not go together. `load_s
 such classes, and `Settings.extra(TheClass)` is the typed instance:
 
     class CacheSettings(ExtraSettings):
-        lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or s3:// prefix ...")
+        lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or URL ...")
 
     settings = load_settings(environ, extras=(CacheSettings,))
     settings.extra(CacheSettings).lmi_cache_uri
