@@ -34,6 +34,8 @@ FIELDS = {
 REGISTRY = "vllm.model_executor.models.registry"
 SPECULATIVE = "vllm.config.speculative"
 QUANTIZATION = "vllm.model_executor.layers.quantization"
+# How our code names what it replaces: package.module:name, or package.module:Class.name.
+REPLACED = re.compile(r"(vllm[\w.]*):(\w+)(\.\w+)?")
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -133,20 +135,22 @@ class Release:
 
 
 class OurCode:
-    """What those of our modules that import vLLM use of it."""
+    """What those of our modules that import vLLM, or replace a name of it, use of it."""
 
     def __init__(self, folder: Path) -> None:
         self._trees = {
             path: ast.parse(text)
             for path in sorted(folder.rglob("*.py"))
             if re.search(
-                r"^\s*(from|import) vllm\b", text := path.read_text(encoding="utf-8"), re.M
+                r"^\s*(from|import) vllm\b|\"vllm[\w.]*:\w",
+                text := path.read_text(encoding="utf-8"),
+                re.M,
             )
         }
 
     @cached_property
     def imports(self) -> list[Import]:
-        """Every import of vLLM, at the top or inside a function."""
+        """Every import of vLLM, at the top or inside a function, and every name we replace."""
         return sorted({found for path, tree in self._trees.items() for found in _of(path, tree)})
 
     @cached_property
@@ -157,6 +161,8 @@ class OurCode:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Attribute):
                     found.add(node.attr)
+                elif match := _replaced(node):
+                    found.add((match[3] or match[2]).removeprefix("."))
                 elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     found.add(node.name)
         return found
@@ -181,6 +187,14 @@ def _of(path: Path, tree: ast.AST) -> Iterator[Import]:
                 for alias in node.names
                 if alias.name.split(".")[0] == "vllm"
             )
+        elif match := _replaced(node):
+            yield Import(match[1], match[2], place)
+
+
+def _replaced(node: ast.AST) -> re.Match[str] | None:
+    """The name of vLLM's that a text says we replace."""
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return REPLACED.fullmatch(node.value) if is_text else None
 
 
 def _is_import_error(handler: ast.ExceptHandler) -> bool:

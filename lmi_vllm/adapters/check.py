@@ -2,7 +2,7 @@
 
 What can be known from files is refused here, so that the engine's loader sees sound adapters only;
 what cannot be known (a base model that is not local, quantised, or of unknown layout) is left to
-the engine, which refuses it without harm (engine/vllm/isolation.py).
+the engine, which refuses it without harm (engine/vllm/adapters.py).
 """
 
 import json

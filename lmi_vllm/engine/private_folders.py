@@ -13,7 +13,7 @@ _LOCK_NAME: Final = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class PrivateFolder:
-    """A folder of this process; nobody removes it while its lock is held."""
+    """A folder of this process; it is never removed while its lock is held."""
 
     path: Path
     lock: IO[bytes]
@@ -36,7 +36,7 @@ def new_private_folder(prefix: str) -> PrivateFolder:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a folder whose lock nobody holds; one that is just being made has none yet."""
+    """Remove a folder whose lock is free; one that is just being made has none yet."""
     with contextlib.suppress(OSError), (folder / _LOCK_NAME).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)

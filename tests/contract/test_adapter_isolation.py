@@ -1,4 +1,4 @@
-"""Adapters never answer for each other, and none can end the engine (vllm_isolation.py).
+"""Adapters never answer for each other, and none can end the engine (engine/vllm/adapters.py).
 
 Each test is one way in which vLLM 0.32 breaks that without our guards; each was seen red with its
 guard taken out.
@@ -319,7 +319,7 @@ def test_openai_call_is_answered_by_the_load_it_carries(
 
 
 def _private_copies(adapters: Loader) -> int:
-    return sum(1 for _ in adapters.engine._llm._folder.path.iterdir())
+    return sum(1 for _ in adapters.engine.adapters.folder.path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_harmful_content_never_reaches_the_engine(
     """What became harmful after its registration, too: the engine's own copy is checked."""
     with pytest.raises(AdapterRefusedError, match=r"finite|large|must be a number|longer than"):
         adapters.load(make_adapter(tmp_path / "bad", 1, strength, **config))
-    assert not [*adapters.engine._llm._folder.path.glob("*/")]
+    assert not [*adapters.engine.adapters.folder.path.glob("*/")]
 
 
 def test_pickle_is_loaded_as_what_it_holds(adapters: Loader, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_patterns_become_names_with_the_same_answer(adapters: Loader, tmp_path: 
     pattern = copy_adapter(tmp_path / "pattern", alpha_pattern={r".*\.(q|k|v|o)_proj": 4})
     config = json.loads((pattern / CONFIG).read_text())
     ref = adapters.load(pattern)
-    given = next(iter(adapters.engine._llm._folder.path.glob("*/" + CONFIG)))
+    given = next(iter(adapters.engine.adapters.folder.path.glob("*/" + CONFIG)))
     assert "(q|k" not in given.read_text()
     if set(config["target_modules"]) <= {"q_proj", "k_proj", "v_proj", "o_proj"}:
         assert adapters.ask(ref) == adapters.ask(adapters.load(plain))

@@ -1,7 +1,12 @@
 """Rows of the base model beside adapters' rows on a CPU, by our worker or without it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from lmi_vllm.engine.vllm.workarounds import is_affected
+from lmi_vllm.engine.vllm.workarounds.base_rows import passing_over_base_rows
 from tests.contract.adapter_loader import Loader
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, start_demo_engine
 
@@ -10,26 +15,32 @@ torch = pytest.importorskip("torch")
 RANK, WIDTH = 2, 3
 
 
-def ours(name: str) -> object:
-    """Return an operation as the worker's process has it."""
-    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
-    from vllm.lora.ops.torch_ops import lora_ops  # noqa: PLC0415
-
-    from lmi_vllm.engine.vllm.cpu_worker import _of_adapter_rows  # noqa: PLC0415
-
-    return _of_adapter_rows(getattr(lora_ops, name))
+def wrapper(rows: list[int], change: Callable[[Any], Any]) -> Any:
+    """Return vLLM's LoRA operations, changed, in a step with these adapter slots."""
+    module = pytest.importorskip(
+        "vllm.lora.punica_wrapper.punica_cpu", reason="needs vLLM: make setup installs it"
+    )
+    punica = change(module.PunicaWrapperCPU)(len(rows), len(rows), "cpu")
+    for indices in (punica._token_lora_indices, punica._sampler_indices):
+        indices[:] = torch.tensor(rows)
+    punica.indices_len = [len(rows)] * 4
+    return punica
 
 
 @pytest.mark.parametrize("rows", [[0, -1, 1, -1], [-1, -1, -1, -1], [1, 0, 0, 1]])
-def test_operations_pass_over_base_rows(rows: list[int]) -> None:
+@pytest.mark.parametrize("operation", ["linear", "logits", "embedding"])
+def test_operations_pass_over_base_rows(rows: list[int], operation: str) -> None:
     """What has an adapter is changed by its own weights; what has none keeps its numbers."""
-    expand, shrink = ours("bgmv_expand"), ours("bgmv_shrink")
-    down = torch.rand(2, RANK, WIDTH)
-    up = torch.rand(2, WIDTH, RANK)
-    inputs, indices = torch.rand(4, WIDTH), torch.tensor(rows)
-    small, output = torch.zeros(4, RANK), torch.ones(4, WIDTH)
-    shrink(inputs, down, small, indices, 1.0)
-    expand(small, up, output, indices, add_inputs=True)
+    punica = wrapper(rows, passing_over_base_rows)
+    down, up = torch.rand(2, RANK, WIDTH), torch.rand(2, WIDTH, RANK)
+    inputs, output = torch.rand(len(rows), WIDTH), torch.ones(len(rows), WIDTH)
+    if operation == "linear":
+        punica.add_lora_linear(output, inputs, (down,), (up,), 1.0, (WIDTH,))
+    elif operation == "logits":
+        punica.add_lora_logits(output, inputs, down, up, 1.0)
+    else:
+        inputs, down = torch.rand(len(rows), RANK), torch.eye(RANK).repeat(2, 1, 1)
+        punica.add_lora_embedding(output, inputs, up)
     for row, adapter in enumerate(rows):
         change = 0 if adapter < 0 else up[adapter] @ down[adapter] @ inputs[row]
         assert torch.allclose(output[row], torch.ones(WIDTH) + change)
@@ -37,12 +48,22 @@ def test_operations_pass_over_base_rows(rows: list[int]) -> None:
 
 def test_infinite_weights_stay_in_their_rows() -> None:
     """The adapter in the last slot may hold anything: zero times infinity is no number."""
-    expand = ours("bgmv_expand_slice")
+    punica = wrapper([-1, 0], passing_over_base_rows)
     up = torch.full((2, WIDTH, RANK), float("inf"))
     output = torch.ones(2, 2 * WIDTH)
-    expand(torch.ones(2, RANK), up, output, torch.tensor([-1, 0]), WIDTH, WIDTH, True)
+    punica.add_expand(output, (torch.ones(2, RANK),), (up,), (WIDTH,), offset_start=WIDTH)
     assert output[0].tolist() == [1.0] * (2 * WIDTH)
     assert output[1, WIDTH:].isinf().all()
+
+
+def test_vllm_alone_computes_base_rows_with_an_adapter() -> None:
+    """Before 0.33; once no supported release does, only the cost of base steps keeps base_rows."""
+    punica = wrapper([0, -1], lambda kind: kind)
+    output = torch.ones(2, WIDTH)
+    weights = torch.ones(2, RANK, WIDTH), torch.ones(2, WIDTH, RANK)
+    punica.add_lora_logits(output, torch.ones(2, WIDTH), *weights, 1.0)
+    is_wrong = output[1].tolist() != [1.0] * WIDTH
+    assert is_wrong == is_affected("vllm", "0.33")
 
 
 def test_base_rows_stay_base_with_a_foreign_worker(run: LoopThread) -> None:

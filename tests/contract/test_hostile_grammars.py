@@ -1,4 +1,4 @@
-"""No schema, regular expression or grammar stalls or ends the real engine (vllm_grammars.py)."""
+"""No schema, regular expression or grammar stalls or ends the real engine."""
 
 import asyncio
 from typing import Any

@@ -16,7 +16,7 @@ from PIL import Image
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
-from lmi_vllm.engine.vllm.media import guard_media
+from lmi_vllm.engine.vllm.workarounds.hostile_requests import guard_media
 from lmi_vllm.messages import MediaPolicy
 
 pytestmark = pytest.mark.vllm

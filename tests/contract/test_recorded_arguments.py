@@ -69,7 +69,7 @@ def test_booleans_are_vllms_switches(name: str, parser: Any) -> None:
 
 def test_every_switch_is_on_and_off_in_what_vllm_gets() -> None:
     """Both values of each arrive: no release's way to write `off` is lost, as 0.33's was."""
-    from lmi_vllm.engine.vllm.arguments import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
+    from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
 
     names = [name for name, row in load_release().engine.items() if row.kind == "bool"]
     assert len(names) > 50

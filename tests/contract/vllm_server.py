@@ -12,7 +12,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.routers import register_api_routers
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
-from lmi_vllm.engine.vllm.arguments import parse_vllm_arguments
+from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments
 from lmi_vllm.engine.vllm.engine import VllmEngine
 from lmi_vllm.messages import OpenAICall
 

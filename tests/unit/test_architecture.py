@@ -51,8 +51,8 @@ ROOMS = {
 AWS = r"sources/s3/\w+\.py|extras/bench/sagemaker_client\.py"
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
-    "vllm": r"engine/vllm/\w+\.py"
-    r"|extras/(legacy_models/classes|nodes/workers|seq2seq/requests)\.py",
+    "vllm": r"engine/vllm/(workarounds/)?\w+\.py"
+    r"|extras/(legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py|engine/media_fetch\.py"
     r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve)/\w+)\.py",
     "pydantic_settings": r"config/(settings|layers|options/row)\.py",
@@ -61,16 +61,19 @@ LIBRARIES = {
     "boto3": AWS,
     "botocore": AWS,
     "huggingface_hub": r"sources/hub/\w+\.py",
-    "xgrammar": r"engine/vllm/\w+\.py",
+    "xgrammar": r"engine/vllm/workarounds/\w+\.py",
     "prometheus_client": r"telemetry/(metrics|registry)\.py|web/management_routes\.py",
     "opentelemetry": r"telemetry/otel\.py",
-    "torch": r"engine/vllm/\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py",
+    "torch": r"engine/vllm/(workarounds/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py",
     "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(model|sampling)\.py"
     r"|extras/legacy_models/classes\.py",
     "tokenizers": r"engine/vllm/decoding\.py|extras/seq2seq/text\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
-ENVIRONMENT = r"(cli|image)\.py|engine/vllm/(start|processes)\.py|commands/serve\.py"
+ENVIRONMENT = (
+    r"(cli|image)\.py|commands/serve\.py"
+    r"|engine/vllm/(configuration|start|processes|workarounds/cpu_compilation)\.py"
+)
 
 
 def imported_names(tree: ast.AST) -> Iterator[str]:

@@ -62,6 +62,15 @@ def report(old: str, new: str) -> tuple[int, list[str]]:
     return done.returncode, [line.strip() for line in done.stdout.splitlines()]
 
 
+def test_a_replaced_name_that_is_gone_is_reported(tmp_path: Path) -> None:
+    """What we replace is named by a text and not imported: it counts all the same."""
+    launch = {"v1/engine/core_client.py": "def launch_core_engines(): ..."}
+    old, new = package(tmp_path / "a", OLD | launch), package(tmp_path / "b", OLD)
+    code, lines = report(old, new)
+    assert code == 1
+    assert any("vllm.v1.engine.core_client launch_core_engines" in line for line in lines)
+
+
 def test_fields_signatures_and_models_are_compared(tmp_path: Path) -> None:
     """Arguments and sampling fields that came, went and changed; classes behind re-exports."""
     code, lines = report(package(tmp_path / "a", OLD), package(tmp_path / "b", NEW))

@@ -1,9 +1,7 @@
-"""Adapter folders as the engine reads them: private copies, and the all-zero adapter."""
+"""The private copy of an adapter, made one that the engine may read."""
 
 import json
 import shutil
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +13,6 @@ from lmi_vllm.errors import AdapterRefusedError
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _PICKLES: Final = ("adapter_model.bin", "adapter_model.pt")
-# Linear layers of the architectures we know, most common first; one that exists is enough.
-_ZERO_MODULES: Final = (
-    "q_proj", "qkv_proj", "query_key_value", "c_attn", "wqkv", "W_pack", "o_proj", "dense",
-    "down_proj", "fc1",
-)  # fmt: skip
 
 
 def copy_adapter(source: Path, target: Path) -> None:
@@ -75,50 +68,3 @@ def _without_pickle(copy: Path, name: str, shown: str) -> None:
         except Exception as error:  # a stranger's pickle
             raise AdapterRefusedError(f"{shown}: {name} cannot be read: {error}") from error
     pickle.unlink()
-
-
-def linear_layers(model: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield (module name, rows, columns) of one layer per known kind, from safetensors headers."""
-    shapes: dict[str, tuple[int, int]] = {}
-    for file in sorted(model.glob("*.safetensors"))[:1]:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        for name, tensor in header.items():
-            shape = tensor.get("shape", ())
-            if name.endswith(".weight") and len(shape) == 2:  # noqa: PLR2004 (a matrix)
-                shapes[name.removesuffix(".weight")] = (shape[0], shape[1])
-    for kind in _ZERO_MODULES:
-        for module, (rows, columns) in shapes.items():
-            if module.endswith("." + kind):
-                yield module, rows, columns
-                break
-
-
-def write_zero_adapter(folder: Path, module: str, rows: int, columns: int) -> None:
-    """Write a rank-1 PEFT adapter whose product is zero, in safetensors form."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {"lora_A": (1, columns), "lora_B": (rows, 1)}
-    header, offset = {}, 0
-    for name, (height, width) in tensors.items():
-        end = offset + 4 * height * width  # float32
-        header[f"base_model.model.{module}.{name}.weight"] = {
-            "dtype": "F32",
-            "shape": [height, width],
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header).encode()
-    (folder / "adapter_model.safetensors").write_bytes(
-        struct.pack("<Q", len(text)) + text + bytes(offset)
-    )
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": "",
-        "r": 1,
-        "lora_alpha": 1,
-        "bias": "none",
-        "target_modules": [module.rsplit(".", 1)[-1]],
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config))

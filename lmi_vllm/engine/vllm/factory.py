@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import imports_without_collections
-from lmi_vllm.engine.vllm.companions import hide_unfit_companions
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, end_children, new_engine_thread
+from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
 

@@ -26,8 +26,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import DirectEvents
+from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.events import TextEvents, may_be_direct
-from lmi_vllm.engine.vllm.isolation import IsolatingAsyncLLM
 from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
 from lmi_vllm.engine.vllm.routes import ROUTES, STORED_ROUTES, HandlerRoute, request_adapter
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
@@ -53,7 +53,7 @@ class VllmOpenAI:
 
     @classmethod
     async def create(
-        cls, llm: IsolatingAsyncLLM, namespace: Namespace, profile: ServingProfile
+        cls, llm: GuardedAsyncLLM, namespace: Namespace, profile: ServingProfile
     ) -> "VllmOpenAI":
         """Return the handlers, set up as `vllm serve` would with the same arguments."""
         namespace.served_model_name = list(profile.served_names)

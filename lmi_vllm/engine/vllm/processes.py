@@ -24,7 +24,7 @@ from lmi_vllm.extension import extras
 from lmi_vllm.telemetry.log_format import configure_logging
 
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
-# Set by the server for the processes it starts; their absence means somebody else uses vLLM here.
+# Set by the server for the processes it starts; without it another program uses vLLM here.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
 # How lines of the log are written; set where ours is the format of vLLM's lines, too.

@@ -7,40 +7,43 @@ import os
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-from vllm.model_executor.models import registry
-from vllm.platforms import current_platform
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-from lmi_vllm.engine.vllm.arguments import engine_args_from, parse_vllm_arguments
-from lmi_vllm.engine.vllm.clients import SeatedAsyncLLM, client_options, seats_for
-from lmi_vllm.engine.vllm.compiled import use_what_is_compiled
-from lmi_vllm.engine.vllm.isolation import CPU_WORKER, IsolatingAsyncLLM
-from lmi_vllm.engine.vllm.node_bond import bond_port, watch_followers
+from lmi_vllm.engine.vllm.async_llm import (
+    ClientAsyncLLM,
+    GuardedAsyncLLM,
+    client_options,
+    with_clients,
+)
+from lmi_vllm.engine.vllm.configuration import (
+    adjusted_for_cpu,
+    engine_args_from,
+    engine_config,
+    headless_workers,
+    parse_vllm_arguments,
+    ray_problems,
+    runs_on_cpu,
+    worked_around,
+)
+from lmi_vllm.engine.vllm.node_liveness import liveness_port, watch_followers
 from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
     SERVER_PID_VARIABLE,
     adopt_forked_engines,
     read_root_cause,
-    register_models,
     watch_root_causes,
 )
-from lmi_vllm.engine.vllm.ray import ray_problems
+from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments, EngineSeat
 
 logger = logging.getLogger(__name__)
 
-# Without a size of its own vLLM's CPU engine takes 92 % of the machine's memory for the KV cache.
-CPU_KV_CACHE_BYTES: Final = 4 << 30
-CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of what is free
 START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or forkserver
 # As the user set it: vLLM writes its own choice over it at each start, also at one that fails.
 ASKED_METHOD: Final = os.environ.get(START_METHOD)
@@ -51,7 +54,7 @@ OUT_OF_MEMORY_MARKS: Final = ("OutOfMemory", "MemoryError", "out of memory", "No
 class StartedEngine:
     """A running engine, how its OpenAI handlers are to be set up, and what it costs to isolate."""
 
-    llm: IsolatingAsyncLLM
+    llm: GuardedAsyncLLM
     namespace: Namespace
     is_cpu: bool
     thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
@@ -106,11 +109,22 @@ async def join_vllm(
         raise EngineStartError(text) from error
 
 
+def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
+    """Start the workers of a node that has no engine core, and return what watches them."""
+    if is_cpu:
+        arguments = adjusted_for_cpu(arguments)
+    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
+    config = engine_config(namespace, 1, 0, is_cpu=is_cpu, headless=True)
+    if is_cpu:
+        _prepare_fork()
+    return headless_workers(config)
+
+
 def _start(
     arguments: EngineArguments, thread: ThreadPoolExecutor, seats: tuple[EngineSeat, ...]
 ) -> StartedEngine:
     if arguments.number("nnodes", 1) > 1:
-        port = bond_port(arguments.number("master_port", 0))
+        port = liveness_port(arguments.number("master_port", 0))
         watch_followers(os.environ["VLLM_HOST_IP"], port)
     with starting(arguments) as is_cpu:
         return _start_configured(arguments, thread, seats, is_cpu=is_cpu)
@@ -123,10 +137,11 @@ def starting(arguments: EngineArguments) -> Iterator[bool]:
     Raises:
         EngineStartError: whatever went wrong meanwhile; the text is the root cause.
     """
-    is_cpu = bool(current_platform.is_cpu())
+    is_cpu = runs_on_cpu()
+    compiled_code = worked_around(Scope.COMPILED_CODE, is_cpu=is_cpu)
     with tempfile.TemporaryDirectory(prefix="lmi-vllm-start-") as folder:
         error_file = Path(folder) / "engine-errors"
-        with _engine_environment(error_file, is_cpu=is_cpu):
+        with _engine_environment(error_file, is_cpu=is_cpu), compiled_code:
             try:
                 yield is_cpu
             except (ConfigurationError, EngineStartError):
@@ -143,15 +158,14 @@ def _start_configured(
     is_cpu: bool,
 ) -> StartedEngine:
     if is_cpu:
-        values = {**arguments.values, **_cpu_adjustments(arguments)}
-        arguments = replace(arguments, values=values)
+        arguments = adjusted_for_cpu(arguments)
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = _engine_config(namespace, 1 + len(seats), 0, is_cpu=is_cpu)
+    config = engine_config(namespace, 1 + len(seats), 0, is_cpu=is_cpu)
     if is_cpu:
-        _prepare_cpu(config)
+        _prepare_fork()
     own_length = config.model_config.max_model_len
-    with seats_for(seats) if seats else contextlib.nullcontext():
-        llm = IsolatingAsyncLLM.from_vllm_config(
+    with with_clients(seats) if seats else contextlib.nullcontext():
+        llm = GuardedAsyncLLM.from_vllm_config(
             config,
             enable_log_requests=namespace.enable_log_requests,
             disable_log_stats=namespace.disable_log_stats,
@@ -167,23 +181,10 @@ def _start_configured(
     return StartedEngine(llm, namespace, is_cpu, thread, arguments)
 
 
-def follower_config(arguments: EngineArguments, *, is_cpu: bool) -> Any:
-    """Return the configuration of a node that has workers and no engine core."""
-    if is_cpu:
-        values = {**arguments.values, **_cpu_adjustments(arguments)}
-        arguments = replace(arguments, values=values)
-    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = _engine_config(namespace, 1, 0, is_cpu=is_cpu, headless=True)
-    if is_cpu:
-        _prepare_cpu(config)
-    return config
-
-
-def _prepare_cpu(config: Any) -> None:
-    _check_cpu_head_size(config.model_config)
-    use_what_is_compiled(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+def _prepare_fork() -> None:
+    """On Linux, fork the engine from here: everything is imported already."""
     if sys.platform == "linux":
-        # create_engine_config() has just set "spawn"; everything is imported here already.
+        # create_engine_config() has just set "spawn".
         os.environ[START_METHOD] = ASKED_METHOD or "fork"
         adopt_forked_engines()
 
@@ -192,58 +193,18 @@ def _join(
     arguments: EngineArguments, thread: ThreadPoolExecutor, seat: EngineSeat
 ) -> StartedEngine:
     os.environ[SERVER_PID_VARIABLE] = str(os.getpid())  # of the children that try grammars
-    is_cpu = bool(current_platform.is_cpu())
+    is_cpu = runs_on_cpu()
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = _engine_config(namespace, seat.clients, seat.index, is_cpu=is_cpu)
+    config = engine_config(namespace, seat.clients, seat.index, is_cpu=is_cpu)
     if is_cpu and sys.platform == "linux":
         adopt_forked_engines()
-    llm = SeatedAsyncLLM.from_vllm_config(
+    llm = ClientAsyncLLM.from_vllm_config(
         config,
         enable_log_requests=namespace.enable_log_requests,
         disable_log_stats=namespace.disable_log_stats,
         **client_options(seat),
     )
     return StartedEngine(llm, namespace, is_cpu, thread, arguments)
-
-
-def _engine_config(
-    namespace: Namespace, clients: int, client: int, *, is_cpu: bool, headless: bool = False
-) -> Any:
-    """Return vLLM's configuration for one of so many clients of an engine."""
-    register_models()
-    engine_args = engine_args_from(namespace)
-    if clients > 1:  # what vLLM sets for its own --api-server-count
-        engine_args._api_process_count = clients
-        engine_args._api_process_rank = client
-    with _inspect_in_process() if is_cpu else contextlib.nullcontext():
-        return engine_args.create_engine_config(headless=headless)
-
-
-def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
-    """Return the arguments we add on CPU; each is logged, none replaces what was set."""
-    values = arguments.values
-    added: dict[str, object] = {}
-    parallel = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
-    if not any(arguments.number(name, 1) > 1 for name in parallel):
-        # One child instead of two: the worker lives in the engine core.
-        added |= _unless_set(values, "distributed_executor_backend", "uni")
-    if "gpu_memory_utilization" not in values and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        free = psutil.virtual_memory().available // CPU_KV_CACHE_FRACTION
-        added |= _unless_set(values, "kv_cache_memory_bytes", min(CPU_KV_CACHE_BYTES, free))
-    if values.get("worker_cls") in (None, "auto"):
-        added["worker_cls"] = CPU_WORKER
-    elif values.get("enable_lora"):
-        # One slot more, for the all-zero adapter that base rows carry (engine-notes.md 2).
-        added["max_loras"] = arguments.number("max_loras", 1) + 1
-        if kept := arguments.number("max_cpu_loras", 0):
-            added["max_cpu_loras"] = kept + 1
-    for name, value in added.items():
-        logger.info("engine argument %s=%s (set by lmi_vllm on CPU)", name, value)
-    return added
-
-
-def _unless_set(values: Mapping[str, object], name: str, value: object) -> dict[str, object]:
-    return {} if values.get(name) is not None else {name: value}
 
 
 @contextlib.contextmanager
@@ -260,38 +221,6 @@ def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
     finally:
         stop_watching()
         os.environ.pop(ERROR_FILE_VARIABLE, None)
-
-
-@contextlib.contextmanager
-def _inspect_in_process() -> Iterator[None]:
-    """Let vLLM inspect a model class here and not in a new process (11 s for a new class).
-
-    vLLM uses a process of its own so as not to initialise CUDA; without CUDA there is no such
-    reason, and the class is wanted here anyhow before the engine forks.
-    """
-    name = "_run_in_subprocess"
-    original: Callable[[Callable[[], Any]], Any] | None = getattr(registry, name, None)
-    if original is None:  # a later vLLM does it otherwise: then it costs the seconds
-        yield
-        return
-    setattr(registry, name, lambda function: function())
-    try:
-        yield
-    finally:
-        setattr(registry, name, original)
-
-
-def _check_cpu_head_size(model_config: Any) -> None:
-    """Refuse before the start what the CPU kernel refuses at the first request, dying."""
-    if model_config.use_mla:  # DeepSeek's latent attention has a kernel of its own
-        return
-    head_size = model_config.get_head_size()
-    supported = CPUAttentionBackend.get_supported_head_sizes()
-    if head_size and head_size not in supported and not model_config.is_attention_free:
-        raise EngineStartError(
-            f"the model's attention head size is {head_size}; vLLM on CPU supports "
-            + ", ".join(map(str, supported))
-        )
 
 
 def _start_error(

@@ -30,7 +30,7 @@ from lmi_vllm.server.service_start import sessions_of
 from lmi_vllm.server.telemetry_start import Traces, log_request_metrics
 
 if TYPE_CHECKING:
-    from lmi_vllm.engine.vllm.seat import SeatedEngine
+    from lmi_vllm.engine.vllm.engine import JoinedEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SeatedModel:
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_turn = asyncio.Lock()
         self._list_turn = asyncio.Lock()
-        self._engine: SeatedEngine | None = None
+        self._engine: JoinedEngine | None = None
         self._adapters: FollowedAdapters | None = None
 
     async def load(self, arguments: EngineArguments) -> None:
@@ -105,7 +105,7 @@ class SeatedModel:
             await self._engine.close()
 
     async def _join(self, begin: Begin) -> None:
-        from lmi_vllm.engine.vllm.seat import join_vllm_engine  # vLLM has been imported by now
+        from lmi_vllm.engine.vllm.engine import join_vllm_engine  # vLLM has been imported by now
 
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await join_vllm_engine(

@@ -7,10 +7,8 @@ the leader's engine restarts, whose workers these could not join.
 
 from typing import Any
 
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
-from lmi_vllm.engine.vllm.node_bond import HELLO, bond_port, connect, wait_for_end
-from lmi_vllm.engine.vllm.start import follower_config, starting
+from lmi_vllm.engine.vllm.node_liveness import HELLO, connect, liveness_port, wait_for_end
+from lmi_vllm.engine.vllm.start import start_headless_workers, starting
 from lmi_vllm.messages import EngineArguments
 
 
@@ -20,7 +18,7 @@ class Follower:
     def __init__(self, arguments: EngineArguments) -> None:
         self._arguments = arguments
         self._executor: Any = None
-        self._bond: Any = None  # the leader sees it end with this process
+        self._link: Any = None  # the leader sees it end with this process
 
     def start(self) -> None:
         """Start the workers; returns once they and the leader's have met.
@@ -32,10 +30,9 @@ class Follower:
             EngineStartError: they did not come up; the text is the root cause.
         """
         with starting(self._arguments) as is_cpu:
-            config = follower_config(self._arguments, is_cpu=is_cpu)
-            self._executor = MultiprocExecutor(config, monitor_workers=False)
-            self._bond = connect(self._leader, bond_port(self._port))
-            self._bond.sendall(HELLO)
+            self._executor = start_headless_workers(self._arguments, is_cpu=is_cpu)
+            self._link = connect(self._leader, liveness_port(self._port))
+            self._link.sendall(HELLO)
 
     def wait_for_workers(self) -> None:
         """Return when a worker has ended."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from lmi_vllm.engine.vllm.adapter_slots import AdapterSlots, NoSlotError
+from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
 
 
 async def settle() -> None:

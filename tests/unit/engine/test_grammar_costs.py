@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_vllm.engine.vllm.grammar_costs import MEAN_SECONDS, STEP_SECONDS, check_costs
+from lmi_vllm.engine.vllm.workarounds.grammar_costs import MEAN_SECONDS, STEP_SECONDS, check_costs
 
 STEPS = 512
 

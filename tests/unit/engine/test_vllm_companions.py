@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.engine.vllm.companions import suspects
+from lmi_vllm.engine.vllm.workarounds.companions import suspects
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_companion_that_fails_to_import_is_absent_and_a_working_one_stays(
     package(tmp_path, "torchaudio", "9.9", "")
     program = textwrap.dedent("""\
         import importlib.util
-        from lmi_vllm.engine.vllm.companions import hide_unfit_companions
+        from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
         assert hide_unfit_companions() == ("torchvision",)
         assert importlib.util.find_spec("torchvision") is None
         assert importlib.util.find_spec("torchaudio") is not None

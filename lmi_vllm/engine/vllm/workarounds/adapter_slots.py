@@ -1,7 +1,10 @@
 """Which adapters may be in the engine at once, so that no step ever needs one slot too many.
 
-vLLM's scheduler counts the distinct adapters of a step against `max_loras`, but not the slots that
-pinned adapters hold: a step with more distinct adapters than free slots evicts one of its own.
+Defect: vLLM's scheduler counts the distinct adapters of a step against `max_loras`, but not the
+slots that pinned adapters hold: a step with more distinct adapters than free slots evicts one of
+its own. Releases: all that we support. Shows as: the engine ends, or an answer of another adapter.
+May go: when test_all_slots_pinned_refuses_the_next_adapter and
+test_pin_in_place_keeps_weights_and_waits_for_running_requests hold without it.
 """
 
 import asyncio
@@ -9,9 +12,8 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 # How long requests for adapters that have a slot may go before one that waits for a slot.
 OVERTAKE_SECONDS: Final = 1.0
@@ -19,40 +21,6 @@ OVERTAKE_SECONDS: Final = 1.0
 
 class NoSlotError(Exception):
     """Every slot is pinned, or stays in use for longer than the caller waits."""
-
-
-class Slots(Protocol):
-    """Which adapters may be in the engine at once: here, or in another process."""
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def is_all_pinned(self) -> bool:
-        """Whether no slot is left for an adapter that is not pinned."""
-        ...
-
-    def is_pinned(self, adapter: int) -> bool:
-        """Whether the adapter has a slot of its own."""
-        ...
-
-    def running(self, adapter: int) -> int:
-        """How many requests run on the adapter."""
-        ...
-
-    def hold(self, adapter: int) -> AbstractAsyncContextManager[None]:
-        """Wait for a slot and keep it while the body runs."""
-        ...
-
-    async def pin(self, adapter: int, timeout_seconds: float) -> None:
-        """Give the adapter a slot of its own."""
-        ...
-
-    def unpin(self, adapter: int) -> None:
-        """Take it away again."""
-        ...
 
 
 @dataclass(slots=True)
@@ -170,7 +138,7 @@ class AdapterSlots:
             self._released.notify_all()
 
     def _grant(self) -> None:
-        """Let in, in order, everyone who fits now; nobody waits for what cannot come."""
+        """Let waiters in, in order, as far as they fit; fail those whose slot can never come."""
         waiting, self._waiting = self._waiting, deque()
         for waiter in waiting:
             if waiter.granted.done():  # cancelled

@@ -1,4 +1,4 @@
-"""What tells a leader that one of its nodes went, also while nothing is asked of it.
+"""Liveness of the nodes of one engine: a leader notices that one went, also while it is idle.
 
 vLLM's leader notices at the next step only: gloo's connections are not read in between. Each
 follower keeps one connection to the port after `master_port`, and says hello, so that no port
@@ -24,7 +24,7 @@ _KEEPALIVE: Final = {  # a machine that went says nothing: noticed after 10 + 3 
 }
 
 
-def bond_port(master_port: int) -> int:
+def liveness_port(master_port: int) -> int:
     """The port of the leader that followers keep a connection to."""
     return master_port + 1
 
@@ -33,14 +33,14 @@ def bond_port(master_port: int) -> int:
 def watch_followers(address: str, port: int) -> None:
     """End the engine whenever a follower goes, from now on; once for each address."""
     listener = socket.create_server((address, port))
-    threading.Thread(target=_accept, args=(listener,), daemon=True, name="node-bond").start()
+    threading.Thread(target=_accept, args=(listener,), daemon=True, name="node-liveness").start()
 
 
 def connect(address: str, port: int) -> socket.socket:
     """A connection to the leader that notices when its machine goes.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nothing listens there.
     """
     connection = socket.create_connection((address, port))
     _keep_alive(connection)

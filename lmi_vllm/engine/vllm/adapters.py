@@ -1,0 +1,336 @@
+"""The adapters of an engine, so that no request and no adapter can kill or mix it up.
+
+What vLLM does wrong with adapters (seen with 0.32, DECISIONS.md 9), and what is done about it:
+
+- an adapter given to `generate()` that was never loaded, or failed to, kills the engine: only ids
+  that `load` accepted are found;
+- the scheduler does not count pinned slots: a step with more distinct adapters than free slots
+  kills the engine, so requests wait here for a slot (`workarounds.adapter_slots`);
+- an evicted adapter is read again inside the engine step, and a changed or missing folder kills
+  the engine; the prefix cache is keyed by name and path: every load reads a private copy, which
+  stays until the last request on it has ended;
+- two loads of one name in one step count as one, and the engine ends: names are made unique;
+- a failed load stays half usable under its id: it is removed, and ids are never used again;
+- with every slot pinned, the next adapter kills the engine: it is refused here.
+
+Each has a test in tests/contract/test_adapter_isolation.py that fails without it and says when it
+may go. This module imports no vLLM.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from lmi_vllm.engine.base import SharedState
+from lmi_vllm.engine.private_folders import PrivateFolder
+from lmi_vllm.engine.vllm.adapter_files import copy_adapter
+from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
+from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError
+from lmi_vllm.messages import AdapterRef, SharedAdapter
+
+BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
+BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters start above
+PIN_WAIT_SECONDS: Final = 10.0  # for running requests to leave a slot free
+_PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
+_FAILURE_PREFIX: Final = "Call to add_lora method failed: "
+_CAPACITY_MARKS: Final = (
+    "No free lora slots",
+    "greater than the number of GPU LoRA slots",
+    "out of memory",
+    "can't allocate memory",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """An adapter in the engine: `name` and `path` are the engine's, `shown` is the user's name."""
+
+    engine_id: int
+    name: str
+    path: str
+    shown: str
+
+
+class AdapterHost(Protocol):
+    """What an engine does with adapters; its failures are plain exceptions."""
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is dead."""
+        ...
+
+    async def add_adapter(self, adapter: LoadedAdapter) -> None:
+        """Read the adapter, unless it is in already."""
+        ...
+
+    async def remove_adapter(self, engine_id: int) -> None:
+        """Drop the adapter's weights."""
+        ...
+
+    async def pin_adapter(self, engine_id: int) -> None:
+        """Keep the adapter in its slot."""
+        ...
+
+
+class UsableAdapters(Protocol):
+    """What request handling asks of adapters."""
+
+    @property
+    def base(self) -> LoadedAdapter | None:
+        """What requests without an adapter carry; None where they need nothing."""
+        ...
+
+    def find(self, engine_id: int, shown: str) -> LoadedAdapter:
+        """Return a loaded adapter.
+
+        Raises:
+            LmiError: it is not loaded, or can have no slot.
+        """
+        ...
+
+    def hold(self, adapter: LoadedAdapter, shown: str) -> AbstractAsyncContextManager[None]:
+        """Wait for a slot, and keep it while the body runs.
+
+        Raises:
+            LmiError: it can have none.
+        """
+        ...
+
+    async def release(self, adapter: LoadedAdapter) -> None:
+        """Clean up after a request on an adapter that may have been removed meanwhile."""
+        ...
+
+
+class EngineAdapters:
+    """The adapters of the engine that this process started; `folder` holds the private copies."""
+
+    def __init__(
+        self, host: AdapterHost, slots: int = 0, folder: PrivateFolder | None = None
+    ) -> None:
+        self.base: LoadedAdapter | None = None
+        self.folder = folder
+        self._host = host
+        self._slots = AdapterSlots(slots)
+        self._loaded: dict[int, LoadedAdapter] = {}
+
+    def find(self, engine_id: int, shown: str) -> LoadedAdapter:
+        """Return a loaded adapter; see `UsableAdapters.find`."""
+        known = self._loaded.get(engine_id)
+        if known is None:
+            raise AdapterRefusedError(f"The adapter {shown} is not loaded")
+        if self._slots.is_all_pinned and not self._slots.is_pinned(engine_id):
+            raise self._no_slot(shown)
+        return known
+
+    @contextlib.asynccontextmanager
+    async def hold(self, adapter: LoadedAdapter, shown: str) -> AsyncIterator[None]:
+        """Keep a slot while the body runs; see `UsableAdapters.hold`."""
+        try:
+            async with self._slots.hold(adapter.engine_id):
+                yield
+        except NoSlotError:
+            raise self._no_slot(shown) from None
+
+    async def release(self, adapter: LoadedAdapter) -> None:
+        """Forget an adapter that was removed while its last request ran."""
+        is_loaded = adapter.engine_id in self._loaded
+        if not is_loaded and not self._slots.running(adapter.engine_id):
+            await self._forget(adapter)
+
+    @contextlib.asynccontextmanager
+    async def hold_for_another(self, engine_id: int) -> AsyncIterator[None]:
+        """Keep an adapter usable for a request of another client of this engine.
+
+        Raises:
+            AdapterRefusedError: it is not loaded.
+            AdapterCapacityError: no slot is left for it.
+        """
+        adapter = self._loaded.get(engine_id)
+        if adapter is None:
+            raise AdapterRefusedError("The adapter is not loaded")
+        try:
+            async with self.hold(adapter, adapter.shown):
+                if engine_id not in self._loaded:  # removed while this one waited
+                    raise AdapterRefusedError("The adapter is not loaded")
+                yield
+        finally:
+            await self.release(adapter)
+
+    @property
+    def shared(self) -> tuple[SharedAdapter, ...]:
+        """The loaded adapters, as other clients have to name them to the engine."""
+        return tuple(
+            SharedAdapter(item.engine_id, item.name, item.path) for item in self._loaded.values()
+        )
+
+    async def load(self, adapter: AdapterRef) -> None:
+        """Load a private copy of `adapter`, once, and let it be found; pin it if so asked.
+
+        Raises:
+            AdapterRefusedError: in the engine's words; nothing of the adapter stays.
+            AdapterCapacityError: no slot is left for it.
+        """
+        if self.folder is None:
+            raise AdapterRefusedError("LoRA is not enabled.")
+        known = self._loaded.get(adapter.engine_id)
+        if known is not None and known.shown != adapter.name:
+            raise AdapterRefusedError(f"engine id {adapter.engine_id} belongs to another adapter")
+        is_pinned = known is not None and self._slots.is_pinned(adapter.engine_id)
+        if self._slots.is_all_pinned and not is_pinned:
+            raise self._no_slot(adapter.name)
+        if known is None:
+            # A path never used before: it is half of the prefix cache's key.
+            await self._load_copy(adapter, Path(tempfile.mkdtemp(dir=self.folder.path)))
+        if not adapter.pinned:
+            return
+        try:
+            await self._pin(adapter)
+        except BaseException:
+            if known is None:
+                await self.unload(adapter)
+            raise
+
+    async def unload(self, adapter: AdapterRef) -> None:
+        """Remove the adapter and its private copy, after its last request; ignores unknown ids."""
+        loaded = self._loaded.pop(adapter.engine_id, None)
+        if loaded is None:
+            return
+        self._slots.unpin(adapter.engine_id)
+        if not self._slots.running(adapter.engine_id):
+            await self._forget(loaded)
+
+    async def add(self, adapter: LoadedAdapter, shown_path: str) -> None:
+        """Let the engine read an adapter; nothing of it stays where that fails.
+
+        Raises:
+            AdapterRefusedError: in the engine's words, with the user's names.
+            AdapterCapacityError: there is no room for it.
+        """
+        try:
+            await self._host.add_adapter(adapter)
+        except Exception as error:  # vLLM raises a bare Exception here
+            if self._host.errored:
+                raise
+            # After a shape error the id stays usable, half loaded.
+            await self._forget(adapter)
+            reason = str(error).removeprefix(_FAILURE_PREFIX)
+            reason = reason.replace(adapter.path, shown_path).replace(adapter.name, adapter.shown)
+            text = f"Adapter {adapter.shown} cannot be loaded: {reason}"
+            is_full = any(mark in reason for mark in _CAPACITY_MARKS)
+            raise (AdapterCapacityError if is_full else AdapterRefusedError)(text) from error
+
+    async def _forget(self, adapter: LoadedAdapter) -> None:
+        """Drop the weights and the private copy; a request that ran may have loaded them again."""
+        if not self._host.errored:
+            await self._host.remove_adapter(adapter.engine_id)
+        await asyncio.to_thread(shutil.rmtree, adapter.path, ignore_errors=True)
+
+    async def _load_copy(self, adapter: AdapterRef, private: Path) -> None:
+        try:
+            await asyncio.to_thread(copy_adapter, Path(adapter.path), private)
+        except AdapterRefusedError:
+            shutil.rmtree(private, ignore_errors=True)
+            raise
+        except OSError as error:
+            shutil.rmtree(private, ignore_errors=True)
+            raise _unreadable(adapter, error) from error
+        # vLLM compares adapters by name alone: of two loads of one name in one step it would
+        # activate one, and end at the rows of the other.
+        name = f"{adapter.name}@{adapter.engine_id}"
+        loaded = LoadedAdapter(adapter.engine_id, name, str(private), adapter.name)
+        await self.add(loaded, adapter.path)
+        self._loaded[adapter.engine_id] = loaded
+
+    async def _pin(self, adapter: AdapterRef) -> None:
+        if self._slots.is_pinned(adapter.engine_id):
+            return
+        try:
+            await self._slots.pin(adapter.engine_id, PIN_WAIT_SECONDS)
+        except NoSlotError:
+            raise AdapterCapacityError(
+                f"Adapter {adapter.name} cannot be pinned: No free lora slots, all "
+                f"{self._slots.count} are pinned or in use"
+            ) from None
+        try:
+            await self._pin_in_engine(adapter)
+        except BaseException:
+            self._slots.unpin(adapter.engine_id)
+            raise
+
+    async def _pin_in_engine(self, adapter: AdapterRef) -> None:
+        loaded = self._loaded[adapter.engine_id]
+        for attempt in range(_PIN_ATTEMPTS):
+            try:
+                await self._host.add_adapter(loaded)
+                await self._host.pin_adapter(adapter.engine_id)
+            except Exception as error:  # vLLM raises a bare Exception here
+                if self._host.errored:
+                    raise
+                if attempt + 1 < _PIN_ATTEMPTS and "is not registered" in str(error):
+                    continue
+                raise AdapterCapacityError(
+                    f"Adapter {adapter.name} cannot be pinned: {error}"
+                ) from error
+            return
+
+    def _no_slot(self, name: str) -> AdapterCapacityError:
+        return AdapterCapacityError(
+            f"No free lora slots for adapter {name}: all {self._slots.count} are pinned"
+        )
+
+
+class SharedAdapters:
+    """The adapters of an engine that another process started, which decides about them."""
+
+    def __init__(self, shared: SharedState, base_path: str) -> None:
+        self.base = None
+        if base_path:
+            self.base = LoadedAdapter(BASE_ADAPTER_ID, BASE_ADAPTER_NAME, base_path, "base")
+        self._decides = shared
+        self._shared: dict[int, SharedAdapter] = {}
+        self._loaded: dict[int, LoadedAdapter] = {}
+
+    def share(self, adapters: Iterable[SharedAdapter]) -> None:
+        """Know these adapters, which are in the engine; `load` picks among them."""
+        self._shared = {adapter.engine_id: adapter for adapter in adapters}
+
+    def find(self, engine_id: int, shown: str) -> LoadedAdapter:
+        """Return an adapter that was picked; see `UsableAdapters.find`."""
+        known = self._loaded.get(engine_id)
+        if known is None:
+            raise AdapterRefusedError(f"The adapter {shown} is not loaded")
+        return known
+
+    def hold(self, adapter: LoadedAdapter, _shown: str) -> AbstractAsyncContextManager[None]:
+        """Keep a slot while the body runs; see `UsableAdapters.hold`."""
+        return self._decides.hold(adapter.engine_id)
+
+    async def release(self, adapter: LoadedAdapter) -> None:
+        """Do nothing: the weights are the other process's to drop."""
+
+    def load(self, adapter: AdapterRef) -> None:
+        """Let an adapter be found that the other process has loaded; others it refuses."""
+        shared = self._shared.get(adapter.engine_id)
+        if shared is None:  # on its way out, or its engine has died under it
+            return
+        self._loaded[adapter.engine_id] = LoadedAdapter(
+            adapter.engine_id, shared.engine_name, shared.engine_path, adapter.name
+        )
+
+    def unload(self, adapter: AdapterRef) -> None:
+        """Let no further request find the adapter."""
+        self._loaded.pop(adapter.engine_id, None)
+
+
+def _unreadable(adapter: AdapterRef, error: OSError) -> AdapterRefusedError:
+    if isinstance(error, NotADirectoryError):
+        return AdapterRefusedError(
+            f"Only local LoRA models are supported. {adapter.path} is not a valid path"
+        )
+    return AdapterRefusedError(f"Adapter {adapter.name} cannot be read: {error}")

@@ -1,0 +1,278 @@
+"""vLLM's `AsyncLLM` with guards before every request: of an engine's first client, and of others.
+
+What each guard is for is said at the head of `adapters` and of the modules in `workarounds`.
+
+vLLM's engine core serves as many clients as it is given addresses; its own `--api-server-count`
+works so. The first client, which starts the engine, is a `GuardedAsyncLLM` and keeps what all of
+them share: which adapters are loaded, and which may be in the engine together. The others
+(`ClientAsyncLLM`) ask it, so that one table decides for all.
+"""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.engine.vllm.adapters import (
+    EngineAdapters,
+    LoadedAdapter,
+    SharedAdapters,
+    UsableAdapters,
+)
+from lmi_vllm.engine.vllm.output import DirectOutputProcessor
+from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, has_name, replace
+from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
+from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
+from lmi_vllm.errors import EngineStartError, LmiError
+from lmi_vllm.messages import EngineSeat
+from lmi_vllm.telemetry.records import current_record
+
+LAUNCH: Final = "vllm.v1.engine.core_client:launch_core_engines"
+
+
+class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
+    """AsyncLLM whose `generate` and `encode` let through nothing that could harm the engine."""
+
+    adapters: UsableAdapters
+    output_processor: DirectOutputProcessor
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.output_processor = DirectOutputProcessor.of(self.output_processor)
+        self.adapters = EngineAdapters(self)
+        self.grammars: GrammarGuard | None = None
+        self.has_prompt_logprobs = True
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the engine as AsyncLLM does, but not from a half torn down interpreter.
+
+        The function is bound early: at the end of the interpreter this module's names are gone.
+        """
+        if not _is_finalizing():
+            super().__del__()
+
+    async def guard(self, *, is_cpu: bool) -> EngineAdapters:
+        """Prepare for requests; on CPU with LoRA and a foreign worker, load the all-zero adapter.
+
+        Raises:
+            EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
+        """
+        self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
+        config = self.vllm_config.lora_config
+        if config is None:
+            self.adapters = adapters = EngineAdapters(self)
+            return adapters
+        folder = await asyncio.to_thread(new_private_folder, "lmi-vllm-adapters-")
+        needs_zero_adapter = is_cpu and not self._has_our_worker
+        slots = config.max_loras - 1 if needs_zero_adapter else config.max_loras
+        self.adapters = adapters = EngineAdapters(self, slots, folder)
+        if needs_zero_adapter:
+            model = Path(self.model_config.model)
+            adapters.base = await load_zero_adapter(adapters.add, model, folder.path / "base")
+            await self.pin_adapter(adapters.base.engine_id)
+        return adapters
+
+    def generate(  # type: ignore[override,unused-ignore]
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """As AsyncLLM.generate; adapters that could harm the engine are refused."""
+        adapter = self._adapter(lora_request)
+        if sampling_params.prompt_logprobs is not None and not self.has_prompt_logprobs:
+            raise VLLMValidationError(
+                "log probabilities of the prompt are not possible on CPU with enable_lora and "
+                "another worker_cls or model runner than the default: vLLM's engine would end"
+            )
+        outputs: AsyncGenerator[Any, None] = super().generate(
+            prompt,
+            sampling_params,
+            request_id,
+            lora_request=_request_for(adapter),
+            **_continued_trace(options),
+        )
+        if self.grammars and sampling_params.structured_outputs is not None:
+            outputs = _checked(outputs, self.grammars, sampling_params)
+        return self._with_slot(outputs, adapter, lora_request)
+
+    def encode(  # type: ignore[override,unused-ignore]
+        self, *args: Any, lora_request: LoRARequest | None = None, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """As AsyncLLM.encode, with the guard of `generate`."""
+        adapter = self._adapter(lora_request)
+        outputs: AsyncGenerator[Any, None] = super().encode(
+            *args, lora_request=_request_for(adapter), **_continued_trace(options)
+        )
+        return self._with_slot(outputs, adapter, lora_request)
+
+    async def add_adapter(self, adapter: LoadedAdapter) -> None:
+        """Read the adapter; see `AdapterHost`."""
+        await self.add_lora(_request_for(adapter))
+
+    async def remove_adapter(self, engine_id: int) -> None:
+        """Drop the adapter's weights; see `AdapterHost`."""
+        await self.remove_lora(engine_id)
+
+    async def pin_adapter(self, engine_id: int) -> None:
+        """Keep the adapter in its slot; see `AdapterHost`."""
+        await self.pin_lora(engine_id)
+
+    def release(self) -> None:
+        """Give back, after `shutdown`, what vLLM leaves to the garbage collector, and our folder.
+
+        It may not look at vLLM's descriptors for long (DECISIONS.md 42).
+        """
+        resources = getattr(self.engine_core, "resources", None)
+        manager = getattr(resources, "engine_manager", None)
+        for process in getattr(manager, "processes", ()):
+            with contextlib.suppress(ValueError):  # it runs still: its pipe is needed
+                process.close()
+        context = getattr(resources, "ctx", None)
+        if context is not None:
+            context.destroy(linger=0)
+
+    def clean_up(self) -> None:
+        """Remove the private copies of all adapters."""
+        if isinstance(self.adapters, EngineAdapters) and self.adapters.folder is not None:
+            self.adapters.folder.remove()
+
+    @property
+    def _has_our_worker(self) -> bool:
+        return bool(self.vllm_config.parallel_config.worker_cls == CPU_WORKER)
+
+    def _may_have_prompt_logprobs(self, *, is_cpu: bool) -> bool:
+        if not is_cpu or self.vllm_config.lora_config is None:
+            return True
+        return self._has_our_worker and not self.vllm_config.use_v2_model_runner
+
+    def _adapter(self, lora_request: LoRARequest | None) -> LoadedAdapter | None:
+        if lora_request is None:
+            return self.adapters.base
+        with _refused():
+            return self.adapters.find(lora_request.lora_int_id, lora_request.lora_name)
+
+    def _with_slot(
+        self,
+        outputs: AsyncGenerator[Any, None],
+        adapter: LoadedAdapter | None,
+        lora_request: LoRARequest | None,
+    ) -> AsyncGenerator[Any, None]:
+        if adapter is None or lora_request is None or adapter is self.adapters.base:
+            return outputs
+        return self._held(outputs, adapter, lora_request.lora_name)
+
+    async def _held(
+        self, outputs: AsyncGenerator[Any, None], adapter: LoadedAdapter, shown: str
+    ) -> AsyncGenerator[Any, None]:
+        """Yield `outputs` while their adapter has a slot; the last one of a removed adapter cleans.
+
+        The order matters: the request is out of the engine before its slot is free.
+        """
+        try:
+            async with contextlib.AsyncExitStack() as held:
+                with _refused():
+                    await held.enter_async_context(self.adapters.hold(adapter, shown))
+                await held.enter_async_context(contextlib.aclosing(outputs))
+                with _refused():  # it may have been removed while this one waited
+                    self.adapters.find(adapter.engine_id, adapter.name)
+                async for output in outputs:
+                    if output.finished:  # out of the engine: a slow reader holds no slot
+                        await held.aclose()
+                    yield output
+        finally:
+            await self.adapters.release(adapter)
+
+
+class ClientAsyncLLM(GuardedAsyncLLM):
+    """An AsyncLLM on an engine that another process started, and that guards it for us."""
+
+    def join(self, adapters: SharedAdapters, *, is_cpu: bool) -> None:
+        """Prepare for requests; instead of `guard`."""
+        self.adapters = adapters
+        self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
+
+    def engine_died(self) -> None:
+        """End every request as if we had seen the engine die; only its parent does see that."""
+        client: Any = self.engine_core
+        client.resources.engine_dead = True
+        client.outputs_queue.put_nowait(VllmEngineDeadError())
+
+
+def with_clients(seats: tuple[EngineSeat, ...]) -> contextlib.AbstractContextManager[object]:
+    """Have the engine that is started in the body serve these clients, too.
+
+    Raises:
+        EngineStartError: the installed vLLM starts its engines otherwise.
+    """
+    if not has_name(LAUNCH):
+        raise EngineStartError(
+            f"this vLLM has no {LAUNCH}: LMI_FRONTEND_PROCESSES cannot be more than 1 with it"
+        )
+
+    def with_addresses(launch: Any) -> Any:
+        def launch_with_clients(
+            config: Any, executor_class: Any, log_stats: bool, addresses: Any
+        ) -> Any:
+            addresses.inputs.extend(seat.input_address for seat in seats)
+            addresses.outputs.extend(seat.output_address for seat in seats)
+            return launch(config, executor_class, log_stats, addresses)
+
+        return launch_with_clients
+
+    return replace(LAUNCH, with_addresses)
+
+
+def client_options(seat: EngineSeat) -> dict[str, Any]:
+    """Return what `AsyncLLM.from_vllm_config` takes for one more client."""
+    addresses = {"input_address": seat.input_address, "output_address": seat.output_address}
+    if seat.stats_address is not None:
+        addresses["stats_update_address"] = seat.stats_address
+    return {
+        "client_addresses": addresses,
+        "client_count": seat.clients,
+        "client_index": seat.index,
+    }
+
+
+@contextlib.contextmanager
+def _refused() -> Any:
+    """Say to vLLM's handlers, in their own words, why an adapter cannot be used."""
+    try:
+        yield
+    except LmiError as error:
+        raise VLLMValidationError(error.text) from error
+
+
+def _request_for(adapter: LoadedAdapter | None) -> LoRARequest | None:
+    if adapter is None:
+        return None
+    return LoRARequest(adapter.name, adapter.engine_id, adapter.path)
+
+
+async def _checked(
+    outputs: AsyncGenerator[Any, None], grammars: GrammarGuard, params: Any
+) -> AsyncGenerator[Any, None]:
+    async with contextlib.aclosing(outputs):
+        await grammars.check(params.structured_outputs, params.max_tokens)
+        async for output in outputs:
+            yield output
+
+
+def _continued_trace(options: dict[str, Any]) -> dict[str, Any]:
+    """Put the engine's span below ours, whatever vLLM's handler took from the client's headers."""
+    record = current_record()
+    if record is None or record.trace_headers is None:
+        return options
+    return {**options, "trace_headers": dict(record.trace_headers)}  # it is serialised

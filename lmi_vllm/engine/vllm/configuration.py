@@ -1,0 +1,229 @@
+"""vLLM's configuration: our engine arguments as its command line reads them, and what we add.
+
+Ray is asked for by two arguments; why it cannot be is said before the engine is started: vLLM says
+it only inside the engine's process, after the model was fetched, and not what to do.
+"""
+
+import contextlib
+import json
+import logging
+import os
+from argparse import BooleanOptionalAction, Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NoReturn
+
+import psutil
+from vllm import envs
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.executor import ray_utils
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from lmi_vllm.engine.vllm import workarounds
+from lmi_vllm.engine.vllm.processes import register_models
+from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
+from lmi_vllm.errors import ConfigurationError, EngineStartError
+from lmi_vllm.messages import EngineArguments
+
+try:  # 0.33 moved it; the old path is the one of 0.32
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ImportError:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+
+logger = logging.getLogger(__name__)
+
+# Without a size of its own vLLM's CPU engine takes 92 % of the machine's memory for the KV cache.
+CPU_KV_CACHE_BYTES: Final = 4 << 30
+CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of what is free
+_RAY_ARGUMENTS: Final = ("distributed_executor_backend", "data_parallel_backend")
+_OTHERWISE: Final = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for several"
+# A field of AsyncEngineArgs that has no flag: where weights are streamed from, model being local.
+_FLAGLESS: Final = ("model_weights",)
+
+
+class _RaisingParser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore]
+    """vLLM's parser, raising where it would print its whole usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse_vllm_arguments(
+    values: Mapping[str, object], origins: Mapping[str, object] | None = None
+) -> Namespace:
+    """Return the namespace `vllm serve` would have for `values`; `origins` go into errors.
+
+    Raises:
+        ConfigurationError: one problem per value that vLLM refuses, in vLLM's words.
+    """
+    parser = make_arg_parser(_RaisingParser(add_help=False))
+    actions = {action.dest: action for action in parser._actions}
+    problems, words = [], []
+    flagless = {name: values[name] for name in _FLAGLESS if name in values}
+    for name, value in values.items():
+        if name in flagless:
+            continue
+        shown = f"{name} ({(origins or {}).get(name, 'default')})"
+        if name not in actions:
+            problems.append(f"{shown}: the installed vLLM has no such engine argument")
+            continue
+        try:
+            flag_words = _words(actions[name], value)
+            parser.parse_args(flag_words)
+        except (ValueError, TypeError) as error:
+            problems.append(f"{shown}: vLLM refuses it: {error}")
+        else:
+            words += flag_words
+    if problems:
+        raise ConfigurationError(problems)
+    return Namespace(**{**vars(parser.parse_args(words)), **flagless})
+
+
+def engine_args_from(namespace: Namespace) -> AsyncEngineArgs:
+    """Return vLLM's engine arguments for a parsed namespace."""
+    return AsyncEngineArgs.from_cli_args(namespace)
+
+
+def _words(action: Any, value: object) -> list[str]:
+    """Return the command-line words that give `action` this value; none where it is the default."""
+    flag = next(option for option in action.option_strings if option.startswith("--"))
+    if value is None:
+        return []
+    if action.nargs == 0:
+        return _switch(action, flag, value)
+    if action.nargs in ("+", "*"):
+        items = value if isinstance(value, (list, tuple)) else str(value).split(",")
+        return [flag, *map(_text, items)]
+    return [f"{flag}={_text(value)}"]
+
+
+def _switch(action: Any, flag: str, value: object) -> list[str]:
+    if str(value).lower() in ("true", "1"):
+        return [flag]
+    if str(value).lower() not in ("false", "0"):
+        raise ValueError("expected true or false")
+    negation = next((text for text in _opposites(flag) if text in action.option_strings), None)
+    if negation is None and isinstance(action, BooleanOptionalAction):
+        raise ValueError("this vLLM has no flag that switches it off")
+    return [] if negation is None else [negation]
+
+
+def _opposites(flag: str) -> list[str]:
+    """The flags that may switch `flag` off; from 0.33 vLLM pairs --enable-x with --disable-x."""
+    bare = flag.removeprefix("--")
+    found = ["--no-" + bare]
+    for one, other in (("enable-", "disable-"), ("disable-", "enable-")):
+        if bare.startswith(one):
+            found.append("--" + other + bare.removeprefix(one))
+    return found
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value))
+    return json.dumps(value) if isinstance(value, (bool, list, tuple)) else str(value)
+
+
+def engine_config(
+    namespace: Namespace, clients: int, client: int, *, is_cpu: bool, headless: bool = False
+) -> Any:
+    """Return vLLM's configuration for one of so many clients of an engine."""
+    register_models()
+    engine_args = engine_args_from(namespace)
+    if clients > 1:  # what vLLM sets for its own --api-server-count
+        engine_args._api_process_count = clients
+        engine_args._api_process_rank = client
+    with worked_around(Scope.CONFIGURATION, is_cpu=is_cpu):
+        config = engine_args.create_engine_config(headless=headless)
+    if is_cpu:
+        _check_cpu_head_size(config.model_config)
+    return config
+
+
+def worked_around(scope: Scope, *, is_cpu: bool) -> contextlib.AbstractContextManager[object]:
+    """Put the workarounds of a scope into force while the body runs, on a CPU."""
+    return workarounds.apply(scope) if is_cpu else contextlib.nullcontext()
+
+
+def adjusted_for_cpu(arguments: EngineArguments) -> EngineArguments:
+    """Return the arguments with those we add on a CPU; each is logged, none replaces another."""
+    return replace(arguments, values={**arguments.values, **_cpu_adjustments(arguments)})
+
+
+def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
+    values = arguments.values
+    added: dict[str, object] = {}
+    parallel = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
+    if not any(arguments.number(name, 1) > 1 for name in parallel):
+        # One child instead of two: the worker lives in the engine core.
+        added |= _unless_set(values, "distributed_executor_backend", "uni")
+    if "gpu_memory_utilization" not in values and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        free = psutil.virtual_memory().available // CPU_KV_CACHE_FRACTION
+        added |= _unless_set(values, "kv_cache_memory_bytes", min(CPU_KV_CACHE_BYTES, free))
+    if values.get("worker_cls") in (None, "auto"):
+        added["worker_cls"] = CPU_WORKER
+    elif values.get("enable_lora"):
+        # One slot more, for the all-zero adapter that base rows carry (engine-notes.md 2).
+        added["max_loras"] = arguments.number("max_loras", 1) + 1
+        if kept := arguments.number("max_cpu_loras", 0):
+            added["max_cpu_loras"] = kept + 1
+    for name, value in added.items():
+        logger.info("engine argument %s=%s (set by lmi_vllm on CPU)", name, value)
+    return added
+
+
+def _unless_set(values: Mapping[str, object], name: str, value: object) -> dict[str, object]:
+    return {} if values.get(name) is not None else {name: value}
+
+
+def _check_cpu_head_size(model_config: Any) -> None:
+    """Refuse before the start what the CPU kernel refuses at the first request, dying."""
+    if model_config.use_mla:  # DeepSeek's latent attention has a kernel of its own
+        return
+    head_size = model_config.get_head_size()
+    supported = CPUAttentionBackend.get_supported_head_sizes()
+    if head_size and head_size not in supported and not model_config.is_attention_free:
+        raise EngineStartError(
+            f"the model's attention head size is {head_size}; vLLM on CPU supports "
+            + ", ".join(map(str, supported))
+        )
+
+
+def ray_problems(values: Mapping[str, object], origins: Mapping[str, object]) -> list[str]:
+    """Why the arguments that ask for Ray cannot have it; empty where they can, or none asks."""
+    asked = [f"{name}=ray ({origins.get(name, 'default')})" for name in _RAY_ARGUMENTS
+             if values.get(name) == "ray"]  # fmt: skip
+    reason = _reason_against_ray() if asked else ""
+    return [f"{word} is not possible: {reason}. {_OTHERWISE}" for word in asked if reason]
+
+
+def _reason_against_ray() -> str:
+    if not current_platform.ray_device_key:
+        return f"vLLM's platform here is {current_platform.device_name}, which does not support Ray"
+    if not ray_utils.ray_is_available():
+        return f"Ray cannot be imported ({ray_utils.ray_import_err}): pip install ray on every node"
+    return ""
+
+
+def runs_on_cpu() -> bool:
+    """Whether vLLM's processes compute on the CPU here."""
+    return bool(current_platform.is_cpu())
+
+
+def headless_workers(config: Any) -> Any:
+    """Start the workers of a node that has no front end, and return what watches them."""
+    return MultiprocExecutor(config, monitor_workers=False)
+
+
+def cache_environment() -> None:
+    """Let vLLM read its variables once, as its engine does: it asks for one for each token."""
+    envs.enable_envs_cache()
+
+
+def release_environment() -> None:
+    """Let vLLM read its variables again."""
+    envs.disable_envs_cache()

@@ -1,0 +1,188 @@
+"""Jobs as vLLM runs them: our messages to its prompts and parameters, its errors to ours."""
+
+import asyncio
+import contextlib
+import copy
+import functools
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.lora.request import LoRARequest
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.sampling_params import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from lmi_vllm.engine.base import DirectChunks
+from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
+from lmi_vllm.engine.vllm.chunks import ChunkMaker
+from lmi_vllm.engine.vllm.openai import VllmOpenAI
+from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
+from lmi_vllm.errors import (
+    EngineDeadError,
+    EngineFailureError,
+    LmiError,
+    OverloadError,
+    PayloadError,
+)
+from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, PromptToken
+
+# Generation-config fields that decide how to sample; the others always apply, as in vLLM.
+_SAMPLING_STYLE: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
+_MODEL_DEFAULTS: Final = frozenset(
+    {*_SAMPLING_STYLE, "repetition_penalty", "presence_penalty", "frequency_penalty"}
+)
+
+
+class JobRunner:
+    """Runs the jobs of one engine."""
+
+    def __init__(self, llm: GuardedAsyncLLM, openai: VllmOpenAI) -> None:
+        self._llm = llm
+        self._openai = openai
+        self._tokenizer: Any = llm.renderer.tokenizer
+        self._special_ids = frozenset(self._tokenizer.all_special_ids if self._tokenizer else ())
+        self._model_defaults: Mapping[str, Any] = {
+            name: value
+            for name, value in llm.model_config.get_diff_sampling_param().items()
+            if name in _MODEL_DEFAULTS
+        }
+
+    async def generate(
+        self, job: GenerationJob, direct: DirectChunks | None
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of `job`; see `Engine.generate`."""
+        chunks = ChunkMaker(job, self._tokenizer, self._special_ids)
+        with our_errors():
+            outputs = self._outputs(job, await self._render(job))
+        try:
+            with our_errors():
+                with ReadDirectly(_direct_request(job, chunks, direct)):
+                    output = await anext(outputs, None)
+                while output is not None:
+                    for completion in output.outputs:
+                        if completion.finish_reason == "error":
+                            raise EngineFailureError("Internal server error")
+                        yield chunks.make(output, completion)
+                    output = await anext(outputs, None)
+        finally:
+            await outputs.aclose()
+
+    def _outputs(self, job: GenerationJob, prompt: Any) -> AsyncGenerator[Any, None]:
+        lora_request = _lora_request(job.adapter)
+        if job.beams is None:
+            outputs: AsyncGenerator[Any, None] = self._llm.generate(
+                prompt,
+                self._sampling_params(job),
+                job.request_id,
+                lora_request=lora_request,
+                priority=job.priority,
+            )
+            return outputs
+        room = int(self._llm.model_config.max_model_len) - len(prompt["prompt_token_ids"])
+        if room < 1:  # a step of a beam search has no such check
+            raise PayloadError(
+                "the prompt fills the model's context length of "
+                f"{self._llm.model_config.max_model_len} tokens"
+            )
+        wanted = job.number("max_tokens", 0)
+        params = BeamSearchParams(
+            beam_width=job.beams.width,
+            max_tokens=min(wanted, room) if wanted else room,
+            length_penalty=job.beams.length_penalty,
+            ignore_eos=bool(job.sampling.get("ignore_eos", False)),
+            include_stop_str_in_output=True,  # keeps the end token among the tokens
+            skip_special_tokens=job.sampling.get("skip_special_tokens") is not False,
+        )
+        return self._openai.beam_search(prompt, job.request_id, params, lora_request)
+
+    async def _render(self, job: GenerationJob) -> Any:
+        renderer = self._llm.renderer
+        params = replace(
+            renderer.default_cmpl_tok_params,
+            truncate_prompt_tokens=job.truncate_prompt_tokens,
+            truncation_side="left" if job.truncate_prompt_tokens else None,
+        )
+        parsed = parse_model_prompt(self._llm.model_config, job.prompt)
+        (rendered,) = await renderer.render_cmpl_async([parsed], params)
+        return rendered
+
+    def _sampling_params(self, job: GenerationJob) -> Any:
+        values: dict[str, Any] = {
+            name: value
+            for name, value in self._model_defaults.items()
+            if job.apply_model_defaults or name not in _SAMPLING_STYLE
+        }
+        values |= dict(job.sampling)
+        constraint = values.get("structured_outputs")
+        if isinstance(constraint, Mapping):
+            values["structured_outputs"] = StructuredOutputsParams(**constraint)
+        values["output_kind"] = (
+            RequestOutputKind.DELTA if job.is_streaming else RequestOutputKind.FINAL_ONLY
+        )
+        values["skip_clone"] = True  # made for this job alone; vLLM says so of OpenAI's, too
+        return SamplingParams(**values)
+
+
+class PromptTokenizer:
+    """Tokenizes in a thread of its own, with a copy: a tokenizer is not made for two at once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lock = asyncio.Lock()
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[PromptToken]:
+        """Return the tokens of `text`; see `Engine.tokenize`."""
+        async with self._lock:
+            encoding = await asyncio.to_thread(
+                self._copy, text, add_special_tokens=add_special_tokens,
+                return_offsets_mapping=self._tokenizer.is_fast,
+            )  # fmt: skip
+        ids = encoding["input_ids"]
+        spans = encoding.get("offset_mapping") or [(0, 0)] * len(ids)  # as TGI without offsets
+        return [PromptToken(token, *span) for token, span in zip(ids, spans, strict=True)]
+
+    @functools.cached_property
+    def _copy(self) -> Any:
+        return copy.deepcopy(self._tokenizer)
+
+
+@contextlib.contextmanager
+def our_errors() -> Iterator[None]:
+    """Turn vLLM's exceptions into ours, cause kept."""
+    try:
+        yield
+    except VllmEngineDeadError as error:
+        raise EngineDeadError from error
+    except VLLMClientError as error:
+        raise PayloadError(str(error)) from error
+    except GracefulHTTPError as error:
+        raise OverloadError("lmi") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise PayloadError(str(error)) from error
+    except (LmiError, asyncio.CancelledError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise EngineFailureError(f"the engine failed: {error}") from error
+
+
+def _lora_request(adapter: AdapterRef | None) -> Any:
+    if adapter is None:
+        return None
+    return LoRARequest(adapter.name, adapter.engine_id, adapter.path)
+
+
+def _direct_request(
+    job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
+) -> DirectRequest | None:
+    """Return how vLLM's output loop may shorten the way of the job's tokens."""
+    if job.beams is not None:  # a beam search adds sequences of its own
+        return None
+    is_sampled_only = job.sampling.get("logprobs") == 0
+    return DirectRequest(chunks, direct if job.is_streaming else None, is_sampled_only)

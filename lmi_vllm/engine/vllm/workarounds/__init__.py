@@ -1,0 +1,176 @@
+"""What works around a defect of vLLM or torch: one module each, and the one list of replaced names.
+
+`WORKAROUNDS` is that list. Each row is in force only in its scope and for the releases it is for,
+can be undone, and names the test that says when it may go. What needs no replaced name is used
+where it belongs: `adapter_slots`, `zero_adapter`, `companions`, `hostile_requests`, `cpu_worker`.
+This module imports no vLLM: a row names what it replaces, and it is imported when it is applied.
+"""
+
+import contextlib
+import functools
+import importlib
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from lmi_vllm.engine.vllm.workarounds import base_rows, cpu_compilation, prompt_logprobs
+from lmi_vllm.errors import EngineStartError
+
+logger = logging.getLogger(__name__)
+
+CPU_WORKER: Final = "lmi_vllm.engine.vllm.workarounds.cpu_worker.GuardedCpuWorker"
+Replacement = Callable[[Any], Any]  # takes what is there, returns what stands for it
+
+
+class Scope(Enum):
+    """Where and for how long a workaround is in force."""
+
+    CONFIGURATION = "in the server on a CPU, while vLLM makes its configuration"
+    COMPILED_CODE = "in the server on a CPU, before the engine is forked from it"
+    WORKER = "in a worker on a CPU"
+    LORA_WORKER = "in a worker on a CPU with LoRA"
+
+
+@dataclass(frozen=True, slots=True)
+class Workaround:
+    """A name of vLLM's or torch's that is replaced.
+
+    `fixed_in` is the first release without the defect; empty while no release is known. A name that
+    a release does not have is passed over, unless answers would be wrong (`is_required`);
+    `adds` is for a name that is missing, and nothing is done where it is there.
+    """
+
+    target: str  # package.module:name, or package.module:Class.name
+    replacement: Replacement
+    scope: Scope
+    test: str  # the file and function below tests/ or integration/
+    fixed_in: str = ""
+    is_required: bool = False
+    adds: bool = False
+
+
+WORKAROUNDS: Final = (
+    Workaround(
+        "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU",
+        base_rows.passing_over_base_rows,
+        Scope.LORA_WORKER,
+        "tests/contract/test_base_rows.py:test_vllm_alone_computes_base_rows_with_an_adapter",
+        is_required=True,
+    ),
+    Workaround(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict",
+        prompt_logprobs.one_by_one,
+        Scope.LORA_WORKER,
+        "tests/contract/test_adapter_isolation.py:"
+        "test_prompt_logprobs_in_company_are_those_of_the_request_alone",
+        is_required=True,
+    ),
+    Workaround(
+        "vllm.v1.sample.sampler:batched_count_greater_than",
+        cpu_compilation.uncompiled,
+        Scope.WORKER,
+        "integration/nothing_stalls_while_serving.py:test_nothing_is_compiled_on_cpu",
+    ),
+    Workaround(
+        "vllm.model_executor.models.registry:_run_in_subprocess",
+        cpu_compilation.in_this_process,
+        Scope.CONFIGURATION,
+        "tests/contract/test_workarounds.py:test_vllm_alone_starts_a_process_for_a_model_class",
+    ),
+    Workaround(
+        "torch._inductor.codecache:_HEADER_DIR",
+        cpu_compilation.kept_headers,
+        Scope.COMPILED_CODE,
+        "integration/compile_cache_is_kept.py:test_second_container_does_not_compile",
+    ),
+    Workaround(
+        "torch._inductor.codecache:_HEADER_LOCK_DIR",
+        cpu_compilation.kept_header_locks,
+        Scope.COMPILED_CODE,
+        "integration/compile_cache_is_kept.py:test_second_container_does_not_compile",
+    ),
+    Workaround(
+        "torch._dynamo.aot_compile_types:BundledAOTAutogradSerializableCallable.finalize_loading",
+        cpu_compilation.nothing_to_finalize,
+        Scope.COMPILED_CODE,
+        "integration/compile_cache_is_kept.py:test_second_container_does_not_compile",
+        adds=True,
+    ),
+)
+
+
+def apply(scope: Scope) -> contextlib.ExitStack:
+    """Put every workaround of the scope into force; closing what is returned undoes them.
+
+    Raises:
+        EngineStartError: this release has not the name that one needs without which answers would
+            be wrong.
+    """
+    done = contextlib.ExitStack()
+    for row in WORKAROUNDS:
+        package = row.target.partition(".")[0]
+        if row.scope is scope and is_affected(package, row.fixed_in) and _is_wanted(row):
+            logger.debug("%s is replaced %s", row.target, scope.value)
+            done.enter_context(replace(row.target, row.replacement))
+    return done
+
+
+def _is_wanted(row: Workaround) -> bool:
+    if row.adds:
+        owner = row.target.rpartition(".")[0]
+        return has_name(owner) and not has_name(row.target)
+    if has_name(row.target):
+        return True
+    if row.is_required:
+        raise EngineStartError(f"this vLLM has no {row.target}, which has to be worked around")
+    logger.debug("no %s here: nothing to work around", row.target)
+    return False
+
+
+def replace(target: str, replacement: Replacement) -> contextlib.ExitStack:
+    """Put `replacement(what is there)` in place; closing what is returned puts back what was."""
+    owner, name = _owner(target)
+    undo = contextlib.ExitStack()
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, replacement(getattr(owner, name, None)))
+    return undo
+
+
+def current(target: str) -> Any:
+    """Return the named thing as it is now; None where the installed release has none."""
+    try:
+        owner, name = _owner(target)
+    except (ImportError, AttributeError):
+        return None
+    return getattr(owner, name, None)
+
+
+def has_name(target: str) -> bool:
+    """Whether the installed release has the named thing."""
+    return current(target) is not None
+
+
+def is_affected(package: str, fixed_in: str) -> bool:
+    """Whether the installed release of a package comes before `fixed_in`; of any, before ""."""
+    if not fixed_in:
+        return True
+    version = str(importlib.import_module(package).__version__)
+    return _numbers(version) < _numbers(fixed_in)
+
+
+def _owner(target: str) -> tuple[Any, str]:
+    module, _, path = target.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    return functools.reduce(getattr, owners, owner), name
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first three numbers of a release: a build of 0.33.0 is not before 0.33."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

@@ -1,0 +1,66 @@
+"""Base rows beside adapters' rows on a CPU (DECISIONS.md 9, 56).
+
+Defect: under LoRA, `PunicaWrapperCPU` computes rows of the base model that share a step with an
+adapter's rows with the adapter in the last slot: their index is -1, and `weights[-1]` is the last.
+Releases: vLLM 0.31 and 0.32 are wrong. 0.33 masks such rows in `lora_ops`, but still computes LoRA
+for every row of a step without any adapter, which halves the tokens of a server with LoRA enabled.
+Shows as: answers of the base model that change when an adapter is in use.
+Here: such rows stay as they were, and a step without any adapter passes LoRA by.
+May go: when `tests/contract/test_base_rows.py` holds without it, and base steps cost no LoRA.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+
+def passing_over_base_rows(wrapper: Any) -> Any:
+    """Return a subclass of vLLM's `PunicaWrapperCPU` that leaves rows without an adapter alone."""
+
+    class PassingOverBaseRows(wrapper):  # type: ignore[misc,unused-ignore]
+        """PunicaWrapperCPU over the rows that have an adapter."""
+
+        def add_lora_linear(self, y: Any, *more: Any, **named: Any) -> None:
+            """As PunicaWrapperCPU, in a step with an adapter: by `add_shrink` and `add_expand`."""
+            if (self.token_lora_indices >= 0).any():
+                super().add_lora_linear(y, *more, **named)
+
+        def add_shrink(self, y: Any, *more: Any, **named: Any) -> None:
+            """As PunicaWrapperCPU; its result for base rows is never used."""
+            if (self.token_lora_indices >= 0).any():
+                super().add_shrink(y, *more, **named)
+
+        def add_expand(self, y: Any, *more: Any, **named: Any) -> None:
+            """As PunicaWrapperCPU, for rows with an adapter."""
+            compute = partial(super().add_expand, y, *more, **named)
+            _in_adapter_rows(y, self.token_lora_indices, compute)
+
+        def add_lora_embedding(self, y: Any, *more: Any, **named: Any) -> None:
+            """As PunicaWrapperCPU, for rows with an adapter."""
+            compute = partial(super().add_lora_embedding, y, *more, **named)
+            _in_adapter_rows(y, self.token_lora_indices, compute)
+
+        def add_lora_logits(self, y: Any, *more: Any, **named: Any) -> None:
+            """As PunicaWrapperCPU, for rows with an adapter."""
+            compute = partial(super().add_lora_logits, y, *more, **named)
+            _in_adapter_rows(y, self.sampler_indices, compute)
+
+    return PassingOverBaseRows
+
+
+def _in_adapter_rows(output: Any, slots: Any, compute: Callable[[], None]) -> None:
+    """Compute, and put rows of slot -1 back; without any other row, do nothing.
+
+    Put back rather than multiplied by zero: the weights in the last slot may be infinite.
+    """
+    is_base = slots < 0
+    if not is_base.any():
+        compute()
+        return
+    if is_base.all():
+        return
+    rows = output.view(-1, output.shape[-1])
+    is_base = is_base[: rows.shape[0]]
+    kept = rows[is_base]
+    compute()
+    rows[is_base] = kept

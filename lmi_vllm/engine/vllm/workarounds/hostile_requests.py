@@ -1,0 +1,187 @@
+"""Requests that would stall the engine, or use the server to reach into its network.
+
+Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine, which
+cannot be stopped, and then asks it for each token inside the engine's step. Both can be made to
+take minutes by a request of a few bytes (seen with xgrammar 0.2.8): `minProperties` over 200
+optional ones compiles for 15 s, `((a{1,100}){1,100}){1,100}` takes over a second a token after 90
+tokens, and every other request waits. So a forked child does both first, and only what was quick
+reaches the engine. May go: when tests/contract/test_hostile_grammars.py holds without it.
+
+Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
+tries three times with growing time limits (vllm/connections.py). Its connector gets our fetch
+(engine/media_fetch.py) by its own registry. May go: when tests/contract/test_media_guard.py does.
+
+Releases: all that we support.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from vllm.connections import HTTPConnection
+from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from vllm.v1.structured_output.request import get_structured_output_key
+
+from lmi_vllm.engine.media_fetch import MediaRefusedError, fetch_media
+from lmi_vllm.engine.vllm.workarounds.grammar_trials import (
+    PASSED,
+    fork_trial,
+    wait_for_verdict,
+    walk,
+)
+from lmi_vllm.messages import MediaPolicy
+
+WALK_TOKENS: Final = 1024  # of an answer that may be so long
+AT_ONCE: Final = 2  # children; more would only slow each other down
+REMEMBERED: Final = 4096  # verdicts
+
+
+@dataclass(slots=True)
+class GrammarGuard:
+    """Tries every constraint that is new; `thread` is the parent of the children."""
+
+    llm: Any
+    seconds: float
+    thread: ThreadPoolExecutor
+    _verdicts: "OrderedDict[bytes, str]" = field(default_factory=OrderedDict)
+    _running: dict[bytes, "asyncio.Task[str]"] = field(default_factory=dict)
+    _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    _backend: Any = None  # XgrammarBackend, once one is needed
+
+    async def check(self, outputs: StructuredOutputsParams, max_tokens: int | None) -> None:
+        """Return when the engine may see this constraint for an answer of so many tokens.
+
+        Raises:
+            VLLMValidationError: it takes too long or too much memory, or is no grammar at all.
+        """
+        # Rounded up, so that few lengths of answers need a try of their own.
+        steps = min(1 << (max(max_tokens or WALK_TOKENS, 16) - 1).bit_length(), WALK_TOKENS)
+        key = _key_of(outputs, steps)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            task = self._running.get(key)
+            if task is None:  # single flight: equal requests wait for one child
+                task = self._running[key] = asyncio.create_task(self._judge(key, outputs, steps))
+                task.add_done_callback(lambda _: self._running.pop(key, None))
+            verdict = await asyncio.shield(task)
+        if verdict:
+            raise VLLMValidationError(verdict)
+
+    async def _judge(self, key: bytes, outputs: StructuredOutputsParams, steps: int) -> str:
+        async with self._places:
+            if self._backend is None:
+                self._backend = await asyncio.to_thread(self._new_backend)
+            loop = asyncio.get_running_loop()
+            pid, pipe = await loop.run_in_executor(
+                self.thread, fork_trial, partial(self._try, outputs, steps)
+            )
+            verdict = await asyncio.to_thread(wait_for_verdict, pid, pipe, self.seconds)
+        self._verdicts[key] = verdict
+        while len(self._verdicts) > REMEMBERED:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    def _new_backend(self) -> XgrammarBackend:
+        """Read the vocabulary once; children share it."""
+        config = self.llm.vllm_config
+        return XgrammarBackend(
+            config,
+            tokenizer=self.llm.renderer.tokenizer,
+            vocab_size=config.model_config.get_vocab_size(),
+        )
+
+    def _try(self, outputs: StructuredOutputsParams, steps: int) -> bytes:
+        config = self.llm.vllm_config
+        params = SamplingParams(structured_outputs=outputs)
+        params.verify(
+            config.model_config,
+            None,
+            config.structured_outputs_config,
+            self.llm.renderer.tokenizer,
+        )
+        outputs = params.structured_outputs
+        # vLLM may have chosen another backend, and yet compile with the one it used first.
+        is_xgrammar = outputs._backend == "xgrammar"
+        try:
+            grammar = self._backend.compile_grammar(*get_structured_output_key(outputs))
+        except Exception:
+            if is_xgrammar:
+                raise
+            return PASSED
+        lengths = np.zeros(self._backend.vocab_size, dtype=np.int32)
+        vocabulary = grammar.ctx.tokenizer_info.decoded_vocab
+        lengths[: len(vocabulary)] = [len(token) for token in vocabulary]
+        walk(grammar.matcher, lengths, steps)
+        return PASSED
+
+
+def _key_of(outputs: StructuredOutputsParams, steps: int) -> bytes:
+    try:
+        kind, text = get_structured_output_key(outputs)
+    except RecursionError:
+        raise VLLMValidationError("the JSON schema is nested too deeply") from None
+    return hashlib.sha256(f"{steps} {kind} {text}".encode("utf-8", "replace")).digest()
+
+
+class GuardedConnection(HTTPConnection):
+    """Fetches media within a policy; everything else of vLLM's class stays unused."""
+
+    def __init__(self, policy: MediaPolicy, domains: tuple[str, ...]) -> None:
+        super().__init__()
+        self._policy = policy
+        self._domains = domains
+
+    async def async_get_bytes(
+        self,
+        url: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - vLLM's signature; the longest silence
+        allow_redirects: bool = True,
+        max_bytes: int | None = None,
+        request_budget: Any = None,  # from vLLM 0.33: what all media of a request may weigh
+    ) -> bytes:
+        """Return the bytes at `url`.
+
+        Raises:
+            VLLMValidationError: they may not, or cannot, be fetched: the request's fault.
+        """
+        try:
+            content = await fetch_media(
+                url,
+                self._policy,
+                self._domains,
+                silence_seconds=timeout,
+                max_bytes=max_bytes,
+                follows_redirects=allow_redirects,
+            )
+        except MediaRefusedError as error:
+            raise VLLMValidationError(str(error), parameter="url") from error
+        if request_budget is not None:
+            request_budget.charge(len(content))
+        return content
+
+    def get_bytes(self, url: str, **options: Any) -> bytes:
+        """Return the same to a caller without an event loop, or inside a running one."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, self.async_get_bytes(url, **options)).result()
+
+
+def guard_media(policy: MediaPolicy) -> None:
+    """Make vLLM's handlers fetch media within `policy`; a connector of the user's own stays."""
+
+    class GuardedConnector(MediaConnector):
+        """What vLLM's request parsing makes for each request with media."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.connection = GuardedConnection(policy, tuple(self.allowed_media_domains))
+
+    MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)

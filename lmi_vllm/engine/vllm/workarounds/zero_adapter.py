@@ -1,0 +1,95 @@
+"""Base rows beside adapters' rows on a CPU, where the worker is not ours (DECISIONS.md 9, 56).
+
+The defect is that of `base_rows`, which a `worker_cls` of the user's does not have. The engine gets
+one slot more, and requests of the base model carry a pinned adapter whose product is zero in it.
+Releases: vLLM 0.31 and 0.32. May go: with 0.33 as the least release that we support; then
+test_base_rows_stay_base_with_a_foreign_worker holds without it.
+"""
+
+import json
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME, LoadedAdapter
+from lmi_vllm.errors import AdapterRefusedError, EngineStartError
+
+logger = logging.getLogger(__name__)
+
+# Linear layers of the architectures we know, most common first; one that exists is enough.
+_ZERO_MODULES: Final = (
+    "q_proj", "qkv_proj", "query_key_value", "c_attn", "wqkv", "W_pack", "o_proj", "dense",
+    "down_proj", "fc1",
+)  # fmt: skip
+
+
+async def load_zero_adapter(
+    add: Callable[[LoadedAdapter, str], Awaitable[None]], model: Path, folder: Path
+) -> LoadedAdapter:
+    """Return the all-zero adapter, which `add` has put into the engine.
+
+    Raises:
+        EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
+    """
+    for module, rows, columns in linear_layers(model):
+        write_zero_adapter(folder, module, rows, columns)
+        adapter = LoadedAdapter(BASE_ADAPTER_ID, BASE_ADAPTER_NAME, str(folder), "base")
+        try:
+            await add(adapter, str(folder))
+        except AdapterRefusedError as error:
+            logger.debug("no all-zero adapter on %s: %s", module, error)
+            continue
+        return adapter
+    raise EngineStartError(
+        "enable_lora on CPU: no linear layer was found for the all-zero adapter that keeps "
+        "base answers apart from adapters' (a vLLM bug on CPU); start without enable_lora"
+    )
+
+
+def linear_layers(model: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield (module name, rows, columns) of one layer per known kind, from safetensors headers."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for file in sorted(model.glob("*.safetensors"))[:1]:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+        for name, tensor in header.items():
+            shape = tensor.get("shape", ())
+            if name.endswith(".weight") and len(shape) == 2:  # noqa: PLR2004 (a matrix)
+                shapes[name.removesuffix(".weight")] = (shape[0], shape[1])
+    for kind in _ZERO_MODULES:
+        for module, (rows, columns) in shapes.items():
+            if module.endswith("." + kind):
+                yield module, rows, columns
+                break
+
+
+def write_zero_adapter(folder: Path, module: str, rows: int, columns: int) -> None:
+    """Write a rank-1 PEFT adapter whose product is zero, in safetensors form."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {"lora_A": (1, columns), "lora_B": (rows, 1)}
+    header, offset = {}, 0
+    for name, (height, width) in tensors.items():
+        end = offset + 4 * height * width  # float32
+        header[f"base_model.model.{module}.{name}.weight"] = {
+            "dtype": "F32",
+            "shape": [height, width],
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(
+        struct.pack("<Q", len(text)) + text + bytes(offset)
+    )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "",
+        "r": 1,
+        "lora_alpha": 1,
+        "bias": "none",
+        "target_modules": [module.rsplit(".", 1)[-1]],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))

@@ -1,0 +1,169 @@
+"""How deep we reach into vLLM and torch is written down here: it cannot grow unseen."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lmi_vllm.engine.vllm import workarounds
+from lmi_vllm.engine.vllm.workarounds import WORKAROUNDS
+
+ROOT: Final = Path(workarounds.__file__).parents[4]
+SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
+ALL: Final = "all supported"
+MOST_NAMES, MOST_MODULES = 6, 10
+
+# Name that is replaced -> why, and for which releases.
+REPLACED: Final = {
+    "vllm.v1.engine.async_llm:AsyncLLM.output_processor": ("the way of a token", ALL),
+    "vllm.v1.engine.core_client:launch_core_engines": ("several front-end processes", ALL),
+    "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU": ("base rows beside LoRA", ALL),
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict": (
+        "prompt log probabilities beside LoRA",
+        ALL,
+    ),
+    "vllm.v1.sample.sampler:batched_count_greater_than": ("compiles while it serves", ALL),
+    "vllm.model_executor.models.registry:_run_in_subprocess": ("a process for each class", ALL),
+    "torch._inductor.codecache:_HEADER_DIR": ("headers made again", ALL),
+    "torch._inductor.codecache:_HEADER_LOCK_DIR": ("headers made again", ALL),
+    "torch._dynamo.aot_compile_types:BundledAOTAutogradSerializableCallable.finalize_loading": (
+        "code compiled again",
+        ALL,
+    ),
+}
+# What is replaced but is no workaround: the lines of `async_llm` that do it, and the names.
+FEATURES: Final = {
+    "self.output_processor = DirectOutputProcessor.of(": (
+        "vllm.v1.engine.async_llm:AsyncLLM.output_processor"
+    ),
+    'LAUNCH: Final = "vllm.v1.engine.core_client:launch_core_engines"': (
+        "vllm.v1.engine.core_client:launch_core_engines"
+    ),
+}
+# Fields of vLLM's own objects that are set, as vLLM itself sets them.
+FIELDS_SET: Final = {
+    "async_llm.py": {"adapters.base", "client.resources.engine_dead"},
+    "configuration.py": {
+        "engine_args._api_process_count",
+        "engine_args._api_process_rank",
+    },
+    "engine.py": {"llm.grammars", "self._llm.output_processor.report"},
+    "openai.py": {
+        "namespace.chat_template",
+        "namespace.chat_template_content_format",
+        "namespace.enable_auto_tool_choice",
+        "namespace.served_model_name",
+        "namespace.tool_call_parser",
+    },
+    "output.py": {
+        "sequence.token_ids",
+        "state.detokenizer",
+        "state.logprobs_processor",
+    },
+    "processes.py": {"threading.current_thread().name"},
+    "workarounds/cpu_worker.py": {"runner.intermediate_tensors"},
+    "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
+}
+# Private names of foreign objects that are read.
+PRIVATE_READ: Final = {
+    "configuration.py": {
+        "engine_args._api_process_count",
+        "engine_args._api_process_rank",
+        "parser._actions",
+    },
+    "workarounds/hostile_requests.py": {"outputs._backend"},
+    "workarounds/prompt_logprobs.py": {
+        "runner.lora_manager._adapter_manager",
+        "wrapper._sampler_indices",
+        "wrapper._token_lora_indices",
+    },
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Yield the modules of the seam by their path below it."""
+    for file in sorted(SEAM.rglob("*.py")):
+        yield str(file.relative_to(SEAM)), ast.parse(file.read_text(encoding="utf-8"))
+
+
+def foreign(node: ast.Attribute) -> bool:
+    """Whether the attribute is of another object than the method's own."""
+    return not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "ours"))
+
+
+def set_fields(tree: ast.Module) -> set[str]:
+    """Return the attributes of other objects that a module assigns."""
+    found = set()
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            for part in ast.walk(target):
+                if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+                    found |= {ast.unparse(part)} if foreign(part) else set()
+    return found
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """Return the private attributes of other objects that a module names."""
+    return {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_(?!_)", node.attr)
+        and foreign(node)
+        and ast.unparse(node.value) not in ("super()", "os")
+    }
+
+
+def test_replaced_names_are_the_committed_ones() -> None:
+    """The list above and the code agree; the least that vLLM's internals are replaced."""
+    names = {row.target for row in WORKAROUNDS} | set(FEATURES.values())
+    assert names == set(REPLACED)
+    assert sum(name.startswith("vllm") for name in REPLACED) <= MOST_NAMES
+    text = (SEAM / "async_llm.py").read_text(encoding="utf-8")
+    assert all(text.count(line) == 1 for line in FEATURES)
+
+
+def test_nothing_is_replaced_beside_the_list() -> None:
+    """No `setattr` and no changed class anywhere else; fields that are set are known."""
+    found = dict(modules())
+    setters = [
+        path
+        for path, tree in found.items()
+        if any(isinstance(node, ast.Name) and node.id == "setattr" for node in ast.walk(tree))
+    ]
+    assert setters == ["workarounds/__init__.py"]
+    assert {path: names for path, tree in found.items() if (names := set_fields(tree))} == (
+        FIELDS_SET
+    )
+
+
+def test_private_names_of_vllm_are_the_committed_ones() -> None:
+    """Each may go with any release: none is read that is not written down."""
+    found = {path: names for path, tree in modules() if (names := private_names(tree))}
+    assert found == PRIVATE_READ
+
+
+def test_few_modules_import_vllm() -> None:
+    """Over the whole package, extras included."""
+    pattern = re.compile(r"^\s*(from|import) vllm\b", re.M)
+    found = [
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "lmi_vllm").rglob("*.py")
+        if pattern.search(file.read_text(encoding="utf-8"))
+    ]
+    assert len(found) <= MOST_MODULES, found
+
+
+@pytest.mark.parametrize("row", WORKAROUNDS, ids=lambda row: row.target)
+def test_each_workaround_names_a_test_that_says_when_it_may_go(
+    row: workarounds.Workaround,
+) -> None:
+    """And its module opens with the defect."""
+    file, _, function = row.test.partition(":")
+    assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
