@@ -9,6 +9,7 @@ _SECRET_WORDS: Final = frozenset(
     {"token", "secret", "key", "pass", "password", "credentials"}  # startup.md section 10
     | {"credential", "passwd", "apikey", "authtoken"}  # as other tools spell them
 )
+_OF_THE_MODEL: Final = re.compile(r"per_token$|_token_threshold|adapter_token$|_token_ids$")
 _URL_LOGIN: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
 _URL_SIGNATURE: Final = re.compile(
     r"([?&](?:x-amz-signature|x-amz-credential|x-amz-security-token|signature|sig|token|"
@@ -18,7 +19,12 @@ _URL_SIGNATURE: Final = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether `name` has a secret's word as a whole word (`hf_token`, not `max_tokens`)."""
+    """Whether `name` has a secret's word as a whole word (`hf_token`, not `max_tokens`).
+
+    `..._per_token`, `..._token_threshold` and `max_...` speak of the model's tokens.
+    """
+    if _OF_THE_MODEL.search(name.lower()):
+        return False
     return not _SECRET_WORDS.isdisjoint(re.split(r"[^A-Za-z0-9]+", name.lower()))
 
 

@@ -28,6 +28,8 @@ class Verdict:
 ValueRule = Callable[[Setting], Verdict]
 
 _READ_AS_PYTHON: Final = ("MPI", "DeepSpeed", "FasterTransformer")
+# LMI's other engines for text; its guide for them is that of text embedding.
+EMBEDDING_ENGINES: Final = ("Rust", "OnnxRuntime", "PyTorch")
 _BUILT_IN_HANDLERS: Final = (
     "djl_python.lmi_vllm.vllm_async_service",
     "djl_python.huggingface",
@@ -49,14 +51,21 @@ _OLD_ROLLING_BATCHES: Final = ("lmi-dist", "scheduler", "deepspeed", "neuron", "
 
 
 def engine(setting: Setting) -> Verdict:
-    """Python, or one of LMI's older names for it."""
+    """Python, one of LMI's older names for it, or an engine that embedded texts there."""
     text = str(setting.value)
     if text.lower() == "python":
         return Verdict("Python")
     older = next((name for name in _READ_AS_PYTHON if name.lower() == text.lower()), None)
     if older:
         return Verdict("Python", (f"{setting.label}: {older} is read as Python",))
-    allowed = ", ".join(("Python", *_READ_AS_PYTHON))
+    embedding = next((name for name in EMBEDDING_ENGINES if name.lower() == text.lower()), None)
+    if embedding:
+        sentence = (
+            f"{setting.label}: {embedding} is gone; vLLM serves the model, as one that embeds "
+            f"texts, classifies or ranks them (option.task says otherwise)"
+        )
+        return Verdict(embedding, (sentence,))
+    allowed = ", ".join(("Python", *_READ_AS_PYTHON, *EMBEDDING_ENGINES))
     return Verdict(
         "Python",
         errors=(f"{setting.label}: engine {text} is not served here; allowed are {allowed}",),

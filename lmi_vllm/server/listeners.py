@@ -285,6 +285,7 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
         api_keys=api_keys(environ),
         allows_handler_override=settings.server.allow_request_handler_override,
         cors_headers=MappingProxyType(cors),
+        default_accept=server.sagemaker_default_invocations_accept or "",
         patience=ClientPatience(
             server.lmi_header_timeout, server.lmi_body_timeout, server.lmi_send_timeout
         ),

@@ -51,7 +51,8 @@ class FailurePolicy:
         return cls(
             retry_threshold=settings.server.retry_threshold,
             fail_fast=settings.server.fail_fast,
-            hides_failure=settings.server.health_check_override,
+            hides_failure=settings.server.health_check_override
+            or bool(settings.server.sagemaker_health_check_override),
             stall_seconds=settings.server.lmi_stall_timeout,
         )
 

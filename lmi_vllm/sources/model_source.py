@@ -25,6 +25,8 @@ from lmi_vllm.sources.model_store import StoreFinding, search_store, with_unpack
 from lmi_vllm.sources.table import is_store
 
 _MODEL_FILES: Final = ("config.json", "params.json")
+# `djl://ai.djl.huggingface.<engine>/<hub id>`: the hub's model, converted for that engine.
+_ZOO: Final = "djl://ai.djl.huggingface."
 # Beside load_models, where no id is set.
 _NAMES_DIRECTORY: Final = (OriginKind.HUB, OriginKind.FLAG)
 
@@ -100,8 +102,13 @@ def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -
 
 
 def _without_file_scheme(model_id: Setting) -> str:
-    """The path of a `file:` URL; any other model id as it is."""
+    """The path of a `file:` URL, the hub id of DJL's model zoo; any other model id as it is."""
     reference = str(model_id.value)
+    if reference.startswith(_ZOO):
+        _, _, hub_id = reference.removeprefix(_ZOO).partition("/")
+        if not hub_id:
+            raise ModelSourceError(f"model id {reference} ({model_id.origin}) names no hub id")
+        return hub_id
     try:
         path = file_url_path(reference)
     except ValueError as error:
@@ -152,8 +159,10 @@ def _model_of_directory(settings: Settings, directory: Path, name: str | None) -
         weights = Path(without_file_scheme(str(model_dir.value)))
         if not is_directory(weights):
             raise ModelSourceError(f"{model_dir.stated} names a directory that does not exist")
-    if not is_model_directory(weights, has_engine=settings.server.details["engine"].is_set):
-        raise NoModelError(
+    if not is_model_directory(weights):
+        # A file that names an engine means a model beside it: then its absence is a mistake.
+        engine = settings.server.details["engine"]
+        raise (ModelSourceError if engine.is_set else NoModelError)(
             f"Failed to detect engine of the model: {weights} has no config.json, params.json, "
             f"*.safetensors or model.py, and no model id is set; set HF_MODEL_ID or "
             f"option.model_id"
@@ -167,9 +176,9 @@ def _model_of_directory(settings: Settings, directory: Path, name: str | None) -
     )
 
 
-def is_model_directory(directory: Path, *, has_engine: bool = False) -> bool:
+def is_model_directory(directory: Path) -> bool:
     """Whether `directory` is recognised as a model of ours."""
-    if has_engine or (directory / "model.py").is_file():
+    if (directory / "model.py").is_file():
         return True
     return any((directory / name).is_file() for name in _MODEL_FILES) or any(
         directory.glob("*.safetensors")

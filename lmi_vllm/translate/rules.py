@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.sources.local import is_directory, is_file
@@ -68,6 +69,8 @@ def task(draft: ArgumentDraft) -> None:
             f"{', '.join(_TASKS)}"
         )
     runner, convert = _TASKS.get(text, ("auto", "auto"))
+    if not setting.is_set and draft.settings.server.engine in EMBEDDING_ENGINES:
+        runner = "pooling"
     for argument, value in (("runner", runner), ("convert", convert)):
         explicit = draft.values.get(argument, value)
         if setting.is_set and explicit != value:

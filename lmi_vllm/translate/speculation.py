@@ -96,6 +96,9 @@ def configure(draft: ArgumentDraft) -> None:
         draft.put("speculative_config", value, config.origin)
     elif model is not None:
         length, degree = _length(draft), draft.given("draft_model_tp_size")
+        if length is not None and length.value == 0:
+            draft.warn(f"{length.stated}: nothing is guessed, {model.label} is not loaded")
+            return
         value = {
             "model": model.value,
             "num_speculative_tokens": length.value if length else _SPECULATIVE_LENGTH,

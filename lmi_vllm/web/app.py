@@ -75,6 +75,7 @@ class WebOptions:
     request_id_header: str = REQUEST_ID_HEADER  # of requests; answers always use x-request-id
     api_keys: tuple[str, ...] = ()
     routes: Routes = Routes.ALL
+    default_accept: str = ""  # of /invocations and the like, where a request asks for nothing
     allows_handler_override: bool = False  # LMI's switch: else a `handler` property is 400
     patience: ClientPatience = field(default_factory=ClientPatience)
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,6 +1,7 @@
 """`/ping`, `/invocations`, `/predictions` and `/v1`: HTTP to service calls, and stream writing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -74,10 +75,16 @@ async def invocations(request: web.Request) -> web.StreamResponse:
     if "handler" in properties and not request.app[OPTIONS].allows_handler_override:
         raise BadParameterError("The handler can't be overridden in a request")
     service.expect_room()
-    call = await read_call(request, properties)
+    call = _with_accept(await read_call(request, properties), request.app[OPTIONS].default_accept)
     if name is None and (name := form_field(call.body, call.content_type, "model_name")):
         service.check_model(name)
     return await send(request, await service.infer(call))
+
+
+def _with_accept(call: InferenceCall, default: str) -> InferenceCall:
+    """Return the call with SageMaker's default where it accepts anything."""
+    is_open = call.accept.strip() in ("", "*/*")
+    return replace(call, accept=default) if default and is_open else call
 
 
 def openai_handler(kind: str) -> Handler:

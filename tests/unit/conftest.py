@@ -56,6 +56,8 @@ def explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> ExplainRun:
     def run(properties: str = "", environ: str | Mapping[str, str] = "", *flags: str) -> Explained:
         store = tmp_path / "store"
         store.mkdir(exist_ok=True)
+        if "engine=" in properties:  # which only a model directory has
+            (store / "config.json").write_text("{}", encoding="utf-8")
         if properties:
             (store / "serving.properties").write_text(properties, encoding="utf-8")
         if isinstance(environ, str):

@@ -264,3 +264,25 @@ async def test_preflight_needs_no_key(serve: ServeScripted) -> None:
     assert (await client.post("/invocations", headers=asks, json={"inputs": "a"})).status == 401
     plain = await serve(options=WebOptions(api_keys=("k",)))
     assert (await plain.options("/invocations", headers=asks)).status == 401
+
+
+@pytest.mark.parametrize(
+    ("accept", "framing"),
+    [
+        (None, "text/event-stream"),
+        ("*/*", "text/event-stream"),
+        ("application/jsonlines", "application/jsonlines"),
+        ("text/html", "application/jsonlines"),
+    ],
+)
+async def test_headers_platform_s_accept_is_of_requests_without_one(
+    serve: ServeScripted, accept: str | None, framing: str
+) -> None:
+    """SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT chooses where the client leaves it open."""
+    client = await serve(options=WebOptions(default_accept="text/event-stream"))
+    headers = {} if accept is None else {"Accept": accept}
+    skipped = () if accept else ("Accept",)
+    answer = await client.post(
+        "/invocations", json=STREAM, headers=headers, skip_auto_headers=skipped
+    )
+    assert answer.content_type == framing

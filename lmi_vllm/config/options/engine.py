@@ -88,9 +88,9 @@ class Speculative(Section):
     speculative_draft_model: str | None = option(parse.plain_text, computes("speculative_config"),
         aliases=("draft_model_id",), values="hub id, `s3://…`, path",
         note="The small model that guesses ahead.")
-    speculative_length: int | None = option(parse.positive_int, computes("speculative_config"),
+    speculative_length: int | None = option(parse.count, computes("speculative_config"),
         aliases=("spec_length",), values="number",
-        note="Tokens guessed per step; 5 when a draft model is set.")
+        note="Tokens guessed per step; 5 when a draft model is set, 0: none are guessed.")
     draft_model_tp_size: int | None = option(parse.positive_int, computes("speculative_config"),
         values="1 or the tensor parallel degree",
         note="GPUs the draft model uses; 1 when a draft model is set.")

@@ -1,5 +1,7 @@
 """Options of other backends, and arguments that vLLM has dropped."""
 
+from typing import Final
+
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import (
     DROPPED,
@@ -8,6 +10,7 @@ from lmi_vllm.config.options.row import (
     computes,
     dropped,
     foreign,
+    maps_to,
     option,
     refuses,
     stands_in_for,
@@ -78,6 +81,9 @@ class OtherBackends(Section):
     # fmt: on
 
 
+_SPECULATIVE: Final = "vLLM has dropped it; option.speculative_config describes the drafter"
+
+
 class Dropped(Section):
     """What older vLLM releases took."""
 
@@ -126,4 +132,17 @@ class Dropped(Section):
     disable_async_output_proc: str | None = dropped()
     enable_lora_bias: str | None = dropped()
     calculate_kv_scales: str | None = dropped()
+    speculative_model_quantization: str | None = dropped(_SPECULATIVE)
+    speculative_draft_tensor_parallel_size: str | None = dropped(_SPECULATIVE)
+    speculative_max_model_len: str | None = dropped(_SPECULATIVE)
+    speculative_disable_mqa_scorer: str | None = dropped()
+    speculative_disable_by_batch_size: str | None = dropped()
+    spec_decoding_acceptance_method: str | None = dropped()
+    typical_acceptance_sampler_posterior_threshold: str | None = dropped()
+    typical_acceptance_sampler_posterior_alpha: str | None = dropped()
+    disable_logprobs_during_spec_decoding: str | None = dropped()
+    override_neuron_config: str | None = dropped()
+    collect_detailed_traces: list[str] | None = option(parse.as_vllm,
+        maps_to("collect_detailed_traces"), is_lenient=True, values="model, worker, all",
+        note="Older vLLM took any text; what is none of these counts as unset.")
     # fmt: on

@@ -26,8 +26,11 @@ class ServerKeys(Section):
 
     # fmt: off
     engine: str = option(parse.any_text, no_effect(), default="Python", written=(FILE,),
-        values="Python", note="LMI's engine; MPI, DeepSpeed and FasterTransformer are read as "
-        "Python.")
+        aliases=("option.engine",), values="Python", note="LMI's engine; MPI, DeepSpeed and "
+        "FasterTransformer are read as Python; Rust, OnnxRuntime and PyTorch mean a model that "
+        "embeds or ranks texts.")
+    translator_factory: str | None = option(parse.any_text, no_effect("vLLM reads how a model "
+        "pools from its own files"), name="translatorFactory", written=(FILE,))
     job_queue_size: int = option(parse.positive_int, ours(), default=1000, written=EVERYWHERE,
         values="number >= 1", note="Requests in flight; one more gets the throttle code.")
     batch_size: str | None = option(parse.any_text,

@@ -96,7 +96,7 @@ class Variables(Section):
     hf_hub_enable_hf_transfer: str | None = variable(parse.any_text,
         "Means HF_XET_HIGH_PERFORMANCE today.", values="bool")
     sagemaker_default_invocations_accept: str | None = variable(parse.any_text,
-        "Accept of requests that bring none.")
+        "Accept of requests to /invocations and the like that bring none, or */*.")
     sagemaker_multi_model: bool | None = variable(parse.java_true,
         "Start without a model and wait for POST /models.", values="bool")
     sagemaker_health_check_override: bool | None = variable(parse.java_true,
@@ -125,7 +125,7 @@ class Variables(Section):
     lws_leader_addr: str | None = variable(parse.any_text,
         "Set: the leader's name is completed with .svc.cluster.local.", values="host")
     djl_worker_addr_format: str | None = variable(parse.any_text,
-        "Pattern of the other nodes' hosts.")
+        "Accepted, without effect: nodes come to the leader by themselves.")
     djl_node_rank: int | None = variable(parse.count, "This node's number.", values="number")
     lws_worker_index: int | None = variable(parse.count,
         "This node's number, set by LeaderWorkerSet.", values="number")

@@ -240,7 +240,14 @@ TABLE_11_5 = (
         "tokenizer_pool_type", "tokenizer_pool_extra_config", "qlora_adapter_name_or_path",
         "enable_prompt_adapter", "max_prompt_adapters", "max_prompt_adapter_token",
         "quantization_param_path", "disable_async_output_proc", "enable_lora_bias",
-        "calculate_kv_scales"),
+        "calculate_kv_scales", "speculative_model_quantization",
+        "speculative_draft_tensor_parallel_size", "speculative_max_model_len",
+        "speculative_disable_mqa_scorer", "speculative_disable_by_batch_size",
+        "spec_decoding_acceptance_method", "typical_acceptance_sampler_posterior_threshold",
+        "typical_acceptance_sampler_posterior_alpha", "disable_logprobs_during_spec_decoding",
+        "override_neuron_config"),
+    Row("collect_detailed_traces", "all", {"collect_detailed_traces": ["all"]}),
+    Row("collect_detailed_traces", "yes", {"collect_detailed_traces": ABSENT}, warns=True),
 )  # fmt: skip
 
 SECTIONS_6_AND_7 = (

@@ -1,5 +1,7 @@
 """The type rules (docs/configuration.md#values), and vLLM's own reading of pass-through values."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit.conftest import ExplainRun
@@ -99,9 +101,9 @@ SERVER = (
     ("", "SAGEMAKER_BIND_TO_PORT=99999", "SAGEMAKER_BIND_TO_PORT"),
     ("", "LMI_CUSTOM_CODE=some", "LMI_CUSTOM_CODE"),
     ("", "LMI_STRICT=maybe", "LMI_STRICT"),
-    ("engine=Rust", "", "engine"),
+    ("engine=XGBoost", "", "engine"),
     ("engine=TritonServer", "", "engine"),
-    ("", "OPTION_ENGINE=PyTorch", "OPTION_ENGINE"),
+    ("", "OPTION_ENGINE=TensorFlow", "OPTION_ENGINE"),
 )
 
 
@@ -143,3 +145,44 @@ def test_unprefixed_setting_is_warned(line: str, explained: ExplainRun) -> None:
     run = explained(line)
     assert run.errors == []
     assert len(run.warnings) == 1
+
+
+@pytest.mark.parametrize("line", ["engine=Rust", "option.engine=OnnxRuntime", "engine=pytorch"])
+def test_engine_that_embedded_texts_is_served_by_vllm(line: str, explained: ExplainRun) -> None:
+    """LMI's guide to text embedding: one warning, and a model that pools unless a task says not."""
+    factory = "translatorFactory=ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory"
+    run = explained(f"{line}\n{factory}\noption.model_id=BAAI/bge-base-en-v1.5")
+    assert (run.errors, len(run.warnings)) == ([], 1)
+    assert (run.engine_args["runner"], run.engine_args["convert"]) == ("pooling", "auto")
+    run = explained(f"{line}\noption.model_id=a/b\noption.task=text-generation")
+    assert run.engine_args["runner"] == "generate"
+
+
+def test_model_of_djl_s_zoo_is_the_hub_s(explained: ExplainRun) -> None:
+    """The zoo's address holds the hub id."""
+    run = explained("", "HF_MODEL_ID=djl://ai.djl.huggingface.onnxruntime/BAAI/bge-base-en-v1.5")
+    assert run.engine_args["model"] == "BAAI/bge-base-en-v1.5"
+    assert "hub id" in explained("", "HF_MODEL_ID=djl://ai.djl.huggingface.rust/").errors[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [("option.engine=DeepSpeed", "config.json"), ("option.model_dir=/no/where", "model_dir")],
+)
+def test_directory_without_a_model_is_an_error(
+    lines: str, name: str, explained: ExplainRun, tmp_path: Path
+) -> None:
+    """Said here, and not by vLLM once it has started."""
+    explained(lines)
+    (tmp_path / "store" / "config.json").unlink(missing_ok=True)
+    run = explained(lines.replace("engine=", "engine = "))
+    assert run.exit_code == 2
+    assert name in run.errors[0]
+
+
+def test_words_of_the_model_s_tokens_are_no_secrets(explained: ExplainRun) -> None:
+    """What counts tokens is shown; what is one is not."""
+    run = explained("option.smoothquant_per_token=true\noption.long_prefill_token_threshold=7")
+    assert run.option("smoothquant_per_token")["value"] == "true"
+    assert run.option("long_prefill_token_threshold")["value"] == 7
+    assert explained("", "HF_TOKEN=abc").option("HF_TOKEN")["value"] == "***"

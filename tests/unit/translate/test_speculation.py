@@ -96,3 +96,12 @@ def test_nothing_is_fetched_for_methods_without_a_model() -> None:
     found = draft_reference({"speculative_config": {"model": "a/b", "revision": "v1"}})
     assert found is not None
     assert (found.model, found.revision) == ("a/b", "v1")
+
+
+@pytest.mark.parametrize("name", ["speculative_length", "spec_length"])
+def test_length_of_nothing_is_no_speculation(name: str, explained: ExplainRun) -> None:
+    """LMI takes 0 beside a draft model, and guesses nothing."""
+    run = explained(f"option.model_id=a/b\noption.draft_model_id=a/c\noption.{name}=0")
+    assert run.errors == []
+    assert "speculative_config" not in run.engine_args
+    assert any("nothing is guessed" in warning for warning in run.warnings)
