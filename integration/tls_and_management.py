@@ -17,7 +17,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import Routes, WebOptions, create_app
-from lmi_vllm.web.route_families import OPEN_PATHS
+from lmi_vllm.web.request import OPEN_PATHS
 from tests.support.certificates import make_pair
 
 ARGUMENTS = ("--demo", "--port", "0", "--engine", "scripted")

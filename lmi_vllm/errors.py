@@ -21,6 +21,7 @@
     │   ├── ModelConflictError       409
     │   ├── ModelCapacityError       507: one model per process, or memory is not enough
     │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
+    │       └── AdapterMissingError  its source leads nowhere
     ├── UnauthorizedError            401
     ├── CrossSiteError               403: a page of another site asks
     ├── PayloadTooLargeError         413
@@ -231,6 +232,10 @@ class AdapterRefusedError(ManagementError):
 
     fault = Fault.CLIENT
     kind = "BadRequestException"
+
+
+class AdapterMissingError(AdapterRefusedError):
+    """The source of an adapter leads nowhere."""
 
 
 class AdapterCapacityError(AdapterRefusedError):

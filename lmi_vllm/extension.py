@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.plan import AroundStart, PlannedStart
     from lmi_vllm.server.process_group import MakeProcesses
     from lmi_vllm.translate.draft import ArgumentDraft
-    from lmi_vllm.web.routes import RouteGroup
+    from lmi_vllm.web.request import RouteGroup
 
 T = TypeVar("T")
 _PACKAGE: Final = "lmi_vllm.extras"

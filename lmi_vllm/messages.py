@@ -3,14 +3,8 @@
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from lmi_vllm.origin import Origin
-
-
-def _nothing() -> Mapping[str, Any]:
-    return MappingProxyType({})
 
 
 def _number(values: Mapping[str, object], name: str, default: int) -> int:
@@ -44,7 +38,7 @@ class EngineArguments:
     """vLLM keyword arguments by field name, with their JSON types, and where each came from."""
 
     values: Mapping[str, object]
-    origins: Mapping[str, Origin] = field(default_factory=_nothing)
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def number(self, name: str, default: int) -> int:
         """Argument `name` as a whole number; `default` where it is unset."""
@@ -153,7 +147,7 @@ class GenerationJob:
 
     request_id: str
     prompt: str
-    sampling: Mapping[str, object] = field(default_factory=_nothing)
+    sampling: Mapping[str, object] = field(default_factory=dict)
     adapter: AdapterRef | None = None
     is_streaming: bool = False
     apply_model_defaults: bool = False
@@ -246,7 +240,7 @@ class OpenAIReply:
     body: bytes = b""
     content_type: str = "application/json"
     stream: AsyncIterator[bytes] | None = None
-    headers: Mapping[str, str] = field(default_factory=_nothing)
+    headers: Mapping[str, str] = field(default_factory=dict)
     response: object = None
 
 
@@ -257,9 +251,9 @@ class OpenAISchemas:
     They refer to `definitions` as components of an OpenAPI document.
     """
 
-    requests: Mapping[str, object] = field(default_factory=_nothing)
-    answers: Mapping[str, object] = field(default_factory=_nothing)
-    definitions: Mapping[str, object] = field(default_factory=_nothing)
+    requests: Mapping[str, object] = field(default_factory=dict)
+    answers: Mapping[str, object] = field(default_factory=dict)
+    definitions: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +264,7 @@ class Reply:
     content_type: str
     body: bytes = b""
     stream: AsyncIterator[bytes] | None = None
-    headers: Mapping[str, str] = field(default_factory=_nothing)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +286,7 @@ class InferenceCall:
     body: bytes
     content_type: str = ""
     accept: str = ""
-    properties: Mapping[str, str] = field(default_factory=_nothing)
-    query: Mapping[str, str] = field(default_factory=_nothing)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
     request_id: str = ""
     tgi_route: TgiRoute | None = None

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lmi_vllm.extras.bench.plan import LoadPlan, Span
+from lmi_vllm.extras.bench.plan import LengthRange, LoadPlan
 
 TOKENS: Final = 4
 # Greedy like the floor (`integration.bench.floor`): sampling would be time of the engine.
@@ -40,7 +40,7 @@ _TIMEOUT_SECONDS: Final = 60.0
 
 def prompts(requests: int, words: int) -> list[str]:
     """Return the prompts of one round, the same for every server and the floor."""
-    plan = LoadPlan(prompt_words=Span(words, words), seed=1).requests()
+    plan = LoadPlan(prompt_words=LengthRange(words, words), seed=1).requests()
     return [plan.next().prompt for _ in range(requests)]
 
 

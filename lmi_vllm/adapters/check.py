@@ -15,7 +15,7 @@ from typing import Any, Final
 from lmi_vllm.checks.adapter_config import module_of, resolve_scales
 from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_beside
 from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, Tensor, read_tensors
-from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.errors import AdapterMissingError, AdapterRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
         AdapterRefusedError: what is wrong with it.
     """
     if not folder.is_dir():
-        raise AdapterRefusedError(
+        raise AdapterMissingError(
             f"Only local LoRA models are supported. {shown} is not a valid path"
         )
     try:

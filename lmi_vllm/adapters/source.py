@@ -12,6 +12,7 @@ from lmi_vllm.checks.secure_mode import adapter_violations, read_secure_mode
 from lmi_vllm.checks.trusted_folders import distrust_of_code
 from lmi_vllm.errors import (
     AdapterConflictError,
+    AdapterMissingError,
     AdapterRefusedError,
     BadParameterError,
     DownloadError,
@@ -70,7 +71,7 @@ class AdapterSources:
             self._check_root(path, src)
             return self._unpacked(path, src), path
         if self.environ.get(HUB_SWITCH, "").lower() != "true":
-            raise AdapterRefusedError(
+            raise AdapterMissingError(
                 f"Only local LoRA models are supported. {src} is not a valid path; if it is a hub "
                 f"id, set {HUB_SWITCH}=true"
             )

@@ -24,11 +24,10 @@ from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.server.engines import ENGINES, EngineSurroundings
 from lmi_vllm.server.server import Server
-from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
+from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
 from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import explain
-from lmi_vllm.web.log_levels import LOG_LEVELS
 
 logger = logging.getLogger(__name__)
 

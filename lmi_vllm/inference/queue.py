@@ -3,15 +3,38 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.errors import NotReadyError, OverloadError
 from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle
-from lmi_vllm.inference.places import Places, Row
 
 DEFAULT_LIMIT: Final = 1000
 IDLE_POLL_SECONDS: Final = 0.02  # how often other front-end processes are asked whether they are
+
+
+class QueueSlots(Protocol):
+    """How many slots of the queue are taken."""
+
+    @property
+    def total(self) -> int:
+        """Slots that are taken, by all processes that share them."""
+        ...
+
+    def add(self, count: int) -> None:
+        """Take slots, or give them back with a number below 0."""
+        ...
+
+
+class OwnSlots:
+    """The slots that requests of this process hold; no other process serves."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        """Take slots, or give them back with a number below 0."""
+        self.total += count
 
 
 class RequestQueue:
@@ -24,12 +47,12 @@ class RequestQueue:
         self,
         lifecycle: Lifecycle,
         limit: int = DEFAULT_LIMIT,
-        places: Places | Row | None = None,
+        slots: QueueSlots | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.lifecycle = lifecycle
         self.limit = limit
-        self._places = places or Places()
+        self._slots = slots or OwnSlots()
         self._clock = clock or Clock()
         self._on_end: list[Callable[[], None]] = []
         self._in_flight = 0  # of this process
@@ -41,15 +64,15 @@ class RequestQueue:
     @property
     def in_flight(self) -> int:
         """Admitted requests that have not ended, running and waiting, of all processes."""
-        return self._places.total
+        return self._slots.total
 
     def resize(self, limit: int) -> None:
         """Admit up to `limit` requests from now on; those in flight stay."""
         self.limit = limit
 
-    def share(self, places: Row) -> None:
+    def share(self, slots: QueueSlots) -> None:
         """Count on the board of all front-end processes from now on; to be called while idle."""
-        self._places = places
+        self._slots = slots
 
     def check_room(self, count: int = 1) -> None:
         """Return when `count` requests may come in now.
@@ -59,21 +82,21 @@ class RequestQueue:
             OverloadError: they would pass the limit.
         """
         self.lifecycle.check_ready()
-        if self._places.total + count > self.limit:
+        if self._slots.total + count > self.limit:
             raise OverloadError(self.lifecycle.model_name)
 
     @contextlib.contextmanager
     def admit(self, count: int = 1) -> Iterator[None]:
-        """Hold `count` places in the queue while the body runs.
+        """Hold `count` slots in the queue while the body runs.
 
         Raises:
             NotReadyError: see `Lifecycle.check_ready`.
-            OverloadError: the places would pass the limit; requests in flight are not touched.
+            OverloadError: the slots would pass the limit; requests in flight are not touched.
         """
         self.lifecycle.check_ready()
-        self._places.add(count)  # first: of processes that ask at once none goes past the limit
-        if self._places.total > self.limit:
-            self._places.add(-count)
+        self._slots.add(count)  # first: of processes that ask at once none goes past the limit
+        if self._slots.total > self.limit:
+            self._slots.add(-count)
             raise OverloadError(self.lifecycle.model_name)
         self._in_flight += count
         self._idle.clear()
@@ -86,7 +109,7 @@ class RequestQueue:
             if task is not None:
                 self._tasks.discard(task)
             self._in_flight -= count
-            self._places.add(-count)
+            self._slots.add(-count)
             if not self._in_flight:
                 self._idle.set()
 

@@ -17,13 +17,13 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import ReverseProxy, WebOptions, create_app
+from lmi_vllm.web.app import ReverseProxy, Routes, WebOptions, create_app
 from lmi_vllm.web.connection import (
     TLS_HANDSHAKE_SECONDS,
+    ClientConnection,
     ClientPatience,
-    GuardedConnection,
 )
-from lmi_vllm.web.routes import RouteGroup, Routes
+from lmi_vllm.web.request import RouteGroup
 from lmi_vllm.web.tls import tls_context
 
 BACKLOG: Final = 2048
@@ -176,7 +176,7 @@ class _Site(web.BaseSite):
         server = self._runner.server
         if server is None:
             raise RuntimeError("the runner is not set up")
-        connection = partial(GuardedConnection, server, self._patience, loop=loop, access_log=None)
+        connection = partial(ClientConnection, server, self._patience, loop=loop, access_log=None)
         if self._address.path:
             self._server = await loop.create_unix_server(
                 connection, self._address.path, backlog=self._backlog

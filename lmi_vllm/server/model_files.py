@@ -51,7 +51,7 @@ class ReadyFiles:
     exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class ModelFiles:
+class ModelFetch:
     """The files of one start. `report` gets the progress, from another thread."""
 
     def __init__(

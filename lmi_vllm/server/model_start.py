@@ -16,7 +16,7 @@ from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.code_start import load_custom_code
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.liveness import warm_up
-from lmi_vllm.server.model_files import ModelFiles, ReadyFiles
+from lmi_vllm.server.model_files import ModelFetch, ReadyFiles
 from lmi_vllm.server.plan import AroundStart, PlannedStart, StartPlan
 
 
@@ -28,7 +28,7 @@ class ModelStart:
         self._settings = settings
         self._plan = plan
         self._progress = context.service.lifecycle.start
-        self._files = ModelFiles(
+        self._files = ModelFetch(
             plan.model,
             plan.arguments,
             settings,

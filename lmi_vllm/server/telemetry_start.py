@@ -14,7 +14,7 @@ from lmi_vllm.errors import StartupError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.telemetry.emf import EmfWriter
-from lmi_vllm.telemetry.request_metrics import RequestMetricLog
+from lmi_vllm.telemetry.observers import RequestMetricLog
 from lmi_vllm.telemetry.sagemaker_lines import VARIABLE, TelemetryFile
 from lmi_vllm.translate import traces
 

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from lmi_vllm.telemetry.metrics import RequestCounter
+from lmi_vllm.telemetry.observers import RequestCounter, log_request
 from lmi_vllm.telemetry.records import Observer, RequestRecord, Span
-from lmi_vllm.telemetry.request_log import log_request
 
 OnReady = Callable[[Mapping[str, float]], None]  # seconds by phase
 StartSpan = Callable[[RequestRecord, Mapping[str, str]], Span]

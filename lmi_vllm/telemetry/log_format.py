@@ -2,14 +2,27 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final, Literal, TextIO
 
 import orjson
 
 Format = Literal["text", "json"]
 
+# LMI's names of levels in ours.
+LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "trace": logging.DEBUG,
+        "debug": logging.DEBUG,
+        "info": logging.INFO,
+        "warn": logging.WARNING,
+        "error": logging.ERROR,
+        "fatal": logging.CRITICAL,
+        "off": logging.CRITICAL + 1,
+    }
+)
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 

@@ -11,12 +11,8 @@ from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
 
 from lmi_vllm._version import __version__
-from lmi_vllm.telemetry.records import SEVERAL, RequestSummary
 
 MAX_ADAPTERS: Final = 50
-BASE: Final = "base"
-OTHER: Final = "other"
-_OWN_LABELS: Final = frozenset({BASE, OTHER, SEVERAL})
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every counter, which nobody reads
 
@@ -125,43 +121,3 @@ ALL: Final[tuple[MetricWrapperBase, ...]] = (
     DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DRAINS, DRAINED,
     ENGINE_RESTARTS, TASKS, BUILD,
 )  # fmt: skip
-
-
-class RequestCounter:
-    """Counts requests that have ended; one for the life of a server."""
-
-    def __init__(self) -> None:
-        self._adapters: set[str] = set()
-
-    def __call__(self, summary: RequestSummary) -> None:
-        """Count one request."""
-        dialect, adapter = summary.dialect, self._adapter_label(summary.adapter)
-        if not summary.is_background:
-            REQUESTS.labels(summary.route, dialect, adapter, str(summary.status)).inc()
-            if summary.is_disconnected:
-                DISCONNECTS.labels(dialect).inc()
-        if not summary.is_inference:
-            return
-        REQUEST_SECONDS.labels(dialect).observe(summary.seconds)
-        for histogram, seconds in (
-            (FIRST_TOKEN_SECONDS, summary.first_token_seconds),
-            (TOKEN_SECONDS, summary.token_seconds),
-            (QUEUE_SECONDS, summary.queue_seconds),
-        ):
-            if seconds is not None:
-                histogram.labels(dialect).observe(seconds)
-        PROMPT_TOKENS.labels(adapter).inc(summary.prompt_tokens)
-        GENERATED_TOKENS.labels(adapter).inc(summary.generated_tokens)
-
-    def _adapter_label(self, name: str) -> str:
-        """Return the name while there is room for another; a counter never forgets one."""
-        if name in ("", SEVERAL):
-            return name or BASE
-        if name in _OWN_LABELS:  # somebody's adapter, all the same
-            name = f"{name}_"
-        if name in self._adapters:
-            return name
-        if len(self._adapters) >= MAX_ADAPTERS:
-            return OTHER
-        self._adapters.add(name)
-        return name

@@ -13,10 +13,8 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import BadParameterError, ResourceNotFoundError
 from lmi_vllm.inference.context import ADAPTER_ALIAS_HEADER
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.access import check_method
-from lmi_vllm.web.arguments import given_arguments, page_of
 from lmi_vllm.web.inference_routes import READ_METHODS
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE, check_method, given_arguments, page_of
 
 ADAPTER_FIELDS: Final = ("name", "src", "preload", "pin")
 

@@ -44,7 +44,7 @@ class ClientPatience:
     send: float = 60.0  # until what is waiting to be read has been read
 
 
-class GuardedConnection(web.RequestHandler):
+class ClientConnection(web.RequestHandler):
     """aiohttp's connection with timers for headers and for readers."""
 
     __slots__ = ("_is_idle", "_patience", "_timers")

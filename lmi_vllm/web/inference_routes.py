@@ -15,9 +15,16 @@ from lmi_vllm.inference.request.payload import form_field
 from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
 from lmi_vllm.inference.tgi import is_tokenize_body
 from lmi_vllm.messages import InferenceCall, Reply
-from lmi_vllm.web.access import check_method
-from lmi_vllm.web.keys import DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, WRITE_TURN
-from lmi_vllm.web.route_families import OPENAI_ROUTES
+from lmi_vllm.web.request import (
+    DIALECT,
+    OPENAI_ROUTES,
+    OPTIONS,
+    RECORD,
+    REQUEST_ID,
+    SERVICE,
+    WRITE_TURN,
+    check_method,
+)
 from lmi_vllm.web.row_writer import RowResponse, RowWriter
 
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"

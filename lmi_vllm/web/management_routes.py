@@ -14,9 +14,9 @@ from lmi_vllm.errors import BadParameterError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry import metrics as ours
+from lmi_vllm.telemetry.log_format import LOG_LEVELS
 from lmi_vllm.telemetry.registry import series
-from lmi_vllm.web.keys import SERVICE
-from lmi_vllm.web.log_levels import LOG_LEVELS
+from lmi_vllm.web.request import SERVICE
 
 DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
     {

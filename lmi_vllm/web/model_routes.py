@@ -15,10 +15,8 @@ from lmi_vllm.errors import (
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.model_control import NewModel
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.access import check_method
-from lmi_vllm.web.arguments import given_arguments, page_of
 from lmi_vllm.web.inference_routes import READ_METHODS
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE, check_method, given_arguments, page_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from aiohttp.typedefs import Handler
 from lmi_vllm.errors import ResourceNotFoundError
 from lmi_vllm.inference.tgi import describe
 from lmi_vllm.messages import TgiRoute
-from lmi_vllm.web.access import check_method
 from lmi_vllm.web.inference_routes import (
     CALL_METHODS,
     READ_METHODS,
@@ -23,7 +22,7 @@ from lmi_vllm.web.inference_routes import (
     request_properties,
     send,
 )
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE, check_method
 
 ROOT: Final = "/"
 GENERATE: Final[Mapping[str, TgiRoute]] = MappingProxyType(

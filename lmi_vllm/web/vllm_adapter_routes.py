@@ -12,10 +12,10 @@ from aiohttp import web
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, ManagementError
+from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, ManagementError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import adapter_registry
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE
 
 Fields = dict[str, Any]
 
@@ -80,7 +80,7 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
 def _load_refusal(error: ManagementError, name: str, path: str) -> _RefusalError:
     if isinstance(error, AdapterCapacityError):
         return _RefusalError(error.text, 507, "InternalServerError")
-    if isinstance(error, AdapterRefusedError) and "is not a valid path" in error.text:
+    if isinstance(error, AdapterMissingError):
         text = f"Loading lora {name} failed: No adapter found for {path}"
         return _RefusalError(text, 404, "NotFoundError")
     return _RefusalError(error.text, 400, "BadRequestError")

@@ -13,7 +13,7 @@ from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE
 
 A = GenerationChunk(0, (GeneratedToken(5, " a", -0.5),), " a")
 B = GenerationChunk(0, (GeneratedToken(9, " b", -0.5),), " b", "length")

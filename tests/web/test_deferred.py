@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient
 from lmi_vllm.engine.scripted import Fail
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.deferred import DeferredResults
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, queue_of, until
 

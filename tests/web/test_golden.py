@@ -7,7 +7,7 @@ import pytest
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.inference.sessions import Sessions
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.golden.cases import Golden, load_golden
 from tests.golden.dialogues import Exchange, Ids, load_dialogues

@@ -7,7 +7,7 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.route_families import OPEN_PATHS
+from lmi_vllm.web.request import OPEN_PATHS
 from tests.conftest import ServeScripted
 from tests.web.conftest import STREAM, queue_of, send_raw
 

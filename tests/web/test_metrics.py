@@ -12,7 +12,7 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.web.conftest import STREAM, A, B, GatedEngine, until
 

@@ -8,7 +8,7 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.model_control import ModelInfo
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of
 

@@ -4,7 +4,7 @@ import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.route_families import OPENAI_ROUTES
+from lmi_vllm.web.request import OPENAI_ROUTES
 from tests.conftest import ServeScripted
 
 POSTED = {path: kind for path, kind in OPENAI_ROUTES.items() if kind != "models"}

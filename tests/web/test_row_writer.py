@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from lmi_vllm.messages import Reply
 from lmi_vllm.web.inference_routes import send
-from lmi_vllm.web.keys import WRITE_TURN
+from lmi_vllm.web.request import WRITE_TURN
 from lmi_vllm.web.row_writer import UNWRITTEN_BYTES, RowWriter, WriteTurn
 
 Serve = Callable[..., Awaitable[TestServer]]

@@ -9,7 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.inference.sessions import Sessions
-from lmi_vllm.web.keys import SERVICE
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 
 HEADER = "X-Amzn-SageMaker-Session-Id"

@@ -31,7 +31,7 @@ from lmi_vllm.engine.base import SharedState
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
-from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError
+from lmi_vllm.errors import AdapterMissingError, AdapterCapacityError, AdapterRefusedError
 from lmi_vllm.messages import AdapterRef, SharedAdapter
 
 BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
@@ -330,7 +330,7 @@ class SharedAdapters:
 
 def _unreadable(adapter: AdapterRef, error: OSError) -> AdapterRefusedError:
     if isinstance(error, NotADirectoryError):
-        return AdapterRefusedError(
+        return AdapterMissingError(
             f"Only local LoRA models are supported. {adapter.path} is not a valid path"
         )
     return AdapterRefusedError(f"Adapter {adapter.name} cannot be read: {error}")

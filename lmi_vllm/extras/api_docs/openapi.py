@@ -29,9 +29,7 @@ from lmi_vllm.extras.api_docs.page import docs_page
 from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import OpenAISchemas
-from lmi_vllm.web.keys import OPTIONS, SERVICE
-from lmi_vllm.web.route_families import dialect_of
-from lmi_vllm.web.routes import RouteGroup
+from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, dialect_of
 
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions

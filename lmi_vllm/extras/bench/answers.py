@@ -3,16 +3,16 @@
 import json
 from dataclasses import dataclass, field
 
-from lmi_vllm.extras.bench.dialects import Dialect, Found, RowReader
-from lmi_vllm.extras.bench.plan import Outcome
+from lmi_vllm.extras.bench.dialects import AnswerPiece, RowReader, ServerDialect
+from lmi_vllm.extras.bench.plan import RequestOutcome
 
 
 @dataclass(slots=True)
 class Answer:
     """Reads one answer of status 200."""
 
-    dialect: Dialect
-    outcome: Outcome
+    dialect: ServerDialect
+    outcome: RequestOutcome
     is_streaming: bool
     _rows: RowReader = field(default_factory=RowReader)
     _whole: list[bytes] = field(default_factory=list)
@@ -38,14 +38,14 @@ class Answer:
         if not self._is_ended:
             self.outcome.fail("stream cut", "the answer ended without its last row")
 
-    def _read_whole(self) -> Found:
+    def _read_whole(self) -> AnswerPiece:
         raw = b"".join(self._whole)
         try:
             return self.dialect.read_whole(json.loads(raw))
         except ValueError:
-            return Found(error=f"no JSON: {raw[:100]!r}")
+            return AnswerPiece(error=f"no JSON: {raw[:100]!r}")
 
-    def _take(self, found: list[Found], now: float) -> None:
+    def _take(self, found: list[AnswerPiece], now: float) -> None:
         tokens = sum(one.tokens for one in found)
         if tokens:
             self.outcome.add_tokens(tokens, now)

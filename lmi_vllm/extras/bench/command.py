@@ -13,12 +13,12 @@ from typing import Any
 
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import LmiError
-from lmi_vllm.extras.bench.dialects import DIALECTS, Dialect
+from lmi_vllm.extras.bench.dialects import DIALECTS, ServerDialect
 from lmi_vllm.extras.bench.http_client import HttpTarget, http_client
 from lmi_vllm.extras.bench.live import LiveView
-from lmi_vllm.extras.bench.plan import LoadPlan, Span
+from lmi_vllm.extras.bench.plan import LengthRange, LoadPlan
 from lmi_vllm.extras.bench.plots import plots
-from lmi_vllm.extras.bench.report import Report
+from lmi_vllm.extras.bench.report import BenchReport
 from lmi_vllm.extras.bench.run import Client, LoadRun
 
 EXIT_INTERRUPTED = 130
@@ -79,14 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--prompt-words",
         type=_span,
-        default=Span(32, 32),
+        default=LengthRange(32, 32),
         metavar="N|N-M",
         help="length of prompts, about a token a word (default 32)",
     )
     load.add_argument(
         "--output-tokens",
         type=_span,
-        default=Span(64, 64),
+        default=LengthRange(64, 64),
         metavar="N|N-M",
         help="most tokens of answers (default 64)",
     )
@@ -155,7 +155,7 @@ async def _run(arguments: argparse.Namespace, plan: LoadPlan, environ: Mapping[s
             with contextlib.suppress(asyncio.CancelledError):
                 await showing
             view.clear()
-    report = Report(load, _subject(arguments, plan))
+    report = BenchReport(load, _subject(arguments, plan))
     _write(report, arguments)
     if stop.is_set():
         return EXIT_INTERRUPTED
@@ -203,7 +203,7 @@ async def _client(
         yield http
 
 
-def _path(arguments: argparse.Namespace, dialect: Dialect) -> str:
+def _path(arguments: argparse.Namespace, dialect: ServerDialect) -> str:
     own = dialect.whole_path if arguments.no_stream else dialect.path
     return f"/{(arguments.path or own).lstrip('/')}"
 
@@ -279,7 +279,7 @@ def _subject(arguments: argparse.Namespace, plan: LoadPlan) -> str:
     return f"{where}: {arguments.dialect}, {kind}, {how}"
 
 
-def _write(report: Report, arguments: argparse.Namespace) -> None:
+def _write(report: BenchReport, arguments: argparse.Namespace) -> None:
     document: dict[str, Any] = report.document()
     if arguments.json == "-":
         print(json.dumps(document, indent=1))
@@ -317,12 +317,12 @@ def _temperature(text: str) -> float:
     return 0.0 if text in ("0", "0.0") else _positive(text)
 
 
-def _span(text: str) -> Span:
+def _span(text: str) -> LengthRange:
     low, _, high = text.partition("-")
     try:
-        span = Span(_count(low), _count(high or low))
+        span = LengthRange(_count(low), _count(high or low))
     except argparse.ArgumentTypeError:
-        span = Span(1, 0)
+        span = LengthRange(1, 0)
     if span.low > span.high:
         raise argparse.ArgumentTypeError(f"expected N or N-M, 1 <= N <= M (got {text})")
     return span

@@ -10,7 +10,7 @@ from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AnswerPiece:
     """What a piece of an answer holds; `output_tokens` in all is known from some dialects."""
 
     tokens: int = 0
@@ -21,11 +21,11 @@ class Found:
 
 
 Body = Callable[[LoadRequest, LoadPlan, str], dict[str, Any]]
-Read = Callable[[Any], Found]
+Read = Callable[[Any], AnswerPiece]
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ServerDialect:
     """How one family of servers is asked and understood."""
 
     name: str
@@ -93,41 +93,41 @@ def _openai_body(request: LoadRequest, plan: LoadPlan, model: str) -> dict[str, 
     return body
 
 
-def read_token_row(row: Any) -> Found:
+def read_token_row(row: Any) -> AnswerPiece:
     """Read a row of LMI's or TGI's stream: one token each, the last with the whole text."""
     if not isinstance(row, Mapping):
-        return Found(error=f"a row that is no object: {row!r:.100}")
+        return AnswerPiece(error=f"a row that is no object: {row!r:.100}")
     if row.get("error"):
-        return Found(error=str(row["error"]))
+        return AnswerPiece(error=str(row["error"]))
     token = row.get("token")
     is_end = row.get("generated_text") is not None
     details = row.get("details")
-    return Found(
+    return AnswerPiece(
         int(isinstance(token, Mapping)),
         is_end,
         prompt_tokens=details.get("input_length") if isinstance(details, Mapping) else None,
     )
 
 
-def read_token_whole(document: Any) -> Found:
+def read_token_whole(document: Any) -> AnswerPiece:
     """Read a whole answer of LMI or TGI."""
     if isinstance(document, list) and document:
         document = document[0]
     if not isinstance(document, Mapping):
-        return Found(error=f"no object: {document!r:.100}")
+        return AnswerPiece(error=f"no object: {document!r:.100}")
     if "generated_text" not in document:
-        return Found(error=_message(document))
+        return AnswerPiece(error=_message(document))
     details = document.get("details")
     count = details.get("generated_tokens") if isinstance(details, Mapping) else None
-    return Found(0, is_end=True, output_tokens=count)
+    return AnswerPiece(0, is_end=True, output_tokens=count)
 
 
-def read_openai_row(row: Any) -> Found:
+def read_openai_row(row: Any) -> AnswerPiece:
     """Read an event of OpenAI's stream; how many tokens one holds is not said, `usage` is."""
     if not isinstance(row, Mapping):
-        return Found(error=f"an event that is no object: {row!r:.100}")
+        return AnswerPiece(error=f"an event that is no object: {row!r:.100}")
     if row.get("error"):
-        return Found(error=_message(row))
+        return AnswerPiece(error=_message(row))
     has_text, is_end = False, False
     for choice in row.get("choices") or ():
         delta = choice.get("delta") or {}
@@ -140,7 +140,7 @@ def read_openai_row(row: Any) -> Found:
         )
         is_end |= choice.get("finish_reason") is not None
     usage = row.get("usage") or {}
-    return Found(
+    return AnswerPiece(
         int(has_text),
         is_end,
         output_tokens=usage.get("completion_tokens"),
@@ -148,12 +148,12 @@ def read_openai_row(row: Any) -> Found:
     )
 
 
-def read_openai_whole(document: Any) -> Found:
+def read_openai_whole(document: Any) -> AnswerPiece:
     """Read a whole answer of OpenAI's routes."""
     if not isinstance(document, Mapping) or not document.get("choices"):
-        return Found(error=_message(document))
+        return AnswerPiece(error=_message(document))
     usage = document.get("usage") or {}
-    return Found(
+    return AnswerPiece(
         is_end=True,
         output_tokens=usage.get("completion_tokens"),
         prompt_tokens=usage.get("prompt_tokens"),
@@ -168,17 +168,17 @@ def _message(document: Any) -> str:
     return str(error)
 
 
-DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
+DIALECTS: Final[Mapping[str, ServerDialect]] = MappingProxyType(
     {
         dialect.name: dialect
         for dialect in (
-            Dialect("lmi", "/invocations", "/invocations", lmi_body, read_token_row,
+            ServerDialect("lmi", "/invocations", "/invocations", lmi_body, read_token_row,
                     read_token_whole),
-            Dialect("tgi", "/generate_stream", "/generate", tgi_body, read_token_row,
+            ServerDialect("tgi", "/generate_stream", "/generate", tgi_body, read_token_row,
                     read_token_whole),
-            Dialect("completions", "/v1/completions", "/v1/completions", completion_body,
+            ServerDialect("completions", "/v1/completions", "/v1/completions", completion_body,
                     read_openai_row, read_openai_whole),
-            Dialect("chat", "/v1/chat/completions", "/v1/chat/completions", chat_body,
+            ServerDialect("chat", "/v1/chat/completions", "/v1/chat/completions", chat_body,
                     read_openai_row, read_openai_whole),
         )
     }

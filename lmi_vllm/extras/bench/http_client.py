@@ -9,8 +9,8 @@ from http import HTTPStatus
 import aiohttp
 
 from lmi_vllm.extras.bench.answers import Answer
-from lmi_vllm.extras.bench.dialects import Dialect
-from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, Outcome
+from lmi_vllm.extras.bench.dialects import ServerDialect
+from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class HttpTarget:
 
     url: str  # without the path
     path: str
-    dialect: Dialect
+    dialect: ServerDialect
     model: str
     headers: Mapping[str, str]
 
@@ -32,7 +32,9 @@ class HttpClient:
     plan: LoadPlan
     session: aiohttp.ClientSession
 
-    async def send(self, request: LoadRequest, outcome: Outcome, now: Callable[[], float]) -> None:
+    async def send(
+        self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
+    ) -> None:
         """Send one request and read its answer; whatever goes wrong is in the outcome."""
         try:
             async with asyncio.timeout(self.plan.timeout_seconds):
@@ -44,7 +46,9 @@ class HttpClient:
         except (aiohttp.ClientError, ConnectionError) as error:
             outcome.fail("connection cut", f"{type(error).__name__}: {error}")
 
-    async def _send(self, request: LoadRequest, outcome: Outcome, now: Callable[[], float]) -> None:
+    async def _send(
+        self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
+    ) -> None:
         target = self.target
         body = target.dialect.body(request, self.plan, target.model)
         async with self.session.post(target.path, json=body) as response:

@@ -14,7 +14,7 @@ WORDS: Final = tuple(_TEXT.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LengthRange:
     """A length, or the bounds between which one is drawn, both included."""
 
     low: int
@@ -36,8 +36,8 @@ class LoadPlan:
     rate: float = 0.0
     number: int | None = 100
     seconds: float | None = None
-    prompt_words: Span = Span(32, 32)
-    output_tokens: Span = Span(64, 64)
+    prompt_words: LengthRange = LengthRange(32, 32)
+    output_tokens: LengthRange = LengthRange(64, 64)
     prompts: tuple[str, ...] = ()
     adapters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     is_streaming: bool = True
@@ -86,7 +86,7 @@ class Requests:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """One request that has ended; times in seconds since the run began, gaps in seconds."""
 
     began: float

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from lmi_vllm.extras.bench.report import Report, Times
+from lmi_vllm.extras.bench.report import BenchReport, Times
 
 WIDTH: Final = 460
 HEIGHT: Final = 240
@@ -20,7 +20,7 @@ stroke-dasharray:4 3}@media(prefers-color-scheme:dark){svg{background:#111}text{
 Point = tuple[float, float]
 
 
-def plots(report: Report) -> str:
+def plots(report: BenchReport) -> str:
     """Return the document."""
     first, gaps, _, whole = report.times()
     panels = [
@@ -41,7 +41,7 @@ def plots(report: Report) -> str:
     )
 
 
-def _throughput(report: Report) -> list[Point]:
+def _throughput(report: BenchReport) -> list[Point]:
     """Return tokens a second by time; an answer's tokens are spread from its first to its last."""
     seconds = max(report.run.seconds, 1e-9)
     bins = [0.0] * BINS

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lmi_vllm.extras.bench.plan import Outcome
+from lmi_vllm.extras.bench.plan import RequestOutcome
 from lmi_vllm.extras.bench.run import LoadRun
-from lmi_vllm.telemetry.request_metrics import percentile
+from lmi_vllm.telemetry.observers import percentile
 
 PERCENTILES: Final = (50, 90, 95, 99)
 LONGEST_ERROR: Final = 100  # characters of an example
@@ -36,14 +36,14 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """The figures of one run."""
 
     run: LoadRun
     subject: str  # what was asked, in words
 
     @property
-    def good(self) -> list[Outcome]:
+    def good(self) -> list[RequestOutcome]:
         """The requests with a whole answer: only these count for latencies and throughput."""
         return [outcome for outcome in self.run.outcomes if outcome.is_good]
 
@@ -126,7 +126,7 @@ class Report:
         }
 
     def _adapters(self) -> dict[str, dict[str, Any]]:
-        by_name: Mapping[str, list[Outcome]] = defaultdict(list)
+        by_name: Mapping[str, list[RequestOutcome]] = defaultdict(list)
         for outcome in self.run.outcomes:
             by_name[outcome.adapter or "base"].append(outcome)
         if set(by_name) <= {"base"}:
@@ -134,7 +134,7 @@ class Report:
         return {name: _of_adapter(outcomes) for name, outcomes in sorted(by_name.items())}
 
 
-def _of_adapter(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+def _of_adapter(outcomes: Iterable[RequestOutcome]) -> dict[str, Any]:
     outcomes = list(outcomes)
     good = [one for one in outcomes if one.is_good]
     first = [one.first_token - one.began for one in good if one.first_token is not None]

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, Outcome, Requests
+from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome, Requests
 
 
 class Client(Protocol):
     """Sends one request at a time, many at once."""
 
-    async def send(self, request: LoadRequest, outcome: Outcome, now: Callable[[], float]) -> None:
+    async def send(
+        self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
+    ) -> None:
         """Fill `outcome`; raises nothing for what goes wrong with the request."""
         ...
 
@@ -24,7 +26,7 @@ class LoadRun:
 
     plan: LoadPlan
     client: Client
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
     in_flight: int = 0
     cut: int = 0
     seconds: float = 0.0  # from the first request to the last answer
@@ -49,9 +51,9 @@ class LoadRun:
             await sending
         self.seconds = self.now()
 
-    async def probe(self) -> Outcome:
+    async def probe(self) -> RequestOutcome:
         """Send one request that does not count, and return what became of it."""
-        outcome = Outcome(0.0)
+        outcome = RequestOutcome(0.0)
         await self.client.send(self.plan.requests().next(), outcome, self.now)
         return outcome
 
@@ -88,7 +90,7 @@ class LoadRun:
         return True
 
     async def _one(self, request: LoadRequest, began: float) -> None:
-        outcome = Outcome(began, adapter=request.adapter)
+        outcome = RequestOutcome(began, adapter=request.adapter)
         self.in_flight += 1
         try:
             await self.client.send(request, outcome, self.now)

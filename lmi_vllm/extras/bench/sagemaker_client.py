@@ -18,8 +18,8 @@ from urllib3.exceptions import HTTPError
 
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.bench.answers import Answer
-from lmi_vllm.extras.bench.dialects import Dialect
-from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, Outcome
+from lmi_vllm.extras.bench.dialects import ServerDialect
+from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class SageMakerTarget:
     """An endpoint by name; what is None is left to botocore's own configuration."""
 
     endpoint: str
-    dialect: Dialect
+    dialect: ServerDialect
     model: str
     region: str | None = None
     component: str | None = None
@@ -59,7 +59,9 @@ class SageMakerClient:
         if session.get_credentials() is None:
             raise LmiError("SageMaker: no AWS credentials in the environment or in ~/.aws")
 
-    async def send(self, request: LoadRequest, outcome: Outcome, now: Callable[[], float]) -> None:
+    async def send(
+        self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
+    ) -> None:
         """Send one request and read its answer; whatever goes wrong is in the outcome."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
@@ -73,7 +75,9 @@ class SageMakerClient:
         threading.Thread(target=work, daemon=True).start()
         await done.wait()
 
-    def _send(self, request: LoadRequest, outcome: Outcome, now: Callable[[], float]) -> None:
+    def _send(
+        self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
+    ) -> None:
         try:
             self._invoke(request, outcome, now)
         except ClientError as error:  # EventStreamError is one
@@ -83,7 +87,9 @@ class SageMakerClient:
             is_timeout = "timeout" in type(error).__name__.lower()
             outcome.fail("timeout" if is_timeout else type(error).__name__, str(error))
 
-    def _invoke(self, request: LoadRequest, outcome: Outcome, now: Callable[[], float]) -> None:
+    def _invoke(
+        self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
+    ) -> None:
         target = self._target
         arguments: dict[str, Any] = {
             "EndpointName": target.endpoint,

@@ -26,9 +26,8 @@ from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import ListenerContext
 from lmi_vllm.translate.devices import detect_devices
-from lmi_vllm.web.access import is_foreign, is_unforgeable_host
-from lmi_vllm.web.keys import OPTIONS, SERVICE
-from lmi_vllm.web.routes import RouteGroup
+from lmi_vllm.web.middleware import is_foreign, is_unforgeable_host
+from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup
 
 CONSOLE_PATH: Final = "/console"
 STATE_PATH: Final = CONSOLE_PATH + "/state"

@@ -11,8 +11,8 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine, OtherClients
 from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.extras.front_ends.board import Board
 from lmi_vllm.extras.front_ends.channel import Counted, StateIs, TelemetryLine
-from lmi_vllm.inference.places import Board
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSeat, SharedAdapter
 

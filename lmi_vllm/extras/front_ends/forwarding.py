@@ -14,9 +14,7 @@ from yarl import URL
 from lmi_vllm.errors import NotReadyError, PayloadError, ResourceNotFoundError
 from lmi_vllm.inference.deferred import STARTING_TOKEN, is_deferred
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY, request_properties
-from lmi_vllm.web.keys import FORWARDED, SERVICE
-from lmi_vllm.web.recording import PEER
-from lmi_vllm.web.route_families import OPENAI_ROUTES, TGI_PATHS
+from lmi_vllm.web.request import FORWARDED, OPENAI_ROUTES, PEER, SERVICE, TGI_PATHS
 
 # Of one connection, not of the message (RFC 9110, 7.6.1); aiohttp writes its own.
 _HOP_BY_HOP: Final = frozenset(

@@ -21,10 +21,10 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.errors import EngineStartError
+from lmi_vllm.extras.front_ends.board import Board
 from lmi_vllm.extras.front_ends.channel import Begin, EndAll, EngineGone, Hello, LogLevel
 from lmi_vllm.extras.front_ends.first import FirstProcess, Seats, SharedEngine
 from lmi_vllm.extras.front_ends.handle import EndedError, FrontEnd
-from lmi_vllm.inference.places import Board
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
 from lmi_vllm.telemetry.registry import remove_files

@@ -17,6 +17,7 @@ import uvloop
 
 from lmi_vllm.commands.serve import configure_server_logging, leave
 from lmi_vllm.engine.vllm.processes import end_with_parent
+from lmi_vllm.extras.front_ends.board import Board, BoardRow
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
     Begin,
@@ -40,7 +41,6 @@ from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.extras.front_ends.seated import SeatedModel
 from lmi_vllm.inference.error_rates import ReportedErrors
 from lmi_vllm.inference.lifecycle import Lifecycle
-from lmi_vllm.inference.places import Board, Row
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import Listeners, open_front_end
@@ -65,10 +65,10 @@ class FrontEndProcess:
     def __init__(self, channel: Channel, hello: Hello) -> None:
         self._channel = channel
         self._hello = hello
-        self._row: Row = Board(Path(hello.board), hello.processes).row(hello.row)
+        self._row: BoardRow = Board(Path(hello.board), hello.processes).row(hello.row)
         errors = ReportedErrors(lambda kind: channel.send(Counted(kind)))
         self._lifecycle = Lifecycle(error_rates=errors)
-        self._queue = RequestQueue(self._lifecycle, places=self._row)
+        self._queue = RequestQueue(self._lifecycle, slots=self._row)
         self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
         self._traces = Traces(self._service, hello.environ)
         self._model = SeatedModel(self._service, self._traces, channel)
@@ -175,7 +175,7 @@ class FrontEndProcess:
         told: tuple[str, ...] = ()
         while True:
             figures = self._model.figures()
-            self._row.tell_engine(figures.running, figures.steps)
+            self._row.report_engine(figures.running, figures.steps)
             if figures.requests is not None and figures.requests != told:
                 told = figures.requests
                 self._channel.send(Running(told))

@@ -40,7 +40,7 @@ _LENGTH: Final = struct.Struct("<I")  # of one element of BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class KserveTensor:
     """One tensor; `values` are its elements row by row, texts for BYTES."""
 
     name: str
@@ -49,7 +49,7 @@ class Tensor:
     values: tuple[Any, ...]
 
 
-def read_tensors(given: object, rest: bytes) -> list[Tensor]:
+def read_tensors(given: object, rest: bytes) -> list[KserveTensor]:
     """Return the input tensors of a request; `rest` is what follows its JSON part.
 
     Raises:
@@ -70,19 +70,19 @@ def read_tensors(given: object, rest: bytes) -> list[Tensor]:
             raise PayloadError(
                 f"{name}: its shape has {math.prod(shape)} elements, its data {len(values)}"
             )
-        tensors.append(Tensor(name, datatype, shape, values))
+        tensors.append(KserveTensor(name, datatype, shape, values))
     if start != len(rest):
         raise PayloadError(f"the binary data is {len(rest)} bytes long, the inputs say {start}")
     return tensors
 
 
-def json_tensor(tensor: Tensor) -> dict[str, object]:
+def json_tensor(tensor: KserveTensor) -> dict[str, object]:
     """Return an output tensor as JSON has it."""
     head = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
     return {**head, "data": list(tensor.values)}
 
 
-def binary_tensor(tensor: Tensor) -> tuple[dict[str, object], bytes]:
+def binary_tensor(tensor: KserveTensor) -> tuple[dict[str, object], bytes]:
     """Return an output tensor without data, and its bytes."""
     data = _packed(tensor)
     head = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
@@ -158,7 +158,7 @@ def _texts(data: bytes, name: str) -> Iterator[str]:
             raise PayloadError(f"{name}: its bytes are not UTF-8 text") from None
 
 
-def _packed(tensor: Tensor) -> bytes:
+def _packed(tensor: KserveTensor) -> bytes:
     if tensor.datatype != BYTES:
         code = _NUMBERS[tensor.datatype][0]
         return struct.pack(f"<{len(tensor.values)}{code}", *tensor.values)

@@ -13,7 +13,7 @@ import orjson
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.extras.kserve.tensors import (
     BYTES,
-    Tensor,
+    KserveTensor,
     binary_tensor,
     json_tensor,
     read_tensors,
@@ -94,7 +94,7 @@ def _outputs(given: object, *, is_binary: bool) -> dict[str, bool]:
 
 
 def _payload(
-    tensors: list[Tensor], parameters: dict[str, Any], outputs: Mapping[str, bool]
+    tensors: list[KserveTensor], parameters: dict[str, Any], outputs: Mapping[str, bool]
 ) -> dict[str, Any]:
     texts = next((one for one in tensors if one.name == _INPUTS), tensors[0])
     if texts.datatype != BYTES or not texts.values:
@@ -118,7 +118,7 @@ def _payload(
     return {**payload, _INPUTS: inputs, "parameters": parameters}
 
 
-def output_tensors(body: bytes) -> list[Tensor]:
+def output_tensors(body: bytes) -> list[KserveTensor]:
     """Return the tensors of an answer: texts (and details), vectors, or what else there is."""
     try:
         document = orjson.loads(body)
@@ -134,16 +134,16 @@ def output_tensors(body: bytes) -> list[Tensor]:
     if all(isinstance(one, list) and len(one) == len(results[0]) for one in results):
         values = tuple(number for one in results for number in one)
         if values and all(isinstance(number, (int, float)) for number in values):
-            return [Tensor(EMBEDDING, "FP32", (len(results), len(results[0])), values)]
+            return [KserveTensor(EMBEDDING, "FP32", (len(results), len(results[0])), values)]
     return [_texts(ANSWER, [orjson.dumps(document).decode()])]
 
 
-def _texts(name: str, texts: list[str]) -> Tensor:
-    return Tensor(name, BYTES, (len(texts),), tuple(texts))
+def _texts(name: str, texts: list[str]) -> KserveTensor:
+    return KserveTensor(name, BYTES, (len(texts),), tuple(texts))
 
 
 def infer_answer(
-    head: Mapping[str, object], tensors: list[Tensor], request: InferRequest
+    head: Mapping[str, object], tensors: list[KserveTensor], request: InferRequest
 ) -> tuple[bytes, int | None]:
     """Return the body with `head` and the wanted tensors, and the length of a binary body's JSON.
 

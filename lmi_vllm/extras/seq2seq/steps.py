@@ -66,7 +66,7 @@ class StepRequest:
         )
 
 
-class _Row:
+class _BatchRow:
     """One sequence: its tokens, its text and what of both has not been delivered yet."""
 
     def __init__(
@@ -113,7 +113,7 @@ class StepThread:
         self._special = frozenset(loaded.tokenizer.all_special_ids)
         self._rules = model_rules(loaded.generation, loaded.end_tokens)
         self._batch = DecodingBatch(loaded.model, loaded.start_token)
-        self._rows: list[_Row] = []
+        self._rows: list[_BatchRow] = []
         self._waiting: deque[tuple[StepRequest, int]] = deque()
         self._requests: set[StepRequest] = set()
         self._turn = threading.Condition()
@@ -209,7 +209,7 @@ class StepThread:
             is_free = self._waiting and len(self._rows) < self._most_rows
             return self._waiting.popleft() if is_free else None
 
-    def _join(self, request: StepRequest, index: int) -> tuple[_Row, torch.Tensor]:
+    def _join(self, request: StepRequest, index: int) -> tuple[_BatchRow, torch.Tensor]:
         sampling = request.sampling
         if request.memory is None:
             request.joined = time.time()
@@ -228,9 +228,11 @@ class StepThread:
             includes_stop=sampling.include_stop_str_in_output,
             skips_special=sampling.skip_special_tokens,
         )
-        return _Row(request, index, chooser, text), self._batch.join(request.memory)
+        return _BatchRow(request, index, chooser, text), self._batch.join(request.memory)
 
-    def _advance(self, row: _Row, scores: torch.Tensor, ready: list[tuple[Deliver, Item]]) -> bool:
+    def _advance(
+        self, row: _BatchRow, scores: torch.Tensor, ready: list[tuple[Deliver, Item]]
+    ) -> bool:
         """Choose the row's next token; returns whether it goes on."""
         request = row.request
         try:
@@ -258,7 +260,7 @@ class StepThread:
             ready.append((request.deliver, row.chunk(finish, reason)))
         return finish is None
 
-    def _end_by_token(self, row: _Row, token: int) -> tuple[str | None, int | None, bool]:
+    def _end_by_token(self, row: _BatchRow, token: int) -> tuple[str | None, int | None, bool]:
         """Return the finish reason, the stop reason, and whether the token is part of the text."""
         sampling, count = row.request.sampling, len(row.chooser.tokens)
         shows_end = sampling.include_stop_str_in_output

@@ -5,6 +5,7 @@ import re
 from prometheus_client import REGISTRY
 
 from lmi_vllm.telemetry import metrics
+from lmi_vllm.telemetry.observers import RequestCounter
 from lmi_vllm.telemetry.records import DISCONNECTED, RequestSummary
 
 ROUTE = "/test-of-metrics"
@@ -31,7 +32,7 @@ def adapters_counted() -> set[str]:
 
 def test_adapters_beyond_the_bound_share_one_label() -> None:
     """However many names there are, and the ones that mean something to us stay ours."""
-    count = metrics.RequestCounter()
+    count = RequestCounter()
     for name in ("", "base", "other", *(f"adapter-{number}" for number in range(500))):
         count(summary(name))
     found = adapters_counted()
@@ -44,7 +45,7 @@ def test_adapters_beyond_the_bound_share_one_label() -> None:
 def test_a_client_that_went_away_is_counted_with_its_tokens() -> None:
     """The engine did generate them."""
     before = value("lmi_generated_tokens_total", adapter="gone")
-    metrics.RequestCounter()(summary("gone", DISCONNECTED, generated_tokens=7))
+    RequestCounter()(summary("gone", DISCONNECTED, generated_tokens=7))
     assert value("lmi_generated_tokens_total", adapter="gone") - before == 7
     assert value("lmi_client_disconnects_total", dialect="test") == 1
 
@@ -53,7 +54,7 @@ def test_times_that_did_not_happen_are_not_observed() -> None:
     """A request that was refused has no first token, and must not count as a fast one."""
     name = "lmi_time_to_first_token_seconds_count"
     before = value(name, dialect="test")
-    count = metrics.RequestCounter()
+    count = RequestCounter()
     count(summary(status=503))
     assert value(name, dialect="test") == before
     count(summary(first_token_seconds=0.2))

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from lmi_vllm.telemetry.request_metrics import RequestMetricLog, percentile
+from lmi_vllm.telemetry.observers import RequestMetricLog, percentile
 from tests.unit.telemetry.conftest import Ended
 
 

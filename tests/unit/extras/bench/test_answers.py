@@ -7,7 +7,7 @@ import pytest
 
 from lmi_vllm.extras.bench.answers import Answer
 from lmi_vllm.extras.bench.dialects import DIALECTS
-from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, Outcome
+from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 
 
 def lines(*rows: Any, head: str = "", tail: str = "\n") -> bytes:
@@ -37,9 +37,9 @@ STREAMS = {
 }
 
 
-def read(dialect: str, body: bytes, size: int, *, is_streaming: bool = True) -> Outcome:
+def read(dialect: str, body: bytes, size: int, *, is_streaming: bool = True) -> RequestOutcome:
     """Return the outcome of an answer that comes in pieces of `size` bytes, one a second."""
-    outcome = Outcome(0.0)
+    outcome = RequestOutcome(0.0)
     answer = Answer(DIALECTS[dialect], outcome, is_streaming)
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     for second, piece in enumerate(pieces):

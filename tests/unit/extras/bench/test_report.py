@@ -4,39 +4,39 @@ import io
 import xml.etree.ElementTree as ET
 
 from lmi_vllm.extras.bench.live import LiveView, sparkline
-from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, Outcome
+from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 from lmi_vllm.extras.bench.plots import plots
-from lmi_vllm.extras.bench.report import Report
+from lmi_vllm.extras.bench.report import BenchReport
 from lmi_vllm.extras.bench.run import LoadRun
 
 
 class Nobody:
     """A client that is never asked."""
 
-    async def send(self, request: LoadRequest, outcome: Outcome, now: object) -> None:
+    async def send(self, request: LoadRequest, outcome: RequestOutcome, now: object) -> None:
         """Fail."""
         raise AssertionError
 
 
-def outcome(began: float, tokens: int, adapter: str | None = None) -> Outcome:
+def outcome(began: float, tokens: int, adapter: str | None = None) -> RequestOutcome:
     """Return a good answer: the first token after 100 ms, then one each 10 ms."""
-    made = Outcome(began, adapter=adapter)
+    made = RequestOutcome(began, adapter=adapter)
     for number in range(tokens):
         made.add_tokens(1, began + 0.1 + number * 0.01)
     made.ended = began + 0.1 + tokens * 0.01
     return made
 
 
-def report(*outcomes: Outcome, seconds: float = 2.0) -> Report:
+def report(*outcomes: RequestOutcome, seconds: float = 2.0) -> BenchReport:
     """Return the report of a run with these."""
     run = LoadRun(LoadPlan(), Nobody(), list(outcomes))
     run.seconds = seconds
-    return Report(run, "http://h: lmi <streamed>")
+    return BenchReport(run, "http://h: lmi <streamed>")
 
 
-def failed(kind: str, example: str) -> Outcome:
+def failed(kind: str, example: str) -> RequestOutcome:
     """Return a request without an answer."""
-    made = Outcome(0.0, ended=1.0)
+    made = RequestOutcome(0.0, ended=1.0)
     made.fail(kind, example)
     return made
 

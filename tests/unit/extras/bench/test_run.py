@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, Outcome, Span
+from lmi_vllm.extras.bench.plan import LengthRange, LoadPlan, LoadRequest, RequestOutcome
 from lmi_vllm.extras.bench.run import LoadRun
 
 
@@ -21,7 +21,9 @@ class Counting:
     most: int = 0
     seen: list[LoadRequest] = field(default_factory=list)
 
-    async def send(self, request: LoadRequest, outcome: Outcome, now: Callable[[], float]) -> None:
+    async def send(
+        self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
+    ) -> None:
         """Count, wait, answer."""
         self.seen.append(request)
         self.at_once += 1
@@ -75,7 +77,9 @@ async def test_an_interruption_keeps_what_was_done() -> None:
 def test_requests_are_drawn_alike_from_the_same_seed() -> None:
     """Lengths within their bounds, adapters by their weights, `base` as none."""
     plan = LoadPlan(
-        prompt_words=Span(3, 9), output_tokens=Span(1, 4), adapters={"base": 1.0, "a": 3.0}
+        prompt_words=LengthRange(3, 9),
+        output_tokens=LengthRange(1, 4),
+        adapters={"base": 1.0, "a": 3.0},
     )
     first, second = plan.requests(), plan.requests()
     drawn = [first.next() for _ in range(2000)]

@@ -16,7 +16,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import WebOptions, create_app
-from lmi_vllm.web.recording import PEER
+from lmi_vllm.web.request import PEER
 from tests.web.conftest import lifecycle_of
 
 PIECES = 5

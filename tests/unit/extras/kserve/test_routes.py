@@ -10,9 +10,8 @@ from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.keys import SERVICE
-from lmi_vllm.web.routes import Routes
+from lmi_vllm.web.app import Routes, WebOptions
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of
 from tests.web.test_adapter_routes import register

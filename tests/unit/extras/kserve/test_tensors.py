@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.extras.kserve.tensors import DATATYPES, Tensor, binary_tensor, read_tensors
+from lmi_vllm.extras.kserve.tensors import DATATYPES, KserveTensor, binary_tensor, read_tensors
 
 TEXT = {"name": "t", "shape": [1], "datatype": "BYTES", "data": ["x"]}
 
@@ -14,7 +14,7 @@ TEXT = {"name": "t", "shape": [1], "datatype": "BYTES", "data": ["x"]}
 def test_tensor_survives_its_binary_form(datatype: str) -> None:
     """What is written is read back, for every datatype."""
     values: tuple[Any, ...] = ("é", "", "two words") if datatype == "BYTES" else (1, 0, 1)
-    tensor = Tensor("t", datatype, (3,), values)
+    tensor = KserveTensor("t", datatype, (3,), values)
     head, data = binary_tensor(tensor)
     assert read_tensors([head], data) == [tensor]
 

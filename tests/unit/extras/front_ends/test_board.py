@@ -7,26 +7,26 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import OverloadError
+from lmi_vllm.extras.front_ends.board import Board
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.inference.places import Board
 from lmi_vllm.inference.queue import RequestQueue
 
 
 def sharing(board: Board, row: int, limit: int) -> RequestQueue:
-    """Return a queue of a healthy model that shares its places."""
+    """Return a queue of a healthy model that shares its slots."""
     lifecycle = Lifecycle()
     lifecycle.become(State.HEALTHY)
     return RequestQueue(lifecycle, limit, board.row(row))
 
 
-def test_rows_add_up_and_an_ended_process_frees_its_places(tmp_path: Path) -> None:
+def test_rows_add_up_and_an_ended_process_frees_its_slots(tmp_path: Path) -> None:
     """Each process writes its own row; what one held is free when it has ended."""
     board = Board(tmp_path / "board", 3)
     first, second = board.row(0), board.row(1)
     first.add(2)
     second.add(3)
-    second.tell_engine(4, 70)
-    first.tell_engine(1, 8)
+    second.report_engine(4, 70)
+    first.report_engine(1, 8)
     assert (first.total, second.running_requests, first.steps) == (5, 5, 78)
     assert second.silent_seconds < 5
     assert board.row(2).silent_seconds > 0  # has never told
@@ -40,7 +40,7 @@ def test_another_process_sees_the_board(tmp_path: Path) -> None:
     board = Board(tmp_path / "board", 2)
     board.row(0).add(5)
     code = (
-        "import sys; from pathlib import Path; from lmi_vllm.inference.places import Board\n"
+        "import sys; from pathlib import Path; from lmi_vllm.extras.front_ends.board import Board\n"
         "row = Board(Path(sys.argv[1]), 2).row(1); row.add(2); print(row.total)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "board")]

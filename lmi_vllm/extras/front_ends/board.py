@@ -1,28 +1,12 @@
-"""How many places of the queue are taken: by this process, or by all front-end processes."""
+"""Numbers that all front-end processes of one server share: slots of the queue, engine steps."""
 
 import mmap
 import time
 from pathlib import Path
 from typing import Final
 
-_FIELDS: Final = 4  # of each process: places, running requests, steps of the engine, last sign
+_FIELDS: Final = 4  # of each process: slots, running requests, steps of the engine, last sign
 _BYTES: Final = 8
-
-
-class Places:
-    """The places that requests of this process hold, which serves alone."""
-
-    def __init__(self) -> None:
-        self._own = 0
-
-    @property
-    def total(self) -> int:
-        """Places taken."""
-        return self._own
-
-    def add(self, count: int) -> None:
-        """Take places, or give them back with a number below 0."""
-        self._own += count
 
 
 class Board:
@@ -39,9 +23,9 @@ class Board:
             self._map = mmap.mmap(file.fileno(), size)
         self._numbers = memoryview(self._map).cast("q")
 
-    def row(self, process: int) -> "Row":
+    def row(self, process: int) -> "BoardRow":
         """Return what the process with this index writes."""
-        return Row(self._numbers, process)
+        return BoardRow(self._numbers, process)
 
     def close(self) -> None:
         """Give the memory back; no row can be used any more."""
@@ -49,7 +33,7 @@ class Board:
         self._map.close()
 
 
-class Row:
+class BoardRow:
     """What one process says of itself on the board, and the sums over all."""
 
     def __init__(self, numbers: memoryview, process: int) -> None:
@@ -57,15 +41,15 @@ class Row:
         self._first = process * _FIELDS
 
     def add(self, count: int) -> None:
-        """Take places, or give them back with a number below 0."""
+        """Take slots, or give them back with a number below 0."""
         self._numbers[self._first] += count
 
     @property
     def total(self) -> int:
-        """Places that all processes hold."""
+        """Slots that all processes hold."""
         return self._sum(0)
 
-    def tell_engine(self, running: int, steps: int) -> None:
+    def report_engine(self, running: int, steps: int) -> None:
         """Say how many requests this process has in the engine, and how many steps it has seen."""
         self._numbers[self._first + 1] = running
         self._numbers[self._first + 2] = steps
@@ -73,12 +57,12 @@ class Row:
 
     @property
     def silent_seconds(self) -> float:
-        """Since the process last told."""
+        """Since the process last reported."""
         return (time.monotonic_ns() - self._numbers[self._first + 3]) / 1e9
 
     @property
     def running_requests(self) -> int:
-        """Requests that the processes which told have in the engine."""
+        """Requests that the processes which report have in the engine."""
         return self._sum(1)
 
     @property

@@ -1,0 +1,173 @@
+"""What is made of each request that has ended: counts, a line of the log, percentiles."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from lmi_vllm.telemetry.metrics import (
+    DISCONNECTS,
+    FIRST_TOKEN_SECONDS,
+    GENERATED_TOKENS,
+    MAX_ADAPTERS,
+    PROMPT_TOKENS,
+    QUEUE_SECONDS,
+    REQUEST_SECONDS,
+    REQUESTS,
+    TOKEN_SECONDS,
+)
+from lmi_vllm.telemetry.records import SEVERAL, RequestSummary
+
+logger = logging.getLogger(__name__)
+request_logger = logging.getLogger("lmi_vllm.requests")
+
+BASE: Final = "base"
+OTHER: Final = "other"
+_OWN_LABELS: Final = frozenset({BASE, OTHER, SEVERAL})
+_MILLISECONDS: Final = 1000
+_POLLED: Final = "/console/state"  # by an open page, every other second: below info
+_FIRST_ERROR: Final = 400
+PERCENTILES: Final = (50, 90)
+
+
+class RequestCounter:
+    """Counts requests that have ended; one for the life of a server."""
+
+    def __init__(self) -> None:
+        self._adapters: set[str] = set()
+
+    def __call__(self, summary: RequestSummary) -> None:
+        """Count one request."""
+        dialect, adapter = summary.dialect, self._adapter_label(summary.adapter)
+        if not summary.is_background:
+            REQUESTS.labels(summary.route, dialect, adapter, str(summary.status)).inc()
+            if summary.is_disconnected:
+                DISCONNECTS.labels(dialect).inc()
+        if not summary.is_inference:
+            return
+        REQUEST_SECONDS.labels(dialect).observe(summary.seconds)
+        for histogram, seconds in (
+            (FIRST_TOKEN_SECONDS, summary.first_token_seconds),
+            (TOKEN_SECONDS, summary.token_seconds),
+            (QUEUE_SECONDS, summary.queue_seconds),
+        ):
+            if seconds is not None:
+                histogram.labels(dialect).observe(seconds)
+        PROMPT_TOKENS.labels(adapter).inc(summary.prompt_tokens)
+        GENERATED_TOKENS.labels(adapter).inc(summary.generated_tokens)
+
+    def _adapter_label(self, name: str) -> str:
+        """Return the name while there is room for another; a counter never forgets one."""
+        if name in ("", SEVERAL):
+            return name or BASE
+        if name in _OWN_LABELS:  # an adapter's name, all the same
+            name = f"{name}_"
+        if name in self._adapters:
+            return name
+        if len(self._adapters) >= MAX_ADAPTERS:
+            return OTHER
+        self._adapters.add(name)
+        return name
+
+
+def log_request(summary: RequestSummary) -> None:
+    """Write the line: upstream's access line, then the request's id and figures."""
+    is_poll = summary.route == _POLLED and summary.status < _FIRST_ERROR
+    level = logging.DEBUG if is_poll else logging.INFO
+    if not request_logger.isEnabledFor(level):
+        return
+    fields = _fields(summary)
+    figures = "".join(f" {name}={value}" for name, value in _figures(summary).items())
+    request_logger.log(
+        level,
+        '%s "%s %s HTTP/1.1" %d %d RequestId=[%s]%s',
+        summary.remote,
+        summary.method,
+        summary.shown_path,
+        summary.status,
+        fields["milliseconds"],
+        summary.request_id,
+        figures,
+        extra={"fields": fields},
+    )
+
+
+def _fields(summary: RequestSummary) -> dict[str, object]:
+    return {
+        "request_id": summary.request_id,
+        "remote": summary.remote,
+        "method": summary.method,
+        "path": summary.shown_path,
+        "route": summary.route,
+        "dialect": summary.dialect,
+        "status": summary.status,
+        "milliseconds": round(summary.seconds * _MILLISECONDS),
+        **_figures(summary),
+    }
+
+
+def _figures(summary: RequestSummary) -> dict[str, object]:
+    """Return what only some requests have."""
+    found: dict[str, object] = {}
+    if summary.adapter:
+        found["adapter"] = summary.adapter
+    if summary.prompt_tokens or summary.generated_tokens:
+        found["prompt_tokens"] = summary.prompt_tokens
+        found["generated_tokens"] = summary.generated_tokens
+    for name, seconds in (
+        ("first_token_milliseconds", summary.first_token_seconds),
+        ("token_milliseconds", summary.token_seconds),
+        ("queue_milliseconds", summary.queue_seconds),
+    ):
+        if seconds is not None:
+            found[name] = round(seconds * _MILLISECONDS, 1)
+    if summary.fault is not None:
+        found["fault"] = str(summary.fault)
+    if summary.is_background:
+        found["deferred"] = True
+    if summary.is_disconnected:
+        found["disconnected"] = True
+    return found
+
+
+@dataclass(slots=True)
+class RequestMetricLog:
+    """Collects `every` requests that generated tokens, then writes their percentiles."""
+
+    every: int
+    _values: dict[str, list[float]] = field(default_factory=dict)
+
+    def __call__(self, summary: RequestSummary) -> None:
+        """Take one request; the last of `every` writes the line."""
+        if not summary.generated_tokens or summary.is_disconnected:
+            return
+        self._add("OutputTokens", summary.generated_tokens)
+        self._add("TokenThroughput", summary.generated_tokens / max(summary.seconds, 1e-9))
+        if summary.token_seconds is not None:
+            self._add("TokenLatency", summary.token_seconds * 1000)
+        if len(self._values["OutputTokens"]) >= self.every:
+            self._log()
+
+    def _add(self, name: str, value: float) -> None:
+        self._values.setdefault(name, []).append(value)
+
+    def _log(self) -> None:
+        values, self._values = self._values, {}
+        units = {"TokenLatency": "ms", "TokenThroughput": "tokens/s", "OutputTokens": "tokens"}
+        found = {
+            name: {f"p{percent}": percentile(values[name], percent) for percent in PERCENTILES}
+            for name in units
+            if name in values
+        }
+        shown = ", ".join(
+            f"{name} " + " ".join(f"{p}={value:g}" for p, value in figures.items()) + f" {unit}"
+            for name, unit in units.items()
+            if (figures := found.get(name))
+        )
+        logger.info("%d requests: %s", self.every, shown, extra={"fields": {"requests": found}})
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Return the smallest value that `percent` of all do not exceed (nearest rank), rounded."""
+    ranked = sorted(values)
+    rank = -(-len(ranked) * percent // 100)  # rounded up
+    return round(ranked[max(0, int(rank) - 1)], 3)

@@ -1,0 +1,260 @@
+"""What every request passes: its id and record, who may ask, and errors becoming answers.
+
+A page anywhere can post a form to 127.0.0.1, and a stranger's DNS server can make its own name mean
+this machine. Browsers say where a request comes from (`Sec-Fetch-Site`), which is checked; other
+clients do not send that header and are not touched.
+"""
+
+import contextlib
+import hmac
+import ipaddress
+import logging
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from lmi_vllm.errors import (
+    CrossSiteError,
+    Dialect,
+    ExpectationError,
+    Fault,
+    LmiError,
+    MethodNotAllowedError,
+    PayloadError,
+    UnauthorizedError,
+)
+from lmi_vllm.telemetry.records import DISCONNECTED
+from lmi_vllm.web.connection import NO_CACHE_HEADERS, ClientConnection, watch_body
+from lmi_vllm.web.errors import error_response, from_http_exception
+from lmi_vllm.web.inference_routes import UNREADABLE_BODY
+from lmi_vllm.web.request import (
+    BEGUN,
+    DIALECT,
+    FORWARDED,
+    OPTIONS,
+    RECORD,
+    REQUEST_ID,
+    SERVICE,
+    begin_record,
+    dialect_of,
+    group_of,
+    is_open,
+)
+
+if TYPE_CHECKING:
+    from lmi_vllm.web.app import ReverseProxy, WebOptions
+
+logger = logging.getLogger(__name__)
+
+FIRST_ERROR_STATUS: Final = 400
+REQUEST_ID_HEADER: Final = "x-request-id"
+_OWN_SITE: Final = ("same-origin", "none")
+_READING: Final = ("GET", "HEAD", "OPTIONS")
+CONTINUE: Final = "100-continue"
+
+
+def error_answer(request: web.Request, error: LmiError) -> web.Response:
+    """Return the answer for an error, in the dialect of the request."""
+    service = request.app[SERVICE]
+    by_body: Dialect | None = request.get(DIALECT)
+    by_path = dialect_of(request.path, is_tgi=service.profile.tgi_compat)
+    group = group_of(request)
+    if group is None or group.error_body is None:
+        return error_response(error, by_body or by_path, service.statuses)
+    response = error_response(error, group.error_dialect, service.statuses)
+    response.body = group.error_body(error.text.encode("utf-8", "replace").decode())
+    return response
+
+
+def request_middleware(options: "WebOptions") -> Middleware:
+    """Return the middleware around every handler: id, key, errors, record."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        service = request.app[SERVICE]
+        if options.proxy is not None and options.proxy.takes(request):
+            return await _forwarded(request, options.proxy, options)
+        request[REQUEST_ID] = _request_id(request, options)
+        record = request[RECORD] = begin_record(
+            request, request[REQUEST_ID], service.telemetry, is_tgi=service.profile.tgi_compat
+        )
+        status = DISCONNECTED  # unless an answer comes of it
+        try:
+            with _one_request(request, options):
+                if options.cors_headers and is_preflight(request):
+                    response: web.StreamResponse = web.Response(
+                        body=b"{}\n", content_type="application/json"
+                    )
+                else:
+                    response = await _answer(request, handler, options)
+            if request.transport is not None:
+                status = response.status
+        finally:
+            record.end(status)
+        return response
+
+    return middleware
+
+
+async def _forwarded(
+    request: web.Request, proxy: "ReverseProxy", options: "WebOptions"
+) -> web.StreamResponse:
+    """Let the other process answer; it checks, counts and logs the request as well."""
+    request[REQUEST_ID] = _request_id(request, options)
+    try:
+        check_expectation(request)
+        with _one_request(request, options):
+            return await proxy.answer(request)
+    except LmiError as error:
+        return error_answer(request, error)
+
+
+@contextlib.contextmanager
+def _one_request(request: web.Request, options: "WebOptions") -> Iterator[None]:
+    """Bound the time of the body while one request is answered."""
+    connection = request.protocol
+    if isinstance(connection, ClientConnection):
+        connection.request_began()
+    timer = watch_body(request, options.patience.body)
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+        if isinstance(connection, ClientConnection):
+            connection.request_ended()
+
+
+async def _answer(
+    request: web.Request, handler: Handler, options: "WebOptions"
+) -> web.StreamResponse:
+    try:
+        _check_headers(request, options)
+        return await handler(request)
+    except web.HTTPException as error:
+        return _refusal(request, from_http_exception(error, options.max_request_size), options)
+    except (LmiError, web.RequestPayloadError) as error:
+        known = error if isinstance(error, LmiError) else PayloadError(UNREADABLE_BODY)
+        return _refusal(request, known, options)
+    except Exception as error:
+        request[RECORD].fault = Fault.ENGINE
+        begun: web.StreamResponse | None = request.get(BEGUN)
+        if begun is not None and isinstance(error, ConnectionError):
+            return begun  # the client went away while we wrote
+        logger.exception("request %s failed", request[REQUEST_ID])
+        if begun is not None and request.transport is not None:
+            # A status line cannot follow one: cut the stream, so that no client takes it for whole.
+            request.transport.abort()
+            return begun
+        request.app[SERVICE].lifecycle.error_rates.record(LmiError())
+        # An unknown fault's text may hold anything: it goes to the log only.
+        return error_answer(request, LmiError("Internal server error"))
+
+
+def _check_headers(request: web.Request, options: "WebOptions") -> None:
+    if options.api_keys and not is_open(request) and not has_key(request, options.api_keys):
+        raise UnauthorizedError
+    check_not_foreign(request, allows_cors=bool(options.cors_headers))
+    if (group := group_of(request)) is not None:
+        group.check(request)
+    check_expectation(request)
+
+
+def _refusal(request: web.Request, error: LmiError, options: "WebOptions") -> web.Response:
+    request[RECORD].fault = error.fault
+    response = error_answer(request, error)
+    if isinstance(error, MethodNotAllowedError):
+        response.headers["Allow"] = ", ".join(error.allowed)
+    return response
+
+
+async def allow_body(request: web.Request) -> None:
+    """Let a client that waits send its body; other expectations are refused like all else."""
+    if request.headers.get("Expect", "").lower() == CONTINUE:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has sent nothing yet
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Add what every answer carries."""
+    request[BEGUN] = response
+    if request.get(FORWARDED):
+        return
+    response.headers.extend(NO_CACHE_HEADERS)
+    group = group_of(request)
+    if group is None or group.allows_cors:
+        response.headers.extend(request.app[OPTIONS].cors_headers)
+    response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
+    if response.status >= FIRST_ERROR_STATUS:
+        response.force_close()
+        response.headers["Connection"] = "close"
+
+
+def _request_id(request: web.Request, options: "WebOptions") -> str:
+    """Return the client's id, or a new one where there is none that a header can give back."""
+    given = request.headers.get(options.request_id_header, "")
+    return given if given and given.isascii() and given.isprintable() else str(uuid.uuid4())
+
+
+def has_key(request: web.Request, keys: Iterable[str]) -> bool:
+    """Whether the request brings one of `keys`, as a bearer token or in x-api-key."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    given = [request.headers.get("x-api-key", "")]
+    if scheme.lower() == "bearer":
+        given.append(token.strip())
+    is_known = False
+    for text in given:
+        shown = text.encode("utf-8", "surrogateescape")
+        for key in keys:  # all of them, in full: the time taken says nothing about any
+            is_known |= hmac.compare_digest(shown, key.encode())
+    return is_known
+
+
+def check_expectation(request: web.Request) -> None:
+    """Return unless the client expects what this server does not do.
+
+    Raises:
+        ExpectationError: it expects something else than 100-continue.
+    """
+    if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
+        raise ExpectationError("Expect: only 100-continue is supported")
+
+
+def is_preflight(request: web.Request) -> bool:
+    """Whether a browser asks what it may send: it does so without credentials, always."""
+    asks = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
+    return request.method == "OPTIONS" and asks
+
+
+def check_not_foreign(request: web.Request, *, allows_cors: bool) -> None:
+    """Return unless another site asks for more than reading, which the browser keeps from it.
+
+    Raises:
+        CrossSiteError: it does, and no CORS setting invites other sites.
+    """
+    if not allows_cors and request.method not in _READING and is_foreign(request):
+        raise CrossSiteError(
+            "the request comes from another web site (Sec-Fetch-Site: "
+            f"{request.headers['Sec-Fetch-Site']}); cors_allowed_origin allows such sites"
+        )
+
+
+def is_foreign(request: web.Request) -> bool:
+    """Whether a browser says that the page of another site sends this."""
+    return request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITE
+
+
+def is_unforgeable_host(host: str) -> bool:
+    """Whether a Host header cannot be another site's name: an IP address, or localhost."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

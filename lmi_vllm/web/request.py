@@ -1,0 +1,220 @@
+"""What is known of one HTTP request: its dialect, its group of routes, its record.
+
+Labels are bounded, and a record holds nothing secret of the request's address. The typed keys are
+those under which the application and its requests keep things.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
+
+import orjson
+from aiohttp import web
+
+from lmi_vllm.errors import BadParameterError, Dialect, MethodNotAllowedError
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.telemetry.hub import Telemetry
+from lmi_vllm.telemetry.records import RequestRecord, enter_record
+from lmi_vllm.web.row_writer import WriteTurn
+
+if TYPE_CHECKING:
+    from lmi_vllm.web.app import WebOptions
+
+Item = TypeVar("Item")
+
+# Routes that a platform must reach without a key.
+OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
+# vLLM's routes -> the kind of call (engine/vllm/routes.py).
+OPENAI_ROUTES: Final = MappingProxyType(
+    {
+        "/v1/chat/completions": "chat/completions",
+        "/v1/completions": "completions",
+        "/v1/responses": "responses",
+        "/v1/embeddings": "embeddings",
+        "/tokenize": "tokenize",
+        "/detokenize": "detokenize",
+        "/rerank": "rerank",
+        "/v1/rerank": "rerank",
+        "/v2/rerank": "rerank",
+        "/score": "score",
+        "/v1/score": "score",
+        "/classify": "classify",
+        "/pooling": "pooling",
+        "/v1/models": "models",
+    }
+)
+# TGI's own routes, with tgi_compat only.
+TGI_PATHS: Final = frozenset({"/", "/generate", "/generate_stream", "/info"})
+PAGE_SIZE: Final = 100
+UNKNOWN_ROUTE: Final = "other"
+MASK: Final = "***"
+PEER: Final = "x-lmi-vllm-peer"
+LONGEST_PATH: Final = 256  # characters of what a client typed
+# Values that cannot be secrets; `src` and `url` may hold a login or a signature.
+SHOWN_QUERY: Final = frozenset(
+    {
+        "limit", "next_page_token", "name", "preload", "pin", "starting_after", "stream",
+        "model_name", "synchronous", "min_worker", "max_worker", "level", "name[]",
+    }
+)  # fmt: skip
+# Asked every few seconds.
+UNTRACED: Final = OPEN_PATHS | {
+    "/metrics", "/server/metrics", "/v2/health/live", "/v2/health/ready"
+}  # fmt: skip
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGroup:
+    """Routes of an extra. Those below `prefix` have rules of their own, unless they are vLLM's.
+
+    `is_open` says which of them need no key; `check` raises what refuses a request. `title` is
+    printed with the URL when the server starts. Where there is an `error_body` it writes errors,
+    with the statuses of `error_dialect`.
+    """
+
+    add: Callable[[web.Application], None]
+    prefix: str = ""
+    title: str = ""
+    is_open: Callable[[str], bool] = lambda _: False
+    check: Callable[[web.Request], None] = lambda _: None
+    allows_cors: bool = False
+    error_body: Callable[[str], bytes] | None = None
+    error_dialect: Dialect = Dialect.SERVER
+
+    def owns(self, path: str) -> bool:
+        """Whether the rules of this group are those for `path`."""
+        if not self.prefix or path in OPENAI_ROUTES:
+            return False
+        return path == self.prefix or path.startswith(self.prefix + "/")
+
+
+SERVICE: Final = web.AppKey("service", InferenceService)
+OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
+GROUPS: "Final[web.AppKey[tuple[RouteGroup, ...]]]" = web.AppKey("groups")
+WRITE_TURN: Final = web.AppKey("write_turn", WriteTurn)
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+RECORD: Final = web.RequestKey("record", RequestRecord)
+# The response whose status line is on its way.
+BEGUN: Final = web.RequestKey("begun", web.StreamResponse)
+# The dialect of a body, on a path that several share.
+DIALECT: Final = web.RequestKey("dialect", Dialect)
+# The answer is another process's, headers and all.
+FORWARDED: Final = web.RequestKey("forwarded", bool)
+
+
+def dialect_of(path: str, *, is_tgi: bool) -> Dialect:
+    """Return the dialect in which requests for `path` are refused."""
+    if path.startswith("/v1/") or path in OPENAI_ROUTES:
+        return Dialect.OPENAI
+    if path.startswith(("/invocations", "/predictions")) or path.endswith("/invoke"):
+        return Dialect.TGI if is_tgi else Dialect.LMI
+    if is_tgi and path in TGI_PATHS:
+        return Dialect.TGI
+    return Dialect.SERVER
+
+
+def group_of(request: web.Request) -> RouteGroup | None:
+    """Return the group whose rules are those for this path, if it is not one of the core's."""
+    return next((group for group in request.app[GROUPS] if group.owns(request.path)), None)
+
+
+def is_open(request: web.Request) -> bool:
+    """Whether the path is answered without a key: health, and the open pages of groups."""
+    group = group_of(request)
+    return request.path in OPEN_PATHS or (group is not None and group.is_open(request.path))
+
+
+def check_method(request: web.Request, methods: Iterable[str]) -> None:
+    """Return when the request's method is one of those that its route has.
+
+    Raises:
+        MethodNotAllowedError: it is not; the answer's `Allow` names those.
+    """
+    if request.method not in methods:
+        raise MethodNotAllowedError(allowed=sorted(methods))
+
+
+def begin_record(
+    request: web.Request, request_id: str, telemetry: Telemetry, *, is_tgi: bool
+) -> RequestRecord:
+    """Return the record of a request that has just come; it is the current one from here on."""
+    resource = request.match_info.route.resource
+    record = RequestRecord(
+        request_id,
+        request.method if request.method in _METHODS else UNKNOWN_ROUTE,
+        UNKNOWN_ROUTE if resource is None else resource.canonical,
+        shown_path(request),
+        peer_of(request),
+        str(dialect_of(request.path, is_tgi=is_tgi)),
+        telemetry.observers,
+    )
+    if telemetry.start_span is not None and record.route not in UNTRACED:
+        record.span = telemetry.start_span(record, request.headers)
+        record.trace_headers = record.span.headers
+    enter_record(record)
+    return record
+
+
+def peer_of(request: web.Request) -> str:
+    """Return the client's address; another front-end process says whose request it hands on.
+
+    Only processes of this server, and whoever may open its Unix socket, are believed.
+    """
+    return request.remote or request.headers.get(PEER) or "-"
+
+
+def shown_path(request: web.Request) -> str:
+    """Return path and query as they may be logged: of unknown parameters only the name."""
+    path = request.rel_url.raw_path[:LONGEST_PATH]
+    if not request.rel_url.raw_query_string:
+        return path
+    pairs = (
+        f"{quote(name, safe='[]')}={quote(value) if name in SHOWN_QUERY else MASK}"
+        for name, value in request.query.items()
+    )
+    return f"{path}?{'&'.join(pairs)}"[:LONGEST_PATH]
+
+
+async def given_arguments(request: web.Request, names: Collection[str]) -> Mapping[str, Any]:
+    """Return query parameters over the fields of a JSON body.
+
+    Of one of `names` given more than once the first counts, of other parameters none.
+
+    Raises:
+        BadParameterError: the body is not a JSON object.
+    """
+    body = await request.read()
+    fields: dict[str, Any] = {}
+    if body:
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise BadParameterError(f"The body is not valid JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise BadParameterError("The body must be a JSON object")
+    query = {
+        name: request.query[name]
+        for name in request.query
+        if name in names or len(request.query.getall(name)) == 1
+    }
+    return {**fields, **query}
+
+
+def page_of(items: Sequence[Item], query: Mapping[str, str]) -> tuple[Sequence[Item], str | None]:
+    """Return the page that `limit` and `next_page_token` name, and the next one's token.
+
+    Raises:
+        BadParameterError: they are no numbers.
+    """
+    try:
+        limit = int(query.get("limit", PAGE_SIZE))
+        offset = max(0, int(query.get("next_page_token", 0)))
+    except ValueError:
+        raise BadParameterError("limit and next_page_token must be whole numbers") from None
+    if not 0 <= limit <= PAGE_SIZE:
+        limit = PAGE_SIZE
+    end = offset + limit
+    return items[offset:end], str(end) if end < len(items) else None

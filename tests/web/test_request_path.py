@@ -1,0 +1,41 @@
+"""How long the way of a request through the code is: what a reader has to open to follow it."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import lmi_vllm
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.messages import ServingProfile
+from tests.conftest import ServeScripted
+from tests.web.conftest import A, B
+
+PACKAGE = Path(lmi_vllm.__file__).parent
+MOST_FILES = 20
+
+
+async def test_streamed_request_passes_few_files(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """From its headers to the line in the log, with an adapter: engine and observers included."""
+    engine.script = (A, B)
+    client = await serve(ServingProfile(model_name="demo", enable_lora=True))
+    await client.post("/adapters", json={"name": "fr", "src": "/fr"})
+    files, calls = set(), []
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            files.add(str(path.relative_to(PACKAGE)))
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(profile)
+    try:
+        body = {"inputs": "x", "stream": True, "adapters": "fr"}
+        answer = await (await client.post("/invocations", json=body)).read()
+    finally:
+        sys.setprofile(None)
+    assert answer.count(b"\n") == 2
+    assert calls.count("AdapterRegistry.hold") == 2  # begun and ended: taken once
+    assert {"web/inference_routes.py", "inference/pipeline.py"} <= files
+    assert len(files) <= MOST_FILES, sorted(files)
