@@ -31,7 +31,7 @@ from lmi_vllm.engine.base import SharedState
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
-from lmi_vllm.errors import AdapterMissingError, AdapterCapacityError, AdapterRefusedError
+from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRefusedError
 from lmi_vllm.messages import AdapterRef, SharedAdapter
 
 BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
