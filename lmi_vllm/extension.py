@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lmi_vllm.commands.serve import ServeOtherwise
-    from lmi_vllm.config.settings import Settings
+    from lmi_vllm.config.settings import ExtraSettings, Settings
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.server.model_files import StartVariables
@@ -71,6 +71,8 @@ class OwnEngine:
 class Extra:
     """Everything that one extra adds."""
 
+    # Settings of its own: whole environment variables (see config/settings.py).
+    settings: "tuple[Lazy[type[ExtraSettings]], ...]" = ()
     # Verbs of the command line, by name.
     verbs: Mapping[str, Verb] = field(default_factory=lambda: MappingProxyType({}))
     # Environment variables that `serve` sets before it imports anything, out of those it was given.

@@ -31,6 +31,7 @@ from lmi_vllm.config.options import (
     EffectWord,
     Option,
 )
+from lmi_vllm.config.settings import extra_settings
 from lmi_vllm.config.vllm_schema import VllmArgument, VllmRelease, read_release
 from lmi_vllm.telemetry.metrics import ALL as ALL_METRICS
 
@@ -199,9 +200,10 @@ def server_section() -> Iterator[str]:
          for row in SERVER_SETTINGS),
     )  # fmt: skip
     yield "\n## Environment variables\n"
+    variables = [*ENVIRONMENT_SETTINGS, *(row for kind in extra_settings() for row in kind.rows)]
     yield from table(
         ("variable", "values", "default", "meaning"),
-        ((names(row), values(row), default(row), meaning(row)) for row in ENVIRONMENT_SETTINGS),
+        ((names(row), values(row), default(row), meaning(row)) for row in variables),
     )
     yield "\n## Older variable names\n"
     yield "Copied to the name on the right when that is unset or empty.\n"

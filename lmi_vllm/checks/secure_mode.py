@@ -77,7 +77,7 @@ def start_violations(
                 f"{', '.join(KNOWN_CONTROLS)}",)  # fmt: skip
     found = [
         *_control_names(mode), *_options(settings, environ), *_python(settings),
-        *_compiled_code(settings),
+        *(text for extra in settings.extras for text in extra.forbidden_in_secure_mode()),
         *_remote_code(mode, settings, environ), *_entry_point(mode, settings),
         *_model_directory(mode, directory), *_channels(mode, find_in_store(settings, environ)),
     ]  # fmt: skip
@@ -117,12 +117,6 @@ def _python(settings: Settings) -> Iterator[str]:
     setting = settings.model.detail("pythonExecutable")
     if setting is not None and setting.is_set and setting.value not in PYTHONS:
         yield f"{setting.stated} is not allowed in secure mode: only {' and '.join(PYTHONS)} are"
-
-
-def _compiled_code(settings: Settings) -> Iterator[str]:
-    """Whoever can write there decides what the engine runs, so no control allows it."""
-    if settings.server.lmi_cache_uri:
-        yield "LMI_CACHE_URI is not allowed in secure mode: compiled code is read from there"
 
 
 def _remote_code(mode: SecureMode, settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:

@@ -4,15 +4,16 @@
 pydantic-settings from the sources of layers.py in their two orders. Attributes have the types of
 the table; where a value was written, and how messages name it, is in `details`.
 
-An extra brings settings of its own as a class over `ExtraSettings`: its fields are whole
-environment variables, and `check` may refuse what does not go together. `load_settings` is given
-such classes, and `Settings.extra(TheClass)` is the typed instance:
+An extra brings settings of its own as a class over `ExtraSettings`, which its `Extra` names: the
+fields are whole environment variables, and `check` may refuse what does not go together.
+`Settings.extra(TheClass)` is the typed instance:
 
     class CacheSettings(ExtraSettings):
         lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or URL ...")
 
-    settings = load_settings(environ, extras=(CacheSettings,))
-    settings.extra(CacheSettings).lmi_cache_uri
+    EXTRA = Extra(settings=(Lazy("lmi_vllm.extras.cache.settings:CacheSettings"),))
+
+    load_settings(environ).extra(CacheSettings).lmi_cache_uri
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import SkipValidation
+from pydantic import Field, SkipValidation
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
@@ -48,6 +49,7 @@ from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
 from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import settle_address
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extension import extras
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
 
@@ -67,7 +69,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class LayeredSettings(Section):
     """Settings filled from `sources`, which the constructor is given, best first."""
 
-    details: SkipValidation[Mapping[str, Setting]] = _NOTHING
+    details: SkipValidation[Mapping[str, Setting]] = Field(default_factory=lambda: _NOTHING)
 
     @classmethod
     def settings_customise_sources(
@@ -100,7 +102,7 @@ class LayeredSettings(Section):
 class ModelSettings(ModelOptions, LayeredSettings):
     """The model's options. `arguments` are vLLM's own beside the table's, by their names."""
 
-    arguments: SkipValidation[Mapping[str, object]] = _NOTHING
+    arguments: SkipValidation[Mapping[str, object]] = Field(default_factory=lambda: _NOTHING)
 
 
 class ServerSettings(ServerOptions, LayeredSettings):
@@ -114,6 +116,15 @@ class ExtraSettings(LayeredSettings):
 
     def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
         """Report what does not go together with the server's settings; by itself nothing."""
+
+    def forbidden_in_secure_mode(self) -> Iterator[str]:
+        """Yield what secure mode refuses of these settings; by itself nothing."""
+        yield from ()
+
+
+def extra_settings() -> tuple[type[ExtraSettings], ...]:
+    """The classes of settings that the installed extras bring."""
+    return tuple(kind.load() for extra in extras().values() for kind in extra.settings)
 
 
 Extra = TypeVar("Extra", bound=ExtraSettings)
@@ -137,7 +148,8 @@ class Settings:
 
     def extra(self, kind: type[Extra]) -> Extra:
         """The settings of that extra; its defaults where the extra was not asked for."""
-        return next((found for found in self.extras if isinstance(found, kind)), kind())
+        found = next((extra for extra in self.extras if isinstance(extra, kind)), None)
+        return kind() if found is None else found
 
     @property
     def environment_exports(self) -> Mapping[str, str]:
@@ -165,14 +177,16 @@ def load_settings(
     environ: Mapping[str, str],
     command_line: CommandLine = CommandLine(),  # noqa: B008 - frozen, so one default is safe
     extra_properties: PropertiesFile | None = None,
-    extras: Sequence[type[ExtraSettings]] = (),
+    kinds: Sequence[type[ExtraSettings]] | None = None,
 ) -> Settings:
     """Everything configured, with origins; errors are collected in it and never raised.
 
     `extra_properties` is the serving.properties of the directory that HF_MODEL_ID names, once
     fetched; it counts where the model store has none. A local directory's is read without it.
+    `kinds` are the settings of extras, those of the installed ones where nothing is given.
     """
-    return _Load(environ, command_line, extras).settings(extra_properties)
+    kinds = extra_settings() if kinds is None else kinds
+    return _Load(environ, command_line, kinds).settings(extra_properties)
 
 
 class _Load:
@@ -182,11 +196,11 @@ class _Load:
         self,
         environ: Mapping[str, str],
         command_line: CommandLine,
-        extras: Sequence[type[ExtraSettings]],
+        kinds: Sequence[type[ExtraSettings]],
     ) -> None:
         self.environ = environ
         self.command_line = command_line
-        self.extra_kinds = extras
+        self.extra_kinds = kinds
         self.report = Report()
         self.passed = Report()  # what was said of arguments that pass through
         self.server_report = Report()
@@ -204,13 +218,13 @@ class _Load:
         model: ModelSettings = ModelSettings.read(*model_order, Reading(self._model_fields))
         self.resolver.report = self.server_report
         server: ServerSettings = ServerSettings.read(*server_order, Reading(self._server_fields))
-        extras = tuple(self._extra(kind) for kind in self.extra_kinds)
+        others = tuple(self._extra(kind) for kind in self.extra_kinds)
         self.report.add(self.server_report)
         self.report.add(self.passed)
-        others = (*self.resolver.extra, *self._unknown_names(config))
-        self._check(model, server, extras)
+        unread = (*self.resolver.extra, *self._unknown_names(config))
+        self._check(model, server, others)
         return Settings(
-            model, server, extras, others, self.report.warnings, self.report.errors, file
+            model, server, others, unread, self.report.warnings, self.report.errors, file
         )
 
     def _choose(
@@ -272,12 +286,12 @@ class _Load:
         ).collect()
 
     def _check(
-        self, model: ModelSettings, server: ServerSettings, extras: tuple[ExtraSettings, ...]
+        self, model: ModelSettings, server: ServerSettings, others: tuple[ExtraSettings, ...]
     ) -> None:
         """Report settings that do not go together."""
         check_listen(server.details, self.report.fail)
         check_front_ends(server.details, self.report.fail)
-        for extra in extras:
+        for extra in others:
             extra.check(server, self.report.fail)
         report_model_ids(self.resolver.model, self.report)
         queue, batch = server.details["job_queue_size"], model.details["max_rolling_batch_size"]

@@ -22,7 +22,7 @@ ROOMS = {
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.ArgumentDraft|web\.request\.RouteGroup"
-    r"|commands\.serve\.ServeOtherwise|config\.settings\.Settings"
+    r"|commands\.serve\.ServeOtherwise|config\.settings\.(Extra)?Settings"
     r"|server\.model_files\.StartVariables"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
     r"|server\.(plan\.(AroundStart|PlannedStart)|process_group\.MakeProcesses)",

@@ -9,7 +9,7 @@ A field is called as its option. Where the option's name is no Python identifier
 case, `name` says it; a variable's name is its field's in upper case.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Final, TypedDict, TypeVar, Unpack, cast, overload
@@ -118,12 +118,16 @@ class Section(BaseSettings):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """Collect the rows of a section; a class over several has theirs, in their order."""
-        if "section" in vars(cls):
-            cls.rows = tuple(_rows(cls.section, cls.model_fields))
-        else:
-            parts = [base for base in cls.__bases__ if issubclass(base, Section)]
-            cls.rows = tuple(row for part in parts for row in part.rows)
+        """Collect the rows: those of the classes below, in their order, then the class's own."""
+        parts = [base for base in cls.__bases__ if issubclass(base, Section)]
+        own = {name: field for name, field in cls.model_fields.items() if name in _names(cls)}
+        cls.rows = (*(row for part in parts for row in part.rows), *_rows(cls.section, own))
+
+
+def _names(cls: type[Section]) -> Collection[str]:
+    """The fields that a class declares itself."""
+    names: Collection[str] = vars(cls).get("__annotations__", {})
+    return names
 
 
 def _rows(section: str, fields: Mapping[str, FieldInfo]) -> Iterator[Option]:

@@ -25,10 +25,6 @@ class Variables(Section):
         default=False, values="bool")
     lmi_s3_client: str = variable(parse.one_of("auto", "s5cmd", "boto3"), "What fetches from S3.",
         default="auto", values="auto, s5cmd, boto3")
-    lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or s3:// prefix that keeps "
-        "what vLLM compiles between containers: restored before the engine starts, saved once it "
-        "is ready. It holds code: refused in secure mode, and where everybody may write the "
-        "folder.", values="path or `s3://…`")
     lmi_stall_timeout: float = variable(parse.seconds_or_off, "Engine alive, work queued, no token "
         "for so long: /ping 503; 0 is off.", default=120, values="seconds")
     lmi_frontend_processes: int = variable(parse.positive_int, "HTTP processes over one engine.",

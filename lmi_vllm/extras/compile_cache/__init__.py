@@ -4,4 +4,7 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(around_start=Lazy("lmi_vllm.extras.compile_cache.start:compile_cache"))
+EXTRA: Final = Extra(
+    settings=(Lazy("lmi_vllm.extras.compile_cache.settings:CompileCacheSettings"),),
+    around_start=Lazy("lmi_vllm.extras.compile_cache.start:compile_cache"),
+)

@@ -35,6 +35,7 @@ from lmi_vllm.extras.compile_cache.archive import (
     write_manifest,
 )
 from lmi_vllm.extras.compile_cache.key import cache_key, key_parts
+from lmi_vllm.extras.compile_cache.settings import CompileCacheSettings
 from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, CacheStore, open_cache_store
 from lmi_vllm.server.plan import PlannedStart
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
@@ -202,7 +203,7 @@ class CompileCache:
 
 def compile_cache(start: PlannedStart) -> CompileCache | None:
     """The cache of this start; None without LMI_CACHE_URI, in secure mode, or without a disk."""
-    uri = start.settings.server.lmi_cache_uri
+    uri = start.settings.extra(CompileCacheSettings).lmi_cache_uri
     if not uri or start.engine != "vllm" or read_secure_mode(start.environ) is not None:
         return None
     environ = {**start.environ, **start.settings.environment_exports}

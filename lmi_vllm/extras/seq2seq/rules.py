@@ -154,7 +154,8 @@ def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterato
         if name in _UNUSED:
             stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
             yield f"{stated} has no effect on the Transformers engine, which {_UNUSED[name]}"
-    cache = settings.server.detail("LMI_CACHE_URI")
+    found = settings.server_details()  # of another extra, which may not be here
+    cache = next((setting for setting in found if setting.name == "LMI_CACHE_URI"), None)
     if cache is not None and cache.value:
         yield "LMI_CACHE_URI has no effect on the Transformers engine, which compiles nothing"
 

@@ -10,6 +10,7 @@ import pytest
 
 from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTINGS
 from lmi_vllm.config.properties import read_properties
+from lmi_vllm.config.settings import extra_settings
 from lmi_vllm.config.vllm_schema import load_release
 from tests.unit.conftest import ExplainRun
 
@@ -31,7 +32,8 @@ def test_reference_names_every_option_and_argument() -> None:
     page = (ROOT / "config" / "option-reference.md").read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
     written = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
-    rows = (*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
+    brought = [row for kind in extra_settings() for row in kind.rows]
+    rows = (*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought)
     assert {name for row in rows for name in (row.name, *row.aliases)} <= written
     assert set(load_release().engine) <= written
 

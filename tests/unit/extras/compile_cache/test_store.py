@@ -11,6 +11,7 @@ import pytest
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.compile_cache.archive import ForeignEntryError
+from lmi_vllm.extras.compile_cache.settings import CompileCacheSettings
 from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, FolderStore, open_cache_store
 from lmi_vllm.sources.base import UnreachableError
 from tests.support.s3_server import BUCKET, Refusal, S3Server, s3_server
@@ -229,7 +230,7 @@ GOOD = ("/mnt/caches", "caches", "file:///mnt/caches", "s3://bucket", "s3://buck
 def test_setting_takes_folders_and_prefixes(uri: str) -> None:
     """As LMI_CACHE_URI."""
     settings = load_settings({"LMI_CACHE_URI": uri})
-    assert settings.server.lmi_cache_uri == uri
+    assert settings.extra(CompileCacheSettings).lmi_cache_uri == uri
     assert not settings.errors
 
 

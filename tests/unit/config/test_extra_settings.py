@@ -1,0 +1,61 @@
+"""Settings that an extra brings: typed, with an origin, known by name, checked like the others."""
+
+from collections.abc import Callable
+
+import pytest
+from pydantic import ValidationError
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import variable
+from lmi_vllm.config.settings import ExtraSettings, ServerSettings, load_settings
+from lmi_vllm.origin import Origin, OriginKind
+
+
+class PetSettings(ExtraSettings):
+    """Settings of an extra that does not exist."""
+
+    lmi_pets: int = variable(parse.positive_int, "How many.", default=2)
+
+    def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
+        """Every pet wants a place in the queue."""
+        if self.lmi_pets > server.job_queue_size:
+            fail("too many pets")
+
+
+def pets(**environ: str) -> PetSettings:
+    """The settings of the extra."""
+    return load_settings(environ, kinds=(PetSettings,)).extra(PetSettings)
+
+
+def test_extra_settings_are_typed_and_have_origins() -> None:
+    """Written or by default, as the server's own."""
+    assert pets().lmi_pets == 2
+    found = pets(LMI_PETS="5")
+    assert (found.lmi_pets, found.details["LMI_PETS"].origin) == (
+        5,
+        Origin(OriginKind.VARIABLE, "LMI_PETS"),
+    )
+
+
+def test_extra_variable_is_known_only_with_its_extra() -> None:
+    """Without the extra its variable is an unknown name, and the settings are the defaults."""
+    environ = {"LMI_PETS": "5"}
+    assert load_settings(environ, kinds=(PetSettings,)).warnings == ()
+    without = load_settings(environ, kinds=())
+    assert "LMI_PETS is not known" in without.warnings[0]
+    assert without.extra(PetSettings).lmi_pets == 2
+
+
+def test_extra_settings_report_bad_values_and_what_does_not_fit() -> None:
+    """Errors stand beside those of the server's settings."""
+    (bad,) = load_settings({"LMI_PETS": "cat"}, kinds=(PetSettings,)).errors
+    assert bad.startswith("LMI_PETS=cat (LMI_PETS) cannot be used")
+    environ = {"LMI_PETS": "5000"}
+    assert "too many pets" in load_settings(environ, kinds=(PetSettings,)).errors
+
+
+def test_settings_are_frozen() -> None:
+    """What was read once stays as it was."""
+    settings = load_settings({})
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.server.job_queue_size = 5  # type: ignore[misc]
