@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import NoReturn
 
@@ -25,6 +26,8 @@ from lmi_vllm.extension import extras
 from lmi_vllm.server.engines import ENGINES, EngineSurroundings
 from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
+from lmi_vllm.telemetry.log_handler import LAST_WORDS_SECONDS
+from lmi_vllm.telemetry.metrics import DROPPED_LINES
 from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import explain
@@ -84,10 +87,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     check_engine_kind(settings, arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, reason = runner.run(_live(settings, typed, environ, arguments.engine))
-        if reason:
-            logging.shutdown()
-            print(f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}", file=sys.stderr)
-        leave(code)
+        leave(code, f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}" * bool(reason))
 
 
 async def _live(
@@ -125,7 +125,7 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
     """
     found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", str(settings.server.opts or ""))
     level = LOG_LEVELS.get(found.group(1).lower(), logging.INFO) if found else logging.INFO
-    configure_logging(_log_format(settings), level, mask_urls)
+    configure_logging(_log_format(settings), level, mask_urls, DROPPED_LINES.inc)
     if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
         logging.getLogger("vllm").setLevel(name)
     logging.getLogger("aiohttp.server").addFilter(_without_trace)
@@ -145,9 +145,17 @@ def _without_trace(record: logging.LogRecord) -> bool:
     return True
 
 
-def leave(code: int) -> NoReturn:
-    """End the process now: a thread may still be importing vLLM, and would be waited for."""
+def leave(code: int, last_line: str = "") -> NoReturn:
+    """End the process now: a thread may still be importing vLLM, and would be waited for.
+
+    The last line of stderr is not waited for longer than the log: its reader may have stopped.
+    """
     sys.stdout.flush()
-    sys.stderr.flush()
+    logging.shutdown()
+    if last_line:
+        last = threading.Thread(target=print, args=(last_line,), kwargs={"file": sys.stderr})
+        last.daemon = True
+        last.start()
+        last.join(LAST_WORDS_SECONDS)
     end_children()  # one that is only just being forked is not prepared to end with us yet
     os._exit(code)

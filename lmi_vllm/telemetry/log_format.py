@@ -9,6 +9,8 @@ from typing import Final, Literal, TextIO
 
 import orjson
 
+from lmi_vllm.telemetry.log_handler import QueuedHandler, count_nothing
+
 Format = Literal["text", "json"]
 
 # LMI's names of levels in ours.
@@ -80,12 +82,17 @@ def chosen_format(asked: str, stream: TextIO) -> Format:
     return "json"
 
 
-def configure_logging(kind: Format, level: int | str, mask: Mask = as_it_is) -> None:
+def configure_logging(
+    kind: Format,
+    level: int | str,
+    mask: Mask = as_it_is,
+    count_dropped: Callable[[int], None] = count_nothing,
+) -> None:
     """Send every line of this process to stderr in one format, warnings included.
 
     `mask` hides what no line may show, whoever wrote it: vLLM prints its whole configuration.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = QueuedHandler(sys.stderr.fileno(), count_dropped)
     handler.setFormatter(JsonFormatter(mask) if kind == "json" else TextFormatter(mask))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)

@@ -72,6 +72,11 @@ DISCONNECTS: Final = Counter(
     "Clients that went away before the end of their answer; their generation was aborted.",
     ("dialect",),
 )
+DROPPED_LINES: Final = Counter(
+    "lmi_log_lines_dropped",
+    "Lines of the server's log that were dropped because what reads stderr had stopped; those of "
+    "the engine's process are named in its own log only.",
+)
 DRAINS: Final = Counter("lmi_drains", "Shutdowns that let running requests end.")
 DRAINED: Final = Counter(
     "lmi_drained_requests",
@@ -118,6 +123,6 @@ ALL: Final[tuple[MetricWrapperBase, ...]] = (
     REQUESTS, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, TOKEN_SECONDS, QUEUE_SECONDS, PROMPT_TOKENS,
     GENERATED_TOKENS, STREAM_ERRORS, DISCONNECTS, IN_FLIGHT, ENGINE_SEQUENCES, QUEUE_LIMIT,
     ADAPTERS_REGISTERED, ADAPTERS_LOADED, STATE, STARTUP_SECONDS, DOWNLOAD_BYTES,
-    DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DRAINS, DRAINED,
-    ENGINE_RESTARTS, TASKS, BUILD,
+    DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DROPPED_LINES, DRAINS,
+    DRAINED, ENGINE_RESTARTS, TASKS, BUILD,
 )  # fmt: skip

@@ -1,0 +1,97 @@
+"""A log agent that stalls: the server goes on, says afterwards what is missing, and can end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from integration.client import call, wait_until
+
+REQUESTS = 1600  # lines of 0.8 KiB: more than the pipe's 64 KiB and the queue's 1 MiB
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """Kill what still runs."""
+    with process:
+        process.kill()
+
+
+def listening(process: "subprocess.Popen[str]") -> str:
+    """Return the address on which the server listens."""
+    assert process.stdout is not None
+    return next(line for line in process.stdout if line.startswith("Listening on ")).split()[-1]
+
+
+@pytest.mark.parametrize("engine", ["scripted", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_server_goes_on_while_its_log_is_not_read(engine: str) -> None:
+    """Health and streams answer throughout; then the lines come, and one that counts the rest."""
+    if engine == "vllm":
+        pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--engine", engine], stdout=subprocess.PIPE, stderr=writing, text=True
+    )
+    os.close(writing)
+    try:
+        url = listening(process)
+        assert wait_until(lambda: call(url, "/ping").status == 200, 300)
+        for number in range(REQUESTS):
+            assert call(url, f"/models?{'x' * 300}={number}", seconds=10).status == 200
+        assert call(url, "/ping", seconds=10).status == 200
+        answer = call(url, "/invocations", {"inputs": "x", "stream": True}, seconds=20)
+        assert answer.status == 200
+        dropped = counted(url)
+        assert dropped > 0
+        found = bytearray()
+        threading.Thread(target=read_all, args=(reading, found), daemon=True).start()
+        assert wait_until(lambda: b"lines of the log were dropped" in found, 20)
+        notices = re.findall(rb'"message":"(\d+) lines of the log were dropped', bytes(found))
+        assert sum(map(int, notices)) >= dropped
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        end(process)
+
+
+def test_a_server_whose_log_is_not_read_can_end() -> None:
+    """A signal ends it within seconds, with a full pipe."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--engine", "scripted"], stdout=subprocess.PIPE, stderr=writing, text=True
+    )
+    os.set_blocking(writing, False)
+    try:
+        url = listening(process)
+        assert wait_until(lambda: call(url, "/ping").status == 200, 60)
+        while True:
+            try:
+                os.write(writing, b"x" * 1024)
+            except BlockingIOError:
+                break
+        os.set_blocking(writing, True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        end(process)
+        os.close(writing)
+        os.close(reading)
+
+
+def counted(url: str) -> float:
+    """Return how many lines the server says it has dropped."""
+    text = call(url, "/metrics").body.decode()
+    found = re.search(r"^lmi_log_lines_dropped_total ([0-9.e+]+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def read_all(descriptor: int, found: bytearray) -> None:
+    """Read what comes until the end."""
+    while data := os.read(descriptor, 65536):
+        found.extend(data)
+    os.close(descriptor)

@@ -1,0 +1,121 @@
+"""Lines of the log leave on a thread of their own: a reader that stops stops nothing here.
+
+stderr is mostly a pipe of 64 KiB. When its reader stalls (a log agent, a container runtime), a
+write to it waits; in the event loop that would be every stream, in the engine every token.
+"""
+
+import logging
+import multiprocessing.util
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+MOST_BYTES: Final = 1 << 20  # of lines that wait; what comes then is dropped
+LAST_WORDS_SECONDS: Final = 2.0  # at the end of a process, for a reader that is slow
+_ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
+_LATE: Final = 100  # before what multiprocessing ends at a child's end
+
+
+def count_nothing(_lines: int) -> None:
+    """Count dropped lines nowhere."""
+
+
+class QueuedHandler(logging.Handler):
+    """Writes lines to a file descriptor, in order, without ever waiting for it in `emit`.
+
+    What does not fit is dropped, given to `count`, and named in one line when the reader is back.
+    A fork goes on with a queue and a thread of its own, and counts nowhere.
+    """
+
+    _thread: threading.Thread | None
+    _lines: deque[bytes]
+
+    def __init__(
+        self,
+        descriptor: int,
+        count: Callable[[int], None] = count_nothing,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._most_bytes = most_bytes
+        self._count = count
+        self._start_anew()
+        renew = weakref.WeakMethod(self._in_child)
+        os.register_at_fork(after_in_child=lambda: (method := renew()) and method())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue one line, or drop it where too many wait."""
+        try:
+            line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
+        except Exception:  # noqa: BLE001 (logging's own rule: a bad line harms nothing)
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._bytes + len(line) > self._most_bytes:
+                self._dropped += 1
+                self._count(1)
+                return
+            self._lines.append(line)
+            self._bytes += len(line)
+            if self._thread is None:
+                self._thread = self._new_thread()
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all lines are written, but not for long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines and not self._writes, LAST_WORDS_SECONDS)
+
+    def _start_anew(self) -> None:
+        self._changed = threading.Condition()
+        self._lines = deque()
+        self._bytes = 0
+        self._dropped = 0
+        self._writes = False
+        self._thread = None
+
+    def _in_child(self) -> None:
+        """After a fork: waiting lines are the parent's to write, and so is its metric."""
+        self._count = count_nothing
+        self._start_anew()
+
+    def _new_thread(self) -> threading.Thread:
+        # A child of multiprocessing ends without logging's own last flush.
+        multiprocessing.util.Finalize(self, self.flush, exitpriority=_LATE)
+        thread = threading.Thread(target=self._write_for_ever, name="lmi-vllm-log", daemon=True)
+        thread.start()
+        return thread
+
+    def _write_for_ever(self) -> None:
+        while True:
+            with self._changed:
+                self._writes = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines)
+                lines, self._lines, self._bytes = self._lines, deque(), 0
+                dropped, self._dropped = self._dropped, 0
+                self._writes = True
+            if dropped:  # after the lines that were waiting when it began
+                lines.append(self._notice(dropped))
+            self._write(lines)
+
+    def _write(self, lines: deque[bytes]) -> None:
+        """Write as many lines at a time as no other process can write between."""
+        while lines:
+            block = lines.popleft()
+            while lines and len(block) + len(lines[0]) <= _ATOMIC_BYTES:
+                block += lines.popleft()
+            try:
+                while block:
+                    block = block[os.write(self._descriptor, block) :]
+            except OSError:  # the reader has gone for good
+                self._count(1)
+
+    def _notice(self, dropped: int) -> bytes:
+        text = "%d lines of the log were dropped: what reads it had stopped"
+        record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (dropped,), None)
+        return (self.format(record) + "\n").encode("utf-8", "backslashreplace")

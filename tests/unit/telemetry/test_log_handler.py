@@ -1,0 +1,115 @@
+"""A log that is not read costs lines, never time."""
+
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from lmi_vllm.telemetry.log_handler import QueuedHandler
+
+PIPE_BYTES = 64 << 10
+
+
+class Pipe:
+    """A pipe with a handler at its end."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+        self.dropped = 0
+        self.handler = QueuedHandler(self.writing, self.count, most_bytes=10_000)
+        self.logger = logging.Logger("x")
+        self.logger.addHandler(self.handler)
+
+    def count(self, lines: int) -> None:
+        """Count dropped lines."""
+        self.dropped += lines
+
+    def lines(self) -> list[str]:
+        """Read all there is, until the handler has nothing left."""
+        found = bytearray()
+        is_done = threading.Event()
+
+        def read() -> None:
+            while not is_done.is_set() or not found.endswith(b"end\n"):
+                found.extend(os.read(self.reading, PIPE_BYTES))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        self.handler.flush()
+        is_done.set()
+        self.logger.warning("end")
+        reader.join(10)
+        assert not reader.is_alive()
+        return found.decode().splitlines()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """A pipe that nothing reads yet."""
+    pipe = Pipe()
+    yield pipe
+    os.close(pipe.reading)
+
+
+def test_lines_come_in_order(pipe: Pipe) -> None:
+    """Those of several threads whole; nothing is dropped where there is a reader."""
+    for number in range(50):
+        pipe.logger.info("line %d", number)
+    assert pipe.lines() == [*(f"line {number}" for number in range(50)), "end"]
+    assert pipe.dropped == 0
+
+
+def test_reader_that_stops_costs_lines_only(pipe: Pipe) -> None:
+    """Ten times what the pipe holds is said in no time; the notice stands where lines lack."""
+    since = time.monotonic()
+    total = 1000
+    for number in range(total):
+        pipe.logger.info("%d %s", number, "x" * 700)
+    assert time.monotonic() - since < 5
+    assert pipe.dropped > 0
+    *lines, notice, end = pipe.lines()
+    assert end == "end"
+    assert notice.endswith(" lines of the log were dropped: what reads it had stopped")
+    counts = [int(line.split()[0]) for line in (*lines, notice) if "dropped" in line]
+    numbers = [int(line.split()[0]) for line in lines if "dropped" not in line]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == total - pipe.dropped
+    assert sum(counts) == pipe.dropped
+
+
+def test_the_end_does_not_wait_for_a_reader_that_stopped(pipe: Pipe) -> None:
+    """A process can always end."""
+    for _ in range(1000):
+        pipe.logger.info("x" * 700)
+    since = time.monotonic()
+    pipe.handler.flush()
+    assert time.monotonic() - since < 4
+
+
+def test_reader_that_has_gone_stops_nothing(pipe: Pipe) -> None:
+    """Lines to a closed pipe are dropped, and counted."""
+    os.close(pipe.reading)
+    pipe.logger.info("x")
+    pipe.handler.flush()
+    assert pipe.dropped == 1
+    pipe.reading = os.open(os.devnull, os.O_RDONLY)
+
+
+def last_words(logger: logging.Logger) -> None:
+    """Be a child that says something and ends at once, as an engine whose start fails."""
+    logger.error("in the child")
+
+
+def test_fork_says_its_last_words(pipe: Pipe) -> None:
+    """A child has a thread of its own, writes nothing twice, and is not cut short at its end."""
+    pipe.logger.info("in the parent")
+    pipe.handler.flush()
+    child = multiprocessing.get_context("fork").Process(target=last_words, args=(pipe.logger,))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+    assert pipe.lines() == ["in the parent", "in the child", "end"]
