@@ -1,56 +1,13 @@
-"""Settings against the model's own config.json: what vLLM would refuse, found before it starts."""
+"""What the model's own config.json says of the settings: whose engine, and what is doubtful."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 from lmi_vllm.checks.model_config import ModelFiles, read_directory
 from lmi_vllm.checks.model_shape import EXPERTS_ONLY, ModelShape, read_shape
-from lmi_vllm.config.variable_names import closest
-from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import OwnEngine, extras
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.local import is_directory
-
-# Checkpoint method -> the names under which vLLM loads such a checkpoint.
-_FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "awq": ("awq", "auto_awq", "awq_marlin", "moe_wna16", "inc"),
-        "gptq": ("gptq", "auto_gptq", "gptq_marlin", "moe_wna16", "inc"),
-        "fp8": ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel"),
-        "mxfp4": ("mxfp4", "gpt_oss_mxfp4"),
-        "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"),
-    }
-)
-# Methods that only read a checkpoint quantized ahead of time.
-_NEED_CHECKPOINT: Final = (
-    "awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "moe_wna16",
-    "compressed-tensors", "quark", "modelopt", "modelopt_fp4", "modelopt_mixed", "fbgemm_fp8",
-)  # fmt: skip
-_NEED_HALF: Final = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What the checks say."""
-
-    warnings: tuple[str, ...]
-    errors: tuple[str, ...]
-
-
-def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
-    """Every check; `arguments` are the engine's."""
-    if (engine := _own_engine(shape.architectures, arguments)) is not None:
-        own = engine.runs.load()(shape.architectures, arguments)
-        return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
-    errors = [
-        *_architecture(shape, arguments), *_length(shape, arguments), *_parallel(shape, arguments),
-        *_quantization(shape, arguments),
-    ]  # fmt: skip
-    return Findings((*_doubtful(shape, arguments),), tuple(errors))
 
 
 def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
@@ -60,10 +17,11 @@ def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
         return None
     named = (read_directory(Path(model)).config or {}).get("architectures")
     architectures = [str(name) for name in named] if isinstance(named, list) else []
-    return _own_engine(architectures, arguments)
+    return engine_for(architectures, arguments)
 
 
-def _own_engine(architectures: Sequence[str], arguments: Mapping[str, object]) -> OwnEngine | None:
+def engine_for(architectures: Sequence[str], arguments: Mapping[str, object]) -> OwnEngine | None:
+    """The engine of an extra that takes a model of these architectures; None: vLLM runs it."""
     for extra in extras().values():
         for engine in extra.engines:
             if engine.runs.load()(architectures, arguments) is not None:
@@ -78,85 +36,10 @@ def checkpoint_warnings(
     if model is None or not isinstance(arguments.get("quantization"), str):
         return ()
     files = read_directory(Path(model.model)) if is_directory(model.model) else ModelFiles()
-    return () if files.config is None else tuple(_doubtful(read_shape(files.config), arguments))
+    return () if files.config is None else tuple(doubts(read_shape(files.config), arguments))
 
 
-def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """The architecture must be one vLLM has, or bring its own code."""
-    release = load_release()
-    if not shape.architectures:
-        yield "config.json names no architectures: vLLM cannot choose a model class"
-        return
-    served = served_architectures(shape.architectures, arguments)
-    known = {*release.architectures, *chain(*(extra.model_classes for extra in extras().values()))}
-    if known.intersection(served):
-        return
-    if arguments.get("model_impl") == "transformers" or (
-        shape.has_own_code and arguments.get("trust_remote_code") is True
-    ):
-        return
-    names = ", ".join(shape.architectures)
-    advice = closest(shape.architectures[0], release.architectures)
-    code = "; its own code needs option.trust_remote_code=true" if shape.has_own_code else ""
-    yield f"architecture {names} is not known to vLLM {release.release}{code}; {advice}"
-
-
-def served_architectures(
-    architectures: tuple[str, ...], arguments: Mapping[str, object]
-) -> tuple[str, ...]:
-    """The names vLLM will look for: those of `hf_overrides` where it has some."""
-    overrides = arguments.get("hf_overrides")
-    named = overrides.get("architectures") if isinstance(overrides, Mapping) else None
-    return tuple(map(str, named)) if isinstance(named, list | tuple) else architectures
-
-
-def _length(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """max_model_len must not be above the model's own length."""
-    asked = arguments.get("max_model_len")
-    if isinstance(asked, int) and shape.longest is not None and asked > shape.longest:
-        yield (
-            f"max_model_len={asked} is above {shape.longest}, the model's own length; "
-            f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 or rope scaling in hf_overrides would be needed"
-        )
-
-
-def _parallel(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """Heads and layers must divide over the devices."""
-    tensor, stages = arguments.get("tensor_parallel_size"), arguments.get("pipeline_parallel_size")
-    if isinstance(tensor, int) and shape.heads and shape.heads % tensor:
-        fitting = [str(n) for n in range(1, shape.heads + 1) if shape.heads % n == 0]
-        yield (
-            f"tensor_parallel_size={tensor} does not divide the model's {shape.heads} attention "
-            f"heads; possible are {', '.join(fitting)}"
-        )
-    elif isinstance(tensor, int) and shape.kv_heads and shape.latent_size is None:
-        more, fewer = max(tensor, shape.kv_heads), min(tensor, shape.kv_heads)
-        if more % fewer:
-            yield (
-                f"tensor_parallel_size={tensor} and the model's {shape.kv_heads} KV heads do not "
-                f"divide each other"
-            )
-    if isinstance(stages, int) and shape.layers and stages > shape.layers:
-        yield f"pipeline_parallel_size={stages} is above the model's {shape.layers} layers"
-
-
-def _quantization(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """The method asked for must be one the checkpoint can be loaded with."""
-    asked, stored = arguments.get("quantization"), shape.quant_method
-    if not isinstance(asked, str):
-        return
-    if stored is None and asked in _NEED_CHECKPOINT:
-        yield (
-            f"quantization={asked} needs a checkpoint quantized that way and config.json has no "
-            f"quantization_config; leave it out, or use fp8"
-        )
-    elif stored is not None and asked not in (stored, *_FAMILIES.get(stored, ())):
-        yield f"quantization={asked} does not match the checkpoint's own method, {stored}"
-    if asked in _NEED_HALF and arguments.get("dtype") in ("float32", "float"):
-        yield f"quantization={asked} needs dtype float16 or bfloat16, not {arguments['dtype']}"
-
-
-def _doubtful(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
+def doubts(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
     """What works and is probably not meant."""
     asked = arguments.get("quantization")
     if isinstance(asked, str) and shape.quant_method is not None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.model import check_model
 from lmi_vllm.checks.model_config import ModelFiles, read_directory, read_model_files
 from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.commands.explain import add_source_arguments, command_line_of, devices_of
 from lmi_vllm.commands.output import write_answer
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
+from lmi_vllm.extras.validate.model_checks import check_model
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.translate.arguments import Translation, translate_start
 from lmi_vllm.translate.explain import FORMATS, Explanation, explain

@@ -117,17 +117,3 @@ def test_serving_max_workers_counts_where_the_file_has_none() -> None:
     """The server-level default of maxWorkers."""
     settings = load_settings({"SERVING_MAX_WORKERS": "3", "OPTION_TENSOR_PARALLEL_DEGREE": "1"})
     assert translate(settings, None, Devices(4)).arguments.values["data_parallel_size"] == 3
-
-
-def test_explicit_max_counts_the_cluster_and_the_default_does_not() -> None:
-    """An explicit `max` counts all nodes' GPUs; no copies are made."""
-    for text, size in (("max", 8), ("", 4)):
-        environ = {
-            "DJL_CLUSTER_SIZE": "2",
-            "DJL_LEADER_ADDR": "head",
-            "OPTION_TENSOR_PARALLEL_DEGREE": text,
-        }
-        result = translate(load_settings(environ), None, Devices(4))
-        assert result.arguments.values["tensor_parallel_size"] == size
-        assert "data_parallel_size" not in result.arguments.values
-        assert not result.errors

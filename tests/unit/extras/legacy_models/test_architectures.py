@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.legacy_models import EXTRA
 from lmi_vllm.extras.legacy_models.architectures import FAMILIES
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
@@ -23,7 +23,7 @@ def mapped(
     (folder / "config.json").write_text(config, encoding="utf-8")
     model = ModelArtifacts("m", str(folder), str(folder))
     given = EngineArguments(arguments, {})
-    result = translate_checkpoint(Settings(), model, Devices(), given)
+    result = translate_checkpoint(load_settings({}), model, Devices(), given)
     return result.arguments.values.get("hf_overrides"), result.warnings
 
 

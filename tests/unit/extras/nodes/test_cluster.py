@@ -271,3 +271,17 @@ def test_unknown_leader_is_an_error_that_names_it() -> None:
     with pytest.raises(ConfigurationError, match=r"the leader nobody\.invalid cannot be found"):
         own_address("nobody.invalid", 1, seconds=0)
     assert own_address("127.0.0.1", 1) == socket.gethostbyname("127.0.0.1")
+
+
+def test_explicit_max_counts_the_cluster_and_the_default_does_not() -> None:
+    """An explicit `max` counts all nodes' GPUs; no copies are made."""
+    for text, size in (("max", 8), ("", 4)):
+        environ = {
+            "DJL_CLUSTER_SIZE": "2",
+            "DJL_LEADER_ADDR": "head",
+            "OPTION_TENSOR_PARALLEL_DEGREE": text,
+        }
+        result = translate(load_settings(environ), None, Devices(4))
+        assert result.arguments.values["tensor_parallel_size"] == size
+        assert "data_parallel_size" not in result.arguments.values
+        assert not result.errors

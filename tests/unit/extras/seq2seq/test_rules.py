@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.checks.model import check_model
-from lmi_vllm.checks.model_shape import read_shape
-from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.seq2seq.rules import encoder_decoder
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.origin import Origin, OriginKind
@@ -111,16 +109,8 @@ def test_fetched_model_is_checked_too(tmp_path: Path) -> None:
         {"model": model, "enable_lora": True}, {"enable_lora": Origin(OriginKind.FILE, "a file")}
     )
     artifacts = ModelArtifacts("m", model, model)
-    found = translate_checkpoint(Settings(), artifacts, Devices(), arguments)
+    found = translate_checkpoint(load_settings({}), artifacts, Devices(), arguments)
     assert any("enable_lora=True (a file)" in error for error in found.errors)
     plain = EngineArguments({"model": model})
-    (said,) = translate_checkpoint(Settings(), artifacts, Devices(), plain).warnings
+    (said,) = translate_checkpoint(load_settings({}), artifacts, Devices(), plain).warnings
     assert said.startswith(f"{T5} is an encoder-decoder model")
-
-
-def test_validate_knows_the_architecture() -> None:
-    """Although vLLM does not; a longer max_model_len than n_positions is T5's to take."""
-    shape = read_shape({"architectures": [T5], "n_positions": 512})
-    found = check_model(shape, {"max_model_len": 2048})
-    assert found.errors == ()
-    assert "Transformers engine" in found.warnings[0]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.checks.model import served_architectures
 from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.extras.validate import command as validate
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
+from lmi_vllm.extras.validate.model_checks import check_model, served_architectures
 from tests.support.s3_server import BUCKET, s3_server
 
 LLAMA_8B: dict[str, Any] = {
@@ -269,3 +269,12 @@ def test_overridden_architectures_are_what_vllm_looks_for() -> None:
     overrides = {"hf_overrides": {"architectures": ["LlamaForCausalLM"]}}
     assert served_architectures(("AquilaForCausalLM",), overrides) == ("LlamaForCausalLM",)
     assert served_architectures(("AquilaForCausalLM",), {}) == ("AquilaForCausalLM",)
+
+
+def test_architecture_of_another_engine_is_known() -> None:
+    """Although vLLM does not have it; a longer max_model_len than n_positions is T5's to take."""
+    pytest.importorskip("lmi_vllm.extras.seq2seq")
+    shape = read_shape({"architectures": ["T5ForConditionalGeneration"], "n_positions": 512})
+    found = check_model(shape, {"max_model_len": 2048})
+    assert found.errors == ()
+    assert "Transformers engine" in found.warnings[0]
