@@ -164,7 +164,7 @@ class AdapterRegistry:
                     self._adapters[name] = adapter = await self._loads.load(adapter)
                 except AdapterCapacityError as error:  # 507 is for those who register
                     raise RequestError(error.text) from error
-                await self._publish()
+                await self.publish(tuple(self), 0.0)
             return adapter
 
     @uninterrupted
@@ -189,7 +189,7 @@ class AdapterRegistry:
                 )
             adapter.check_flags()
             self._adapters[adapter.name] = await self._prepared(adapter)
-            await self._publish()
+            await self.publish(tuple(self), 0.0)
         await self._changed()
 
     @uninterrupted
@@ -204,7 +204,7 @@ class AdapterRegistry:
         async with self._names.hold(adapter.name):
             current = self.describe(adapter.name)
             self._adapters[adapter.name] = await self._prepared(replace(adapter, preload=True))
-        await self._publish(timeout_seconds)
+        await self.publish(tuple(self), timeout_seconds)
         await self._drop(current.ref, timeout_seconds)
         current.hooks.forget()
         await self._changed()
@@ -230,7 +230,7 @@ class AdapterRegistry:
                 wanted, dropped = replace(wanted, ref=None), current.ref
             self._adapters[name] = wanted
         # Requests that come now load it anew: they need not wait for those that run.
-        await self._publish(timeout_seconds)
+        await self.publish(tuple(self), timeout_seconds)
         await self._drop(dropped, timeout_seconds)
         await self._changed()
 
@@ -246,11 +246,11 @@ class AdapterRegistry:
             adapter = self.describe(name, alias)
             del self._adapters[name]
             try:
-                await self._publish(timeout_seconds)
+                await self.publish(tuple(self), timeout_seconds)
                 await self._drop(adapter.ref, timeout_seconds)
             except BaseException:
                 self._adapters[name] = adapter
-                await self._publish()
+                await self.publish(tuple(self), 0.0)
                 raise
             adapter.hooks.forget()
         await self._changed()
@@ -301,9 +301,6 @@ class AdapterRegistry:
             await uses.wait_unused(timeout_seconds)
         await self._loads.unload(ref)
         self._uses.pop(ref.engine_id, None)
-
-    async def _publish(self, timeout_seconds: float = 0.0) -> None:
-        await self.publish(tuple(self), timeout_seconds)
 
     async def _changed(self) -> None:
         async with self._state_lock:

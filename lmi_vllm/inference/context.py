@@ -60,6 +60,7 @@ class RequestContext:
         self.call = call
         self.statuses = statuses
         self.record = current_record()
+        self.stream_ends = StreamEnds(queue, runtime.profile, statuses)
         self.adapters: tuple[Adapter | None, ...] = (None,)  # one for all prompts, or for each
         self._held: dict[str, Adapter] = {}
         self._resources = contextlib.AsyncExitStack()
@@ -146,19 +147,15 @@ class RequestContext:
     def hooks(self) -> Hooks:
         """The adapter's hooks over those of the base model; the base's where adapters differ."""
         base, adapter = self.runtime.code.hooks, self.adapters[0]
-        own = NO_HOOKS if adapter is None or self.has_several_adapters else adapter.hooks
+        own = NO_HOOKS if adapter is None or _differ(self.adapters) else adapter.hooks
         return own.over(base) if own.input or own.output else base
 
     @property
-    def has_several_adapters(self) -> bool:
-        """Whether prompts of a list name different adapters."""
-        return len({None if one is None else one.name for one in self.adapters}) > 1
-
-    @property
-    def has_any_hooks(self) -> bool:
-        """Whether any of its adapters, or the base model, brings a formatter."""
-        of_adapters = [adapter.hooks for adapter in self.adapters if adapter]
-        return any(one.input or one.output for one in (self.runtime.code.hooks, *of_adapters))
+    def needs_parts(self) -> bool:
+        """Whether prompts of a list have different adapters, of which one brings a formatter."""
+        found = [adapter.hooks for adapter in self.adapters if adapter]
+        has_hooks = any(one.input or one.output for one in (self.runtime.code.hooks, *found))
+        return has_hooks and _differ(self.adapters)
 
     @property
     def framing(self) -> Framing:
@@ -166,11 +163,6 @@ class RequestContext:
         profile = self.runtime.profile
         default = None if self.call.tgi_route else profile.output_formatter
         return choose_framing(self.call.accept, default, tgi_compat=profile.tgi_compat)
-
-    @property
-    def stream_ends(self) -> StreamEnds:
-        """What bounds and ends a stream of this request."""
-        return StreamEnds(self.queue, self.runtime.profile, self.statuses)
 
     def deadline(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Bound the time until the whole answer, or the first byte of a stream."""
@@ -191,6 +183,10 @@ class RequestContext:
         """
         self._resources.push_async_callback(close_iterator, items)
         self._connect = connect
+
+
+def _differ(adapters: tuple[Adapter | None, ...]) -> bool:
+    return len({None if adapter is None else adapter.name for adapter in adapters}) > 1
 
 
 def adapter_names(

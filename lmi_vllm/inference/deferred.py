@@ -1,4 +1,4 @@
-"""Deferred results: answer later what a client starts now and comes back for (http-api.md 14).
+"""Deferred results: answer later what a client starts now and comes back for.
 
 A request with `x-synchronous: false` goes on by itself and leaves its pieces here; the token it was
 answered with, and a position behind it, is how they are asked for.

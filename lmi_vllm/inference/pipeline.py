@@ -115,7 +115,7 @@ async def render(context: RequestContext, prepared: Prepared, answer: Reply | Op
 async def _answer(context: RequestContext, payload: Any, sessions: Sessions) -> Reply:
     """Answer a decoded payload, its adapters' hooks around it."""
     await context.hold_adapters(payload)
-    if context.has_several_adapters and context.has_any_hooks:
+    if context.needs_parts:
         return await _answer_each(context, payload, sessions)
     payload = await prepare(context, payload)
     is_generating = context.runtime.profile.task == GENERATE

@@ -1,4 +1,4 @@
-"""Requests to models that embed, classify or rank instead of generating (http-api.md 4 and 8)."""
+"""Requests to models that embed, classify or rank instead of generating."""
 
 import logging
 from collections.abc import Callable, Mapping

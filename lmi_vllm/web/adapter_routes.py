@@ -1,4 +1,4 @@
-"""Adapters: LMI's management API and vLLM's two routes, over one registry (adapters-api.md 4)."""
+"""Adapters: LMI's management API and vLLM's two routes, over one registry."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Metrics and the log level: HTTP to calls (http-api.md 1)."""
+"""Metrics and the log level: HTTP to calls."""
 
 import asyncio
 import logging

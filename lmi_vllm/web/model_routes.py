@@ -1,4 +1,4 @@
-"""The one model: list, describe, register, scale, unregister (http-api.md 10)."""
+"""The one model: list, describe, register, scale, unregister."""
 
 import logging
 from typing import Any, Final

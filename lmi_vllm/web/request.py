@@ -161,7 +161,7 @@ def begin_record(
 def peer_of(request: web.Request) -> str:
     """Return the client's address; another front-end process says whose request it hands on.
 
-    Only processes of this server, and whoever may open its Unix socket, are believed.
+    Only processes of this server, and those that may open its Unix socket, are believed.
     """
     return request.remote or request.headers.get(PEER) or "-"
 

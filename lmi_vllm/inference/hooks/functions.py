@@ -47,7 +47,7 @@ class InputHook:
         """Return the hook for a function.
 
         Raises:
-            HookError: it needs arguments that nobody has.
+            HookError: it needs arguments that there are not.
         """
         if is_sagemaker:
             return cls(function, is_sagemaker=True)
@@ -83,7 +83,7 @@ class OutputHook:
         """Return the hook for a function.
 
         Raises:
-            HookError: it needs arguments that nobody has.
+            HookError: it needs arguments that there are not.
         """
         if is_sagemaker:
             return cls(function, is_sagemaker=True)

@@ -1,4 +1,4 @@
-"""Import a user's file and find the functions in it that count (http-api.md 11).
+"""Import a user's file and find the functions in it that count.
 
 The model's own file is imported as LMI does: its folder is the working directory and first on the
 Python path. An adapter's file never is: see `private_modules`.
@@ -50,7 +50,7 @@ def load_model_code(path: Path, handler: str, formatter: str | None) -> Hooks:
     """Return the functions of the model's own file; `formatter` names its output hook if set.
 
     Raises:
-        CodeError: the file cannot be imported, or a function has a signature nobody can call.
+        CodeError: the file cannot be imported, or a function has a signature that cannot be called.
     """
     _prepare_imports()
     folder = str(path.parent)

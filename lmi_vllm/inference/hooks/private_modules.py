@@ -1,9 +1,9 @@
-"""Modules of one adapter that nobody else can see, nor they those of another adapter.
+"""Modules of one adapter that no other code can see, nor they those of another adapter.
 
 Two adapters may both bring a `model.py` and a `prompts.py`. Python keeps one module per name, so an
 adapter's files become submodules of a package with a name of its own, and an import statement in
 one of them looks there first: each such file gets builtins whose `__import__` does so. Neither the
-Python path nor anybody else's modules change.
+Python path nor the modules of other code change.
 """
 
 import builtins

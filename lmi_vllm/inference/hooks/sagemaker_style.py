@@ -1,4 +1,4 @@
-"""SageMaker's four functions, for files without a decorated one (http-api.md 11)."""
+"""SageMaker's four functions, for files without a decorated one."""
 
 import inspect
 import logging
@@ -11,7 +11,7 @@ from lmi_vllm.inference.hooks.functions import HookError, Hooks, InputHook, Outp
 
 logger = logging.getLogger(__name__)
 
-# Function -> the parameter names it must have, exactly: anything else is somebody's own function.
+# Function -> the parameter names it must have, exactly: anything else is the user's own function.
 _SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
     {
         "input_fn": (("request_body", "content_type"), ("request_body", "request_content_type")),

@@ -194,7 +194,7 @@ def _shown(value: object) -> str:
 
 
 def unread_names(parameters: GenerationParameters) -> Sequence[str]:
-    """Return the names that nobody will read, for one warning each."""
+    """Return the names without effect, for one warning each."""
     extra = parameters.model_extra or {}
     ignored = [name for name in WITHOUT_EFFECT if getattr(parameters, name) is not None]
     if parameters.length_penalty is not None and (parameters.num_beams or 1) == 1:

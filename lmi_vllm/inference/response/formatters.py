@@ -1,7 +1,7 @@
 """Chunks -> bytes: schemas (LMI, TGI-compatible) times framings (json, jsonlines, sse).
 
 No I/O here: a formatter is made per request, is told about chunks and returns bytes. The shapes are
-those of http-api.md section 6; JSON is compact and not ASCII-escaped.
+those of docs/requests.md; JSON is compact and not ASCII-escaped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ _FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
 
 
 def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: bool) -> Framing:
-    """Return the framing of a stream (http-api.md 6.3)."""
+    """Return the framing of a stream: what Accept asks for, then what is configured."""
     for part in accept.split(","):
         name = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
         if name is not None:
@@ -66,7 +66,7 @@ def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: boo
 
 
 def finish_reason(chunk: GenerationChunk) -> str:
-    """Return LMI's finish reason of a last chunk (http-api.md 6.1)."""
+    """Return LMI's finish reason of a last chunk."""
     known = _FINISH_REASONS.get(chunk.finish_reason)
     if known is not None:
         return known
@@ -113,7 +113,7 @@ class Schema:
 
 LMI_SCHEMA: Final = Schema(lmi_token, lmi_error, is_wrapped=False)
 TGI_SCHEMA: Final = Schema(tgi_token, tgi_error, is_wrapped=True)
-# TGI's own routes (http-api.md 6.5): `/` wraps its answer, `/generate` does not.
+# TGI's own routes: `/` wraps its answer, `/generate` does not.
 TGI_ROOT_SCHEMA: Final = replace(TGI_SCHEMA, is_tgi3=True)
 TGI_GENERATE_SCHEMA: Final = replace(TGI_ROOT_SCHEMA, is_wrapped=False)
 
@@ -213,7 +213,7 @@ class StreamFormatter:
 
 
 def _as_row(request: LmiRequest, schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
-    """Return what makes a token's row; ranked candidates have probabilities nobody asked for."""
+    """Return what makes a token's row; candidates have probabilities also when none are wanted."""
     return schema.token if request.wants_logprobs else bare_token
 
 

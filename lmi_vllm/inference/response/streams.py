@@ -91,7 +91,7 @@ class SilenceLimit:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf  # when the wait under way has taken too long
-        self.is_waiting = False  # somebody, for the next item
+        self.is_waiting = False  # a reader, for the next item
         self._task: asyncio.Task[Any] | None = None
         self._is_over = False
 
@@ -136,7 +136,7 @@ class SilenceLimit:
 
     def _look(self) -> None:
         self._timer = None
-        if self._due is math.inf:  # nobody waits: the next wait arms it again
+        if self._due is math.inf:  # no wait is under way: the next one arms it again
             return
         if self._loop.time() < self._due:
             self._arm()
