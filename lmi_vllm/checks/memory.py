@@ -22,7 +22,7 @@ _CGROUP_FILES: Final = (
 def memory_errors(
     settings: Settings, root: Path = Path("/"), nvidia_smi: str | None = None
 ) -> list[str]:
-    """Return what is wrong with the free memory; nothing is looked at that nobody asked for.
+    """Return what is wrong with the free memory; only what a setting asks for is looked at.
 
     `root` is where `proc` and `sys` are; `nvidia_smi` the program that tells a GPU's free memory.
     """

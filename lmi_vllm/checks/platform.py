@@ -36,7 +36,7 @@ def raise_open_files(job_queue_size: int) -> list[str]:
 def check_shared_memory(processes: int, folder: Path = SHARED_MEMORY) -> list[str]:
     """Return a warning where `folder` is too small for so many processes of one model copy."""
     needed = processes * SHARED_BYTES_EACH
-    if processes < 2 or not folder.is_dir():  # noqa: PLR2004 - one process shares with nobody
+    if processes < 2 or not folder.is_dir():  # noqa: PLR2004 - one process shares nothing
         return []
     total = shutil.disk_usage(folder).total
     if total >= needed:

@@ -1,4 +1,4 @@
-"""A model's requirements.txt, installed by pip before the engine starts (startup.md 6).
+"""A model's requirements.txt, installed by pip before the engine starts.
 
 The model directory is only read: pip works from there, so that relative paths in the file hold, and
 writes into the interpreter's own environment and its cache.

@@ -1,7 +1,7 @@
-"""SageMaker's secure mode: what a model, its options and its adapters may bring (startup.md 11).
+"""SageMaker's secure mode: what a model, its options and its adapters may bring.
 
 Every check returns sentences instead of raising, so that a refused start names all that is wrong.
-Only what somebody set is looked at: serving.properties and `OPTION_*`, not our own defaults.
+Only what was set is looked at: serving.properties and `OPTION_*`, not our own defaults.
 """
 
 import json
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.secure_allow_list import ALLOWED_KEYS
 from lmi_vllm.config.layers import OptionAliases, OptionVariables, ServingProperties
 from lmi_vllm.config.parsers import boolean, java_true, words
 from lmi_vllm.config.setting import RawValue
@@ -39,6 +38,31 @@ TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json")
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
 _OWN_ENTRY_POINTS: Final = "djl_python."
 _FORBIDDEN_NAMES: Final = (("model.py", NO_SCRIPTS), ("requirements.txt", NO_REQUIREMENTS))
+# The keys that secure mode lets a model directory set; nothing else passes.
+_SERVER_KEYS: Final = (
+    "engine", "job_queue_size", "max_idle_time", "batch_size", "max_batch_delay",
+    "max_dynamic_batch_size", "minWorkers", "maxWorkers", "load_on_devices",
+)  # fmt: skip
+_OPTIONS: Final = """
+    mpi_mode entryPoint task model_id batch_size tensor_parallel_degree pipeline_parallel_degree
+    rolling_batch dtype trust_remote_code revision max_rolling_batch_size parallel_loading
+    model_loading_timeout output_formatter n_positions load_in_8bit unroll context_length_estimate
+    low_cpu_mem_usage load_split_model compiled_graph_path group_query_attention
+    enable_mixed_precision_accumulation enable_saturate_infinity speculative_draft_model
+    speculative_length draft_model_compiled_path draft_model_tp_size quantize
+    max_rolling_batch_prefill_tokens max_model_len load_format enforce_eager
+    gpu_memory_utilization record_acceptance_rate enable_lora max_loras max_lora_rank
+    lora_extra_vocab_size max_cpu_loras max_input_len max_output_len max_num_tokens
+    use_custom_all_reduce tokens_per_block batch_scheduler_policy kv_cache_free_gpu_mem_fraction
+    max_num_sequences enable_trt_overlap enable_kv_cache_reuse baichuan_model_version
+    chatglm_model_version gpt_model_version multi_block_mode use_fused_mlp rotary_base rotary_dim
+    rotary_scaling_type rotary_scaling_factor logits_dtype trtllm_checkpoint_path load_by_shard
+    smoothquant_alpha smoothquant_per_token smoothquant_per_channel multi_query_mode awq_format
+    awq_calib_size q_format calib_size calib_batch_size use_fp8_context_fmha
+    enable_chunked_prefill cpu_offload_gb_per_gpu enable_prefix_caching disable_sliding_window
+    enable_streaming tgi_compat pythonExecutable
+"""
+ALLOWED_KEYS: Final = frozenset((*_SERVER_KEYS, *(f"option.{name}" for name in _OPTIONS.split())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +117,13 @@ def adapter_violations(folder: Path, environ: Mapping[str, str]) -> tuple[str, .
 
 
 def _control_names(mode: SecureMode) -> Iterator[str]:
-    """A control that nobody knows would protect nobody."""
+    """An unknown control would protect nothing."""
     for name in sorted(mode.controls.difference(KNOWN_CONTROLS)):
         yield f"{CONTROLS}: {name} is no known check; known are {', '.join(KNOWN_CONTROLS)}"
 
 
 def _written(settings: Settings, environ: Mapping[str, str]) -> Iterator[RawValue]:
-    """What somebody wrote for the model, hidden values included."""
+    """What was written for the model, hidden values included."""
     file = settings.properties
     if file is not None and not Path(file.path).is_relative_to(DEMO_MODEL_DIR):
         yield from ServingProperties(file).raw_values()

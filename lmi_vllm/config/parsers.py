@@ -1,7 +1,6 @@
 """Text of a setting -> its value. Each parser raises ValueError saying what is allowed.
 
-The rules are those of configuration.md section 4: one reading per kind, whatever source the text
-came from.
+There is one reading per kind of value, whatever source the text came from (docs/configuration.md).
 """
 
 import json
@@ -220,7 +219,7 @@ def positive_human_int(text: str) -> int:
 
 
 def _refuse_constant(name: str) -> object:
-    """Python reads NaN and Infinity as JSON; nobody we would hand them to does."""
+    """Python reads NaN and Infinity as JSON; what we hand them to does not."""
     raise ValueError(f"{name} is no JSON")
 
 

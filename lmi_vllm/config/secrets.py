@@ -1,4 +1,4 @@
-"""Secrets never reach a log, `explain` or an error: one rule for all of them (startup.md 10)."""
+"""Secrets never reach a log, `explain` or an error: one rule for all of them."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Final
 
 MASK: Final = "***"
 _SECRET_WORDS: Final = frozenset(
-    {"token", "secret", "key", "pass", "password", "credentials"}  # startup.md section 10
+    {"token", "secret", "key", "pass", "password", "credentials"}
     | {"credential", "passwd", "apikey", "authtoken"}  # as other tools spell them
 )
 _OF_THE_MODEL: Final = re.compile(r"per_token$|_token_threshold|adapter_token$|_token_ids$")

@@ -1,4 +1,4 @@
-"""Devices -> tensor, pipeline and data parallel sizes (configuration.md section 10)."""
+"""Devices -> tensor, pipeline and data parallel sizes."""
 
 from typing import Final
 
@@ -147,7 +147,7 @@ def _worker_cap(draft: ArgumentDraft) -> Setting | None:
 
 
 def check_lmcache_workers(draft: ArgumentDraft) -> None:
-    """LMCache's automatic sizes count on one copy (startup.md section 7)."""
+    """LMCache's automatic sizes count on one copy."""
     auto, cap = draft.given("lmcache_auto_config"), _worker_cap(draft)
     if auto is None or auto.value is not True or cap is None:
         return

@@ -1,4 +1,4 @@
-"""Options whose engine arguments follow by a rule of their own (configuration.md 5, 7.4, 11)."""
+"""Options whose engine arguments follow by a rule of their own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,7 +104,7 @@ def quantization(draft: ArgumentDraft) -> None:
 
 
 def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> str | None:
-    """VLLM's name for quantization `text`, with what table 11.3 says about it."""
+    """VLLM's name for quantization `text`; what is not possible is said."""
     release = load_release()
     method = text.lower()
     if method in release.quantization_methods:
@@ -206,7 +206,7 @@ def legacy_lengths(draft: ArgumentDraft) -> None:
 
 
 def kv_transfer(draft: ArgumentDraft) -> None:
-    """The KV connector, and what LMCache's automatic sizes exclude (startup.md section 7)."""
+    """The KV connector, and what LMCache's automatic sizes exclude."""
     config, auto = draft.given("kv_transfer_config"), draft.given("lmcache_auto_config")
     if config is not None:
         draft.put("kv_transfer_config", config.value, config.origin)

@@ -11,7 +11,7 @@ from lmi_vllm.messages import EngineArguments
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
-_SPECULATIVE_LENGTH: Final = 5  # LMI's default, configuration.md 11.2
+_SPECULATIVE_LENGTH: Final = 5  # LMI's default
 _DRAFT_NAMES: Final = ("speculative_draft_model", "speculative_length", "draft_model_tp_size")
 _OLD_DRAFT_NAMES: Final = (
     "speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max",
@@ -149,7 +149,7 @@ def _old_speculation(draft: ArgumentDraft) -> None:
 
 
 def check_draft_degree(draft: ArgumentDraft) -> None:
-    """The draft model runs on one GPU or on as many as the model (configuration.md 11.2)."""
+    """The draft model runs on one GPU or on as many as the model."""
     setting = draft.given("draft_model_tp_size")
     degree = draft.values.get("tensor_parallel_size")
     if setting is None or draft.given("speculative_draft_model") is None:
