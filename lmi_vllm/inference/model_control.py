@@ -19,6 +19,9 @@ class ModelInfo:
     batch_size: int = 1
     max_batch_delay: int = 100  # milliseconds
     max_idle_time: int = 60  # seconds
+    # Figures for clients that check them: one engine serves whatever comes.
+    min_workers: int = 1
+    max_workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from lmi_vllm.adapters.adapter import Adapter
@@ -59,6 +60,12 @@ class InferenceService:
     def expect(self, model: ModelInfo, profile: ServingProfile, sessions: Sessions) -> None:
         """Describe the model that is being started; requests reach it when its runtime is there."""
         self.model, self.profile, self.sessions = model, profile, sessions
+
+    def show_workers(self, least: int | None, most: int | None) -> None:
+        """Describe the model with as many workers as a client asked for; 1 where it did not say."""
+        least = least or 1
+        most = max(most or least, least)
+        self.model = replace(self.model, min_workers=least, max_workers=most)
 
     def manage_models(self, control: ModelControl) -> None:
         """Let the management routes load and unload models with `control`."""

@@ -95,6 +95,7 @@ class ModelKeeper:
         service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
         is_registered = isinstance(self._running, ModelSlot)
         model = _model_info(plan, settings, self._context.environ, is_registered=is_registered)
+        service.queue.resize(settings.server.job_queue_size)  # which the model may have brought
         service.expect(model, plan.profile, sessions_of(settings))
         log_request_metrics(service, settings)
         self._traces.prepare(plan.arguments)
@@ -117,6 +118,7 @@ class ModelKeeper:
 def _model_info(
     plan: StartPlan, settings: Settings, environ: Mapping[str, str], *, is_registered: bool
 ) -> ModelInfo:
+    least, most = _worker_counts(settings, bool(detect_devices(environ).gpu_count))
     return ModelInfo(
         url=plan.model.reference,
         is_loaded_at_startup=not is_registered,
@@ -125,7 +127,20 @@ def _model_info(
         batch_size=_shown_count(settings.server.batch_size, 1),
         max_batch_delay=_shown_count(settings.server.max_batch_delay, 100),
         max_idle_time=_shown_count(settings.server.max_idle_time, 60),
+        min_workers=least,
+        max_workers=most,
     )
+
+
+def _worker_counts(settings: Settings, has_gpu: bool) -> tuple[int, int]:
+    """Return the least and most workers that the settings ask for, the most special ones first."""
+    server, kind = settings.server, "gpu" if has_gpu else "cpu"
+    bounds = []
+    for bound, variable in (("minWorkers", "min_workers"), ("maxWorkers", "max_workers")):
+        found = (server.detail(name) for name in (f"{kind}.{bound}", bound, variable))
+        values = [one.value for one in found if one is not None]
+        bounds.append(next((value for value in values if isinstance(value, int) and value), 1))
+    return bounds[0], max(bounds)
 
 
 def _shown_count(text: str | None, default: int) -> int:

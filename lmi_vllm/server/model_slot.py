@@ -84,9 +84,9 @@ class ModelSlot:
             if lifecycle.has_model:
                 self._refuse(new)
             plan, settings = await self._planned(new)
+            self._supervisor = self._make(plan, settings)
             if new.arguments.get("job_queue_size", "").isdecimal():
                 self._service.queue.resize(int(new.arguments["job_queue_size"]))
-            self._supervisor = self._make(plan, settings)
             lifecycle.begin_registered()
             loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._life = asyncio.create_task(self._live(self._supervisor, loaded))

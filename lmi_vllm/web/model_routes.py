@@ -34,7 +34,9 @@ ARGUMENTS: Final = (
     "max_worker",
     "synchronous",
 )
-_OBEYED: Final = ("url", "model_name", "job_queue_size", "synchronous")
+_WORKERS: Final = ("min_worker", "max_worker")
+_OBEYED: Final = ("url", "model_name", "job_queue_size", "synchronous", *_WORKERS)
+_MOST_WORKERS: Final = 256  # listed one by one; the counts beside them are as asked
 _SHOWN_STATES: Final = {State.HEALTHY: "READY", State.FAILED: "FAILED"}
 
 
@@ -91,14 +93,16 @@ async def _register(request: web.Request, service: InferenceService) -> web.Resp
     texts = {name: str(value) for name, value in given.items() if value is not None}
     if not texts.get("url"):
         raise BadParameterError("Parameter url is required.")
-    for name in ("job_queue_size", "min_worker", "max_worker"):
-        _number(texts, name)
+    _number(texts, "job_queue_size")
+    least, most = (_number(texts, name) for name in _WORKERS)
     for name in sorted(set(texts) - set(_OBEYED)):
         logger.warning("POST /models: %.80r has no effect", name)  # a client's text
     is_synchronous = texts.get("synchronous", "true").lower() == "true"
     new = NewModel(texts["url"], texts.get("model_name", ""), is_synchronous, texts)
     _check_name(service, new)
     name = await service.models.register(new)
+    if least or most:
+        service.show_workers(least, most)
     if is_synchronous:
         return _json({"status": f'Model "{name}" registered.'})
     return _json({"status": f'Model "{name}" registration scheduled.'}, 202)
@@ -122,10 +126,12 @@ def _scaled(request: web.Request, service: InferenceService) -> web.Response:
     least, most = _number(given, "min_worker"), _number(given, "max_worker")
     if service.lifecycle.state is not State.HEALTHY:
         raise NotReadyError(f"Model {service.lifecycle.model_name} is not ready to be scaled")
+    service.show_workers(least, most)
+    model = service.model
     return _json(
         {
-            "status": f'Model "{service.lifecycle.model_name}" worker scaled. New Worker '
-            f"configuration min workers:{least or 1} max workers:{most or least or 1}"
+            "status": f'Workflow "{service.lifecycle.model_name}" worker scaled. New Worker '
+            f"configuration min workers:{model.min_workers} max workers:{model.max_workers}"
         }
     )
 
@@ -146,12 +152,13 @@ def _number(given: dict[str, str], name: str) -> int | None:
 def _description(service: InferenceService) -> dict[str, Any]:
     lifecycle, queue, model = service.lifecycle, service.queue, service.model
     is_ready = lifecycle.state is State.HEALTHY
-    worker = {"id": 1, "startTime": model.start_time, "status": "READY"}
+    worker = {"startTime": model.start_time, "status": "READY"}
+    shown = min(model.min_workers, _MOST_WORKERS) if is_ready else 0
     group = {
         "device": {"deviceType": model.device_type, "deviceId": 0},
-        "minWorkers": 1,
-        "maxWorkers": 1,
-        "workers": [worker] if is_ready else [],
+        "minWorkers": model.min_workers,
+        "maxWorkers": model.max_workers,
+        "workers": [{"id": number + 1, **worker} for number in range(shown)],
     }
     return {
         "modelName": lifecycle.model_name,

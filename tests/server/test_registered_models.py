@@ -39,6 +39,22 @@ async def test_a_model_is_loaded_and_unloaded(empty: Serving, engines: Engines) 
     assert await empty.infer() == 200
 
 
+async def test_a_model_s_own_figures_are_shown(empty: Serving, tmp_path: Path) -> None:
+    """Its serving.properties sizes the queue and says how many workers; a call may, too."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    own = "job_queue_size=300\nminWorkers=2\nmaxWorkers=3\n"
+    (tmp_path / "serving.properties").write_text(own)
+    for asked, shown in (("", (2, 3)), ("&min_worker=4", (4, 4))):
+        answer = await empty.ask("POST", f"/models?url={tmp_path}&model_name=one{asked}")
+        assert answer.status == 200, answer.json
+        (description,) = (await empty.ask("GET", "/models/one")).json[0]["models"]
+        (group,) = description["workerGroups"]
+        assert description["queueSize"] == 300
+        assert (group["minWorkers"], group["maxWorkers"]) == shown
+        assert len(group["workers"]) == shown[0]
+        assert (await empty.ask("DELETE", "/models/one")).status == 200
+
+
 @pytest.mark.parametrize("form", ["file:{path}", "file://{path}", "file://localhost{path}"])
 async def test_a_file_url_is_the_path(empty: Serving, tmp_path: Path, form: str) -> None:
     """One slash, three or a host of this machine; another machine is refused."""

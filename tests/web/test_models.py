@@ -108,10 +108,17 @@ async def test_models_second_model_has_no_room(client: TestClient) -> None:
 
 
 async def test_models_scaling_is_accepted(client: TestClient) -> None:
-    """It changes nothing; a model that is not ready is 503."""
-    text = 'Model "demo" worker scaled. New Worker configuration min workers:2 max workers:4'
+    """It changes the figures alone; a model that is not ready is 503."""
+    text = 'Workflow "demo" worker scaled. New Worker configuration min workers:2 max workers:4'
     answer = await client.put("/models/demo?min_worker=2&max_worker=4")
     assert await answer.json() == {"status": text}
+    described = await (await client.get("/models/demo")).json()
+    (group,) = described[0]["models"][0]["workerGroups"]
+    assert (group["minWorkers"], group["maxWorkers"]) == (2, 4)
+    assert [worker["id"] for worker in group["workers"]] == [1, 2]
+    await client.put("/models/demo?min_worker=999999999")
+    described = await (await client.get("/models/demo")).json()
+    assert len(described[0]["models"][0]["workerGroups"][0]["workers"]) == 256
     lifecycle_of(client).become(State.PENDING)
     assert (await client.put("/models/demo?min_worker=2")).status == 503
 

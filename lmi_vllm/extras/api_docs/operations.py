@@ -77,8 +77,8 @@ QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "schema": {"type": "boolean"},
             "description": "Answer when the model is loaded; else at once, with 202.",
         },
-        "min_worker": {"schema": {"type": "integer", "minimum": 0}, "description": "No effect."},
-        "max_worker": {"schema": {"type": "integer", "minimum": 0}, "description": "No effect."},
+        "min_worker": {"schema": {"type": "integer", "minimum": 0}, "description": "A figure."},
+        "max_worker": {"schema": {"type": "integer", "minimum": 0}, "description": "A figure."},
         "level": {
             "schema": {"enum": ["trace", "debug", "info", "warn", "error", "fatal", "off"]},
             "description": "Lines below it are left out; without one, info.",
@@ -462,11 +462,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "put",
         "/models/{model}",
         MODELS,
-        "Accepted for LMI's sake: there are no workers to change.",
+        "Change how many workers are shown: one engine serves whatever comes.",
         {JSON: "Status"},
         query=("min_worker", "max_worker"),
         answer_example={
-            "status": 'Model "model" worker scaled. New Worker configuration min workers:1 max '
+            "status": 'Workflow "model" worker scaled. New Worker configuration min workers:1 max '
             "workers:1"
         },
     ),
