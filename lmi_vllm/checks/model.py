@@ -2,12 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from lmi_vllm.checks.model_config import ModelFiles, read_directory
 from lmi_vllm.checks.model_shape import EXPERTS_ONLY, ModelShape, read_shape
+from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import OwnEngine, extras
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.local import is_directory
+
+# Methods that vLLM once read from a checkpoint; which of them are gone, the release says.
+_FORMER_METHODS: Final = (
+    "aqlm", "bitsandbytes", "deepspeedfp", "eetq", "gguf", "hqq", "ipex", "marlin",
+    "neuron_quant", "qqq", "squeezellm", "tpu_int8",
+)  # fmt: skip
 
 
 def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
@@ -37,6 +45,23 @@ def checkpoint_warnings(
         return ()
     files = read_directory(Path(model.model)) if is_directory(model.model) else ModelFiles()
     return () if files.config is None else tuple(doubts(read_shape(files.config), arguments))
+
+
+def checkpoint_errors(model: ModelArtifacts) -> tuple[str, ...]:
+    """Why this vLLM cannot read a local checkpoint, as far as its config.json says."""
+    files = read_directory(Path(model.model)) if is_directory(model.model) else ModelFiles()
+    return () if files.config is None else tuple(unreadable(read_shape(files.config)))
+
+
+def unreadable(shape: ModelShape) -> Iterator[str]:
+    """Why the checkpoint's own quantization cannot be read: this vLLM no longer has it."""
+    release, stored = load_release(), shape.quant_method
+    if stored in _FORMER_METHODS and stored not in release.quantization_methods:
+        yield (
+            f"the checkpoint is quantized with {stored} (config.json), which vLLM "
+            f"{release.release} no longer reads; use the unquantized model, with "
+            f"option.quantize=fp8 where memory is short, or one quantized with awq or gptq"
+        )
 
 
 def doubts(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import checkpoint_warnings
+from lmi_vllm.checks.model import checkpoint_errors, checkpoint_warnings
 from lmi_vllm.config.options import EffectWord, Option
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
@@ -150,6 +150,8 @@ def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
     for extra in extras().values():
         for rule in extra.checkpoint_rules:
             rule.load()(draft)
+    if draft.model is not None:
+        draft.errors += checkpoint_errors(draft.model)
     arguments = EngineArguments(
         MappingProxyType(dict(draft.values)), MappingProxyType(dict(draft.origins))
     )

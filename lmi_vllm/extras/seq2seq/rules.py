@@ -83,7 +83,7 @@ _REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "scheduling_policy": ("fcfs",),
-        "load_format": ("auto", "safetensors", "hf"),
+        "load_format": ("auto", "safetensors", "hf", "pt"),
         "tokenizer_mode": ("auto", "hf"),
         "runner": ("auto", "generate"),
         "convert": ("auto", "none"),
@@ -118,11 +118,23 @@ def choose_engine(draft: ArgumentDraft) -> None:
     own = encoder_decoder(model, draft.values)
     if own is None:
         return
+    _use_one_device(draft, own)
     arguments = EngineArguments(draft.values, draft.origins)
     for sentence in refusals(own, arguments, draft.settings):
         draft.fail(sentence)
     for sentence in remarks(own, arguments, draft.settings):
         draft.warn(sentence)
+
+
+def _use_one_device(draft: ArgumentDraft, own: str) -> None:
+    """Take `max` devices for what this engine can use of them, which is one."""
+    if draft.values.get("tensor_parallel_size") in (None, 1):
+        return
+    degree = draft.given("tensor_parallel_degree")
+    if degree is None or degree.value != "max":
+        return
+    draft.warn(f"{degree.stated} means one device: {own} runs on the Transformers engine")
+    draft.put("tensor_parallel_size", 1, degree.origin)
 
 
 def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterator[str]:

@@ -67,7 +67,7 @@ def validate(translation: Translation, files: ModelFiles, device_bytes: int | No
     return replace(
         explanation,
         warnings=tuple(dict.fromkeys((*explanation.warnings, *warnings))),
-        errors=(*explanation.errors, *errors),
+        errors=tuple(dict.fromkeys((*explanation.errors, *errors))),
     )
 
 

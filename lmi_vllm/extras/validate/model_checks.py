@@ -6,7 +6,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import doubts, engine_for
+from lmi_vllm.checks.model import doubts, engine_for, unreadable
 from lmi_vllm.checks.model_shape import ModelShape
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
@@ -112,6 +112,7 @@ def _parallel(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[st
 def _quantization(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
     """The method asked for must be one the checkpoint can be loaded with."""
     asked, stored = arguments.get("quantization"), shape.quant_method
+    yield from unreadable(shape)
     if not isinstance(asked, str):
         return
     if stored is None and asked in _NEED_CHECKPOINT:

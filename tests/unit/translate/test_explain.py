@@ -179,3 +179,32 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
     assert plain.served_names == ("lmi",)
     assert plain.limits == RequestLimits()
     assert (profile.uses_priority, plain.uses_priority) == (True, False)
+
+
+def test_defaults_that_are_not_the_guides_are_listed(explained: ExplainRun) -> None:
+    """With the release that changed them; a value of one's own is a row like any other."""
+    run = explained("option.gpu_memory_utilization=0.8", "HF_MODEL_ID=a/b")
+    assert run.option("gpu_memory_utilization")["value"] == 0.8
+    row = run.option("enable_prefix_caching")
+    assert (row["value"], row["origin"]) == (True, "default")
+    assert "LMI's guides say false" in row["note"]
+    assert "vLLM 0.8" in row["note"]
+    row = explained("option.seed=1", "HF_MODEL_ID=a/b").option("gpu_memory_utilization")
+    assert row["value"] == 0.92
+    assert "guides say 0.9; this is the default of vLLM 0.21" in row["note"]
+    assert "enable_prefix_caching" not in run.engine_args
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "squeezellm"])
+def test_checkpoint_that_vllm_no_longer_reads_is_an_error(
+    method: str, explained: ExplainRun, tmp_path: Path
+) -> None:
+    """Its config.json says so; vLLM would say it once it had started."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "quantization_config": {"quant_method": method},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (error,) = explained("", {"HF_MODEL_ID": str(tmp_path)}).errors
+    assert method in error
+    assert "option.quantize=fp8" in error

@@ -13,6 +13,7 @@ from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import Devices
+from tests.unit.conftest import ExplainRun
 
 T5 = "T5ForConditionalGeneration"
 
@@ -114,3 +115,14 @@ def test_fetched_model_is_checked_too(tmp_path: Path) -> None:
     plain = EngineArguments({"model": model})
     (said,) = translate_checkpoint(load_settings({}), artifacts, Devices(), plain).warnings
     assert said.startswith(f"{T5} is an encoder-decoder model")
+
+
+def test_all_devices_mean_one(explained: ExplainRun, tmp_path: Path) -> None:
+    """`max` is what the guides recommend for T5: it is what the engine can use, and said."""
+    model = {"HF_MODEL_ID": str(write(tmp_path))}
+    run = explained("option.tensor_parallel_degree=max\noption.load_format=pt", model)
+    assert run.errors == []
+    assert run.engine_args["tensor_parallel_size"] == 1
+    assert any("means one device" in warning for warning in run.warnings)
+    (error,) = explained("option.tensor_parallel_degree=2", model).errors
+    assert "runs on one device" in error
