@@ -14,6 +14,7 @@ from lmi_vllm.adapters.adapter import Adapter, read_state, write_state
 from lmi_vllm.adapters.check import describe_base
 from lmi_vllm.adapters.registry import AdapterRegistry, ignore_change
 from lmi_vllm.adapters.source import AdapterSources, local_adapters
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError, ModelSourceError
@@ -85,7 +86,8 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     """
     state = settings.model.adapters_state
     memory = AdapterMemory(Path(str(state))) if state and profile.enable_lora else None
-    local = _local(model, str(settings.model.adapters or "adapters"))
+    folder = str(settings.model.adapters or "adapters")
+    local = _local(model, folder)
     sources = _sources(model, arguments, environ)
     registry = AdapterRegistry(
         engine,
@@ -97,6 +99,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     )
     if not profile.enable_lora:
         return registry
+    _warn_of_hidden(model, folder, local)
     for name, path in local.items():
         try:
             await registry.register(Adapter(name, str(path), is_local=True))
@@ -109,8 +112,19 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
 
 def _local(model: ModelArtifacts, folder: str) -> dict[str, Path]:
     """The adapters of the model directory, then those of a prefix that brought the weights."""
-    fetched = Path(model.model) if is_store(model.reference) else None
-    return {**local_adapters(fetched, folder), **local_adapters(model.directory, folder)}
+    return {**_brought(model, folder), **local_adapters(model.directory, folder)}
+
+
+def _brought(model: ModelArtifacts, folder: str) -> dict[str, Path]:
+    return local_adapters(Path(model.model) if is_store(model.reference) else None, folder)
+
+
+def _warn_of_hidden(model: ModelArtifacts, folder: str, used: Mapping[str, Path]) -> None:
+    """Name the adapters of a prefix that one of the model directory stands in for."""
+    for name, path in _brought(model, folder).items():
+        if path != used[name]:
+            place = mask_urls(model.reference)
+            logger.warning("adapter %s: %s is used, not the one of %s", name, used[name], place)
 
 
 def _sources(

@@ -7,7 +7,7 @@ from typing import Final
 
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
-from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.config.vllm_schema import installed_release, load_release
 from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.table import is_store
@@ -251,8 +251,14 @@ def _check_parser(
     if parser is None:
         draft.fail(f"{switch.label} needs option.{name}; known are {', '.join(known)}")
     elif parser.value not in known:
-        draft.fail(f"{parser.label}: parser {parser.value} is not known; known are "
-                   f"{', '.join(known)}")  # fmt: skip
+        recorded, installed = load_release().release, installed_release()
+        names = f"known are {', '.join(known)}"
+        if installed in (None, recorded):
+            draft.fail(f"{parser.label}: parser {parser.value} is not known; {names}")
+        else:  # which may have more
+            draft.warn(f"{parser.label}: parser {parser.value} is not among those of vLLM "
+                       f"{recorded}, whose names are recorded; {installed} is installed. There, "
+                       f"{names}")  # fmt: skip
 
 
 def remote_code(draft: ArgumentDraft) -> None:

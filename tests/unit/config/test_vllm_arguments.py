@@ -8,6 +8,8 @@ import pytest
 
 from lmi_vllm.config import vllm_schema as vllm_arguments
 from lmi_vllm.config.vllm_schema import installed_release, load_release, read_release
+from lmi_vllm.translate import rules
+from tests.unit.conftest import ExplainRun
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = sorted((ROOT / "lmi_vllm" / "config" / "data").glob("vllm_arguments_*.json"))
@@ -37,3 +39,15 @@ def test_load_release_is_the_installed_one_or_the_newest(monkeypatch: pytest.Mon
     monkeypatch.undo()
     assert load_release().release in {"0.31", "0.32", "0.33"}
     assert installed_release() is None or installed_release() == load_release().release
+
+
+def test_parser_of_an_unrecorded_release_is_only_warned_of(
+    monkeypatch: pytest.MonkeyPatch, explained: ExplainRun
+) -> None:
+    """The names are those of a recorded release; another one that is installed may have more."""
+    line = "option.model_id=a/b\noption.reasoning_parser=tomorrows"
+    assert "tomorrows is not known" in explained(line).errors[0]
+    monkeypatch.setattr(rules, "installed_release", lambda: "0.99")
+    run = explained(line)
+    assert run.errors == []
+    assert "0.99 is installed" in run.warnings[-1]

@@ -1,0 +1,39 @@
+"""The adapters that a start finds beside the model."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.config.settings import load_settings
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.inference.hooks.custom_code import CustomCode
+from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.server.adapter_start import load_adapters
+from tests.support.adapter_files import copy_adapter
+
+
+async def test_adapter_of_a_prefix_that_is_hidden_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model directory's counts; that the prefix has one of that name is said."""
+    for place in ("own", "fetched"):
+        copy_adapter(tmp_path / place / "adapters" / "fr")
+    copy_adapter(tmp_path / "fetched" / "adapters" / "de")
+    model = ModelArtifacts(
+        "m", "s3://u:p4ss@bucket/m", str(tmp_path / "fetched"), directory=tmp_path / "own"
+    )
+    with caplog.at_level(logging.WARNING):
+        registry = await load_adapters(
+            model,
+            EngineArguments({}),
+            ServingProfile(enable_lora=True),
+            load_settings({}),
+            {},
+            ScriptedEngine(),
+            code=CustomCode(),
+        )
+    assert sorted(adapter.name for adapter in registry) == ["de", "fr"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"adapter fr: {tmp_path / 'own'}")
+    assert "p4ss" not in line
