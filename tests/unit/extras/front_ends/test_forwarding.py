@@ -83,6 +83,7 @@ OWN = (
     ("POST", "/v1/chat/completions", {}),
     ("POST", "/tokenize", {}),
     ("POST", "/generate_stream", {}),
+    ("POST", "/v2/models/m/infer", {}),
 )
 FORWARDED = (
     ("GET", "/ping", {}),
@@ -90,6 +91,7 @@ FORWARDED = (
     ("GET", "/invocations", {}),
     ("POST", "/v1/responses", {}),
     ("GET", "/v1/models", {}),
+    ("GET", "/v2/models/m", {}),
     ("DELETE", "/adapters/a%2Fb", {}),
     ("POST", "/nowhere", {}),
     ("POST", "/invocations", {"x-synchronous": "false"}),
