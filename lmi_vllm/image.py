@@ -1,4 +1,4 @@
-"""The entry point of our images: picks the verb, and becomes it (startup.md 1); no shell between.
+"""The entry point of our images: picks the verb, and becomes it; no shell between.
 
 Whatever runs replaces this process, so signals arrive and exit codes are its own. `health` asks the
 server of the same environment for /ping, for Docker's HEALTHCHECK.

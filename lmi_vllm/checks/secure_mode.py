@@ -144,7 +144,7 @@ def _python(settings: Settings) -> Iterator[str]:
 
 
 def _remote_code(mode: SecureMode, settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    """Whoever asks for remote code is refused, also where another source wins and says no."""
+    """Asking for remote code is refused, also where another source wins and says no."""
     if not mode.forbids(NO_REMOTE_CODE):
         return
     for raw in _written(settings, environ):

@@ -14,7 +14,7 @@ def find_distrust(
 ) -> str:
     """Return why others can change one of `places`, in words; empty where they cannot.
 
-    `above` are the folders around them: anybody may write there if, as in /tmp, only owners can
+    `above` are the folders around them: every user may write there if, as in /tmp, only owners can
     rename. The owner of `owned`, or else of `places`, has to be root or this process's user.
     """
     places = tuple(places)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, SkipValidation
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
@@ -89,6 +89,10 @@ class LayeredSettings(Section):
         """The settings that these sources hold."""
         return cls(sources=sources)
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """These settings themselves: they are frozen, and their mappings are read-only views."""
+        return self
+
     def detail(self, name: str) -> Setting | None:
         """Place and wording of the setting called `name` in the table; None without a value."""
         return self.details.get(name)
@@ -145,6 +149,10 @@ class Settings:
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     properties: PropertiesFile | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """These settings themselves, which cannot change."""
+        return self
 
     def extra(self, kind: type[Extra]) -> Extra:
         """The settings of that extra; its defaults where the extra was not asked for."""

@@ -73,7 +73,7 @@ NO_OTHERS: Final = _NoOthers()
 
 
 class SharedState(Protocol):
-    """Whoever decides for all clients of an engine which adapters are in it together."""
+    """What decides, for all clients of an engine, which adapters are in it together."""
 
     def hold(self, adapter: int) -> AbstractAsyncContextManager[None]:
         """Wait until the adapter of this engine id may be used; it may while the body runs.

@@ -20,7 +20,7 @@ MILLISECONDS: Final = "Milliseconds"
 _WORKLOAD: Final = frozenset({Fault.OVERLOAD, Fault.NOT_READY})
 _FIRST_SERVER_ERROR: Final = 500
 
-# Metrics that are summed up over the interval (startup.md 10 has upstream's names).
+# Metrics that are summed up over the interval (config/operations.md lists upstream's names).
 COUNTERS: Final = (
     "Requests", "Response_2XX", "Response_4XX", "Response_5XX", "WlmError", "ServerError",
     "Disconnects", "PromptTokens", "OutputTokens",

@@ -90,7 +90,7 @@ def configure_logging(
 ) -> None:
     """Send every line of this process to stderr in one format, warnings included.
 
-    `mask` hides what no line may show, whoever wrote it: vLLM prints its whole configuration.
+    `mask` hides what no line may show, libraries' lines included: vLLM prints its configuration.
     """
     handler = QueuedHandler(sys.stderr.fileno(), count_dropped)
     handler.setFormatter(JsonFormatter(mask) if kind == "json" else TextFormatter(mask))

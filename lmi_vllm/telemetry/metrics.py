@@ -14,7 +14,7 @@ from lmi_vllm._version import __version__
 
 MAX_ADAPTERS: Final = 50
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every counter, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every counter, of no use
 
 _LATENCIES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_LATENCIES: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -85,7 +85,7 @@ DRAINED: Final = Counter(
 )
 ENGINE_RESTARTS: Final = Counter("lmi_engine_restarts", "Engines started after one had died.")
 
-# Set when somebody asks for the metrics.
+# Set when the metrics are asked for.
 TASKS: Final = _gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
 IN_FLIGHT: Final = _gauge(
     "lmi_requests_in_flight",

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from lmi_vllm.errors import Fault
 
-DISCONNECTED: Final = 499  # as nginx writes it: nobody was there to get a status
+DISCONNECTED: Final = 499  # as nginx writes it: no client was left to get a status
 SEVERAL: Final = "several"  # adapters, of a list
 
 
@@ -42,7 +42,7 @@ class RequestSummary:
 
     request_id: str
     method: str
-    route: str  # the pattern, never what somebody typed
+    route: str  # the pattern, never the path that was asked for
     shown_path: str
     remote: str
     status: int

@@ -46,7 +46,7 @@ def forget_process(pid: int) -> None:
 
 
 def remove_files() -> None:
-    """Remove the files that processes shared; nobody counts any more."""
+    """Remove the files that processes shared; no process counts any more."""
     if is_shared():
         shutil.rmtree(multiprocess.MultiProcessCollector(None)._path, ignore_errors=True)  # type: ignore[no-untyped-call]
 

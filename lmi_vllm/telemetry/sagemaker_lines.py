@@ -1,4 +1,4 @@
-"""The telemetry file that SageMaker names in SM_TELEMETRY_LOG_REV_2022_12 (startup.md 12).
+"""The telemetry file that SageMaker names in SM_TELEMETRY_LOG_REV_2022_12.
 
 What begins with one of four tags in the log, `Tag: metric name: value unit`, is appended to it as
 `Tag.Count:<n>|#lmi_vllm:<version>,<MetricName>:<value> <unit>`.

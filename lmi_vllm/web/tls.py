@@ -30,7 +30,7 @@ def tls_context(certificate: str, key: str) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if password.was_asked:
             raise StartupError(
-                f"{KEY} {key}: the key is encrypted, and nobody is here to type its passphrase; "
+                f"{KEY} {key}: the key is encrypted, and no passphrase can be typed here; "
                 "decrypt it (openssl pkey -in KEY -out PLAIN) and protect the file instead"
             ) from error
         if error.reason == _KEY_MISMATCH:

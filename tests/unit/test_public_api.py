@@ -1,5 +1,7 @@
+import copy
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -35,3 +37,12 @@ def test_public_api_import_is_cheap() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] False False\n"
+
+
+def test_public_api_settings_are_made_and_copied() -> None:
+    """Defaults need no argument; a copy of what cannot change is the thing itself."""
+    assert lmi_vllm.Settings().model.dtype == "auto"
+    settings = lmi_vllm.load_settings({"OPTION_DTYPE": "fp16", "OPTION_ENV": "A=1"})
+    assert copy.deepcopy(settings) is settings
+    assert settings.model.model_copy(deep=True).dtype == settings.model.dtype
+    assert copy.deepcopy(replace(settings, warnings=()).model).env == settings.model.env

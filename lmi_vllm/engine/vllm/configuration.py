@@ -167,7 +167,7 @@ def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
     if values.get("worker_cls") in (None, "auto"):
         added["worker_cls"] = CPU_WORKER
     elif values.get("enable_lora"):
-        # One slot more, for the all-zero adapter that base rows carry (engine-notes.md 2).
+        # One slot more, for the adapter that base rows carry (workarounds/zero_adapter.py).
         added["max_loras"] = arguments.number("max_loras", 1) + 1
         if kept := arguments.number("max_cpu_loras", 0):
             added["max_cpu_loras"] = kept + 1

@@ -1,6 +1,6 @@
 """vLLM's OpenAI handlers behind `answer`: its request models, its bytes, its error bodies.
 
-The one file we expect to touch at a vLLM upgrade (engine-notes.md 7 lists where names moved).
+The file that a vLLM upgrade changes most: its request models and handlers have moved often.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of a running server, and its routes (http-api.md 1).
+"""The OpenAPI 3.1 description of a running server, and the routes that show it.
 
 Requests are described by the models that validate them: ours, and those of the vLLM that is loaded;
 before one is, OpenAI bodies are objects of which nothing more is said.

@@ -1,4 +1,4 @@
-"""JSON schemas of our own requests and answers (http-api.md 2, 5, 6, 8, 10 and 12).
+"""JSON schemas of our own requests and answers (docs/requests.md says what they mean).
 
 A generation request's parameters are not written here: they come from the model that reads them.
 """

@@ -1,4 +1,4 @@
-"""An answer's bytes to the outcome of its request, whoever carried them."""
+"""An answer's bytes to the outcome of its request, whatever client carried them."""
 
 import json
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""`bench`: put an end point under load, whoever runs it, and say how it did."""
+"""`bench`: put an end point under load, ours or another server's, and say how it did."""
 
 import argparse
 import asyncio

@@ -11,10 +11,10 @@ class CompileCacheSettings(ExtraSettings):
     """The folder or prefix that the cache is read from and written to."""
 
     # fmt: off
-    lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or s3:// prefix that keeps "
+    lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or S3 prefix that keeps "
         "what vLLM compiles between containers: restored before the engine starts, saved once it "
         "is ready. It holds code: refused in secure mode, and where everybody may write the "
-        "folder.", values="path or `s3://…`")
+        "folder.", values="path or S3 URL")
     # fmt: on
 
     def forbidden_in_secure_mode(self) -> Iterator[str]:

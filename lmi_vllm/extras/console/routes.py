@@ -1,4 +1,4 @@
-"""The console: its page, open to whoever may connect, and its data behind the key (http-api.md 1).
+"""The console: its page, which needs no key, and its data, which does.
 
 The page changes nothing by itself: adapters go through the public routes. What it adds to the
 server is two answers, `/console/state` and `/console/settings`. They are read by the page only: no
@@ -119,7 +119,7 @@ def check_console_request(request: web.Request) -> None:
     ):
         raise CrossSiteError(
             "without an API key the console answers to addresses and localhost only, not to host "
-            "names, which anybody's DNS may point here: use the address, or set LMI_API_KEY"
+            "names, which any DNS server may point here: use the address, or set LMI_API_KEY"
         )
 
 

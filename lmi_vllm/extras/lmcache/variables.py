@@ -1,4 +1,4 @@
-"""LMCache: what its library finds in the environment when the engine starts (startup.md 7)."""
+"""LMCache: what its library finds in the environment when the engine starts."""
 
 import logging
 import math

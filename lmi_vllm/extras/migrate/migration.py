@@ -270,7 +270,7 @@ def _texts_by_origin(environ: Mapping[str, str], file: PropertiesFile | None) ->
 
 
 def _as_written(setting: Setting, texts: Mapping[str, str]) -> str:
-    """Name, text and place of a setting as somebody wrote them; secrets masked."""
+    """Name, text and place of a setting as they were written; secrets masked."""
     text = texts.get(str(setting.origin))
     if text is None:
         return setting.stated

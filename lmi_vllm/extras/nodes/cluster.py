@@ -1,4 +1,4 @@
-"""Several nodes that serve one model: how many, which one this is, who leads (startup.md 9).
+"""Several nodes that serve one model: how many, which one this is, who leads.
 
 vLLM's own arguments first, then LMI's variables, then those of a Kubernetes LeaderWorkerSet. Every
 node runs the same command with the same options; only rank 0 answers HTTP.
@@ -196,12 +196,12 @@ def interface_of(address: str) -> str | None:
 
 
 def _setting(settings: Settings, name: str) -> Setting | None:
-    """The setting of that name; None where nobody set it: none of these has a default."""
+    """The setting of that name; None where it is not set: none of these has a default."""
     return settings.server.detail(name) or settings.model.detail(name)
 
 
 def _first(settings: Settings, names: tuple[str, ...]) -> Setting | None:
-    """The first of these settings that somebody gave a value."""
+    """The first of these settings that has a value."""
     found = (_setting(settings, name) for name in names)
     return next((setting for setting in found if setting is not None), None)
 
@@ -212,7 +212,7 @@ def _whole(setting: Setting | None, default: int) -> int:
 
 
 def _said(setting: Setting) -> str:
-    """What somebody wrote; a variable's name is its place too and is said once."""
+    """The setting as it was written; a variable's name is its place too and is said once."""
     return setting.stated.removesuffix(f" ({setting.name})")
 
 

@@ -103,7 +103,7 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
 
 
 def release(model: Any) -> None:
-    """Give the model's memory back, whoever still holds the object."""
+    """Give the model's memory back, even while something still refers to the object."""
     model.to("meta")
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

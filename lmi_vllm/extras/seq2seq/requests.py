@@ -91,7 +91,7 @@ def sampling_fields(
 
 
 def _refuse_unread(request: Any) -> None:
-    """Refuse what somebody asked for and nobody would read.
+    """Refuse fields that were set and that this engine does not read.
 
     Raises:
         PayloadError: names it.

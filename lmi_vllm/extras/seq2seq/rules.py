@@ -1,8 +1,8 @@
 """Models with an encoder and a decoder for text: vLLM has none of them, our own engine runs them.
 
 The choice is made by the architecture in the model's config.json, among those whose tokens were
-compared with Transformers' (config/models.md). Whoever sets `model_impl` to one of vLLM's own
-implementations gets vLLM and its answer. What the engine does not have is refused here, by option.
+compared with Transformers' (config/models.md). With `model_impl` set to one of vLLM's own
+implementations it is vLLM that answers. What the engine does not have is refused here, by option.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -173,7 +173,7 @@ def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterato
 
 
 def _set(arguments: EngineArguments) -> Iterator[tuple[str, object]]:
-    """The arguments that somebody set to something."""
+    """The arguments that were set to something."""
     for name, value in arguments.values.items():
         is_default = arguments.origins.get(name, DEFAULT_ORIGIN) in (DEFAULT_ORIGIN, FREE_GPUS)
         is_nothing = value is None or value is False or value in _NEUTRAL.get(name, ())

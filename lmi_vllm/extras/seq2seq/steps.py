@@ -1,8 +1,8 @@
 """The one thread that runs the model: between two steps of the batch, requests join and leave.
 
-A sequence joins as soon as a row is free and leaves with its last token, so nobody waits for a
-whole batch. Whatever goes wrong in a step ends the engine, as the death of vLLM's process does:
-what runs and what comes is told `EngineDeadError`.
+A sequence joins as soon as a row is free and leaves with its last token, so no request waits
+for a whole batch. Whatever goes wrong in a step ends the engine, as the death of vLLM's process
+does: what runs and what comes is told `EngineDeadError`.
 """
 
 import asyncio
@@ -310,7 +310,7 @@ class StepThread:
             for request in left:
                 request.deliver(EngineDeadError())
 
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left
+        with contextlib.suppress(RuntimeError):  # the loop has closed: no request is left
             self._loop.call_soon_threadsafe(tell)
 
 

@@ -40,7 +40,7 @@ class TextStream:
         return self._cut(len(self._text) - len(new))
 
     def take(self, *, is_last: bool) -> str:
-        """Return the text that nobody has had yet and that is certain."""
+        """Return the text that was not returned yet and that is certain."""
         end = len(self._text) if is_last else max(self._shown, len(self._text) - self._held)
         piece = self._text[self._shown : end]
         self._shown = end
