@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import PayloadError
+from lmi_vllm.inference.response.openai_events import lmi_reply
 from lmi_vllm.messages import OpenAIReply, Reply, ServingProfile
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,13 @@ def pooling_kind(task: str) -> str:
 
 
 def vectors_reply(answer: OpenAIReply) -> Reply:
-    """Return LMI's array of vectors out of vLLM's embeddings, one per input, in their order."""
+    """Return LMI's array of vectors out of vLLM's embeddings, one per input, in their order.
+
+    Raises:
+        LmiError: vLLM refused; its error object, as the error of ours that has its meaning.
+    """
+    if answer.status != 200:  # noqa: PLR2004 (success)
+        return lmi_reply(answer)
     items = sorted(orjson.loads(answer.body)["data"], key=lambda item: int(item["index"]))
     vectors = [item["embedding"] for item in items]
     return Reply(200, "application/json", orjson.dumps(vectors) + b"\n")
