@@ -3,7 +3,7 @@
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.errors import PayloadError
+from lmi_vllm.errors import RequestError
 from lmi_vllm.inference.pooling import vectors_reply
 from lmi_vllm.messages import OpenAIReply, ServingProfile
 from tests.conftest import ServeScripted
@@ -124,5 +124,5 @@ async def test_embedding_places_in_the_queue_come_back(serve: ServeScripted) -> 
 def test_refusal_of_vllm_is_no_vectors() -> None:
     """Too long a text: vLLM answers 400 with its error object, and that is what is raised."""
     body = b'{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}'
-    with pytest.raises(PayloadError, match="too long"):
+    with pytest.raises(RequestError, match="too long"):
         vectors_reply(OpenAIReply(400, body))
