@@ -18,7 +18,7 @@ def test_lines_are_json_where_nobody_sits_at_a_terminal(demo_server: RunningServ
     assert {"lmi_vllm", "vllm"} <= loggers
     ours = server.process.pid
     assert {line["pid"] for line in server.log} > {ours}, "no line of the engine's process"
-    (start,) = [line for line in server.log if line["logger"].endswith("start_summary")]
+    (start,) = [line for line in server.log if "source_origin" in line]
     assert start["source_origin"] == "--demo"
     assert start["engine_arguments"]["max_num_seqs"]["origin"].endswith("serving.properties line 4")
     assert list(start["phase_seconds"]) == [
@@ -26,6 +26,19 @@ def test_lines_are_json_where_nobody_sits_at_a_terminal(demo_server: RunningServ
     ]  # fmt: skip
     assert start["adapters"] == ["capitals", "json"]
     assert start["curl"].startswith(f"curl -s {demo_server.url}/invocations")
+
+
+def test_the_engine_tells_its_throughput(demo_server: RunningServer) -> None:
+    """LMI_STATS_INTERVAL: vLLM's own line, after the traffic of the last seconds."""
+    url, server = demo_server.url, demo_server.process
+    assert call(url, "/invocations", {"inputs": "The sea", "parameters": {}}).status == 200
+
+    def lines() -> list[str]:
+        return [line["message"] for line in server.log if "throughput" in str(line["message"])]
+
+    assert wait_until(lambda: lines()[-1:] != [], 25)
+    assert "Avg generation throughput: " in lines()[0]
+    assert "Running: " in lines()[0]
 
 
 def test_text_is_for_people(server_process: StartServer) -> None:

@@ -169,6 +169,10 @@ class Engine(Protocol):
         """
         ...
 
+    async def log_statistics(self) -> None:
+        """Log throughput and load since the last call; nothing while idle, or without figures."""
+        ...
+
     async def wait_until_dead(self) -> None:
         """Return once the engine is gone without `close` having been called."""
         ...

@@ -17,7 +17,7 @@ from lmi_vllm.server.model_keeper import ModelKeeper
 from lmi_vllm.server.process_group import OneProcess, ProcessGroup
 from lmi_vllm.server.service_start import copy_sessions, new_service
 from lmi_vllm.server.supervisor import Outcome
-from lmi_vllm.server.telemetry_start import Traces, running_telemetry
+from lmi_vllm.server.telemetry_start import Traces, engine_statistics, running_telemetry
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,11 @@ class Server:
         Set again while requests are drained, `stop` ends them at once.
         """
         try:
-            async with running_telemetry(self.service, self._settings, self._environ):
+            every = self._settings.server.lmi_stats_interval
+            async with (
+                running_telemetry(self.service, self._settings, self._environ),
+                engine_statistics(self.service, every, self._clock),
+            ):
                 outcome = await self._serve(stop)
                 return outcome.code, outcome.reason
         finally:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lmi_vllm.clock import Clock
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.inference.service import InferenceService
@@ -60,6 +61,25 @@ async def running_telemetry(
     finally:
         flushing.cancel()
         emf.flush()
+
+
+@contextlib.asynccontextmanager
+async def engine_statistics(
+    service: InferenceService, seconds: float, clock: Clock
+) -> AsyncIterator[None]:
+    """Have the engine log its statistics so often while the body runs; with 0 never."""
+    logging_often = asyncio.create_task(_log_often(service, seconds, clock))
+    try:
+        yield
+    finally:
+        logging_often.cancel()
+
+
+async def _log_often(service: InferenceService, seconds: float, clock: Clock) -> None:
+    while seconds:
+        await clock.sleep(seconds)
+        if (engine := service.loaded_engine) is not None:
+            await engine.log_statistics()
 
 
 def log_request_metrics(service: InferenceService, settings: Settings) -> None:

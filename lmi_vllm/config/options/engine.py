@@ -97,8 +97,8 @@ class Speculative(Section):
     speculative_config: dict[str, object] | None = option(parse.as_vllm,
         computes("speculative_config"), values="JSON",
         note="vLLM's own form; not beside the three above.")
-    record_acceptance_rate: str | None = option(parse.any_text, warns("vLLM logs the acceptance "
-        "rate by itself", quiet_for=("false", "False", "FALSE")))
+    record_acceptance_rate: str | None = option(parse.any_text, warns("the acceptance rate is "
+        "logged every LMI_STATS_INTERVAL seconds anyway", quiet_for=("false", "False", "FALSE")))
     # fmt: on
 
 

@@ -60,6 +60,9 @@ class Variables(Section):
     lmi_log_format: str = variable(parse.one_of("auto", "text", "json"), "Lines of the log, vLLM's "
         "included; auto: text on a terminal, json elsewhere.", default="auto",
         values="auto, text, json")
+    lmi_stats_interval: float = variable(parse.seconds_or_off, "Between two log lines of the "
+        "engine's throughput, queue, cache use and acceptance rate; none while idle; 0 is off.",
+        default=10, values="seconds")
     lmi_metrics_emf: bool = variable(parse.boolean, "Write CloudWatch EMF lines on stdout.",
         default=False, values="bool")
     lmi_metrics_emf_interval: float = variable(parse.seconds, "Time between two of them.",

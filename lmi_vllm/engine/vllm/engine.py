@@ -179,6 +179,10 @@ class _VllmBase:
         if self._llm.errored:
             raise EngineDeadError
 
+    async def log_statistics(self) -> None:
+        """Let vLLM write its line; it has none when several processes are clients of the engine."""
+        await self._llm.do_log_stats()
+
     async def wait_until_dead(self) -> None:
         """Return once the engine process is gone without `close`."""
         while self._is_closing or not self._llm.errored:  # noqa: ASYNC110 (vLLM has no event)

@@ -258,6 +258,9 @@ class TransformersEngine:
         if self._steps.dead.is_set():
             raise EngineDeadError
 
+    async def log_statistics(self) -> None:
+        """Log nothing: it keeps no such figures."""
+
     async def wait_until_dead(self) -> None:
         """Return once a step has failed."""
         await self._steps.dead.wait()
