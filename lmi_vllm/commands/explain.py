@@ -1,10 +1,10 @@
 """`lmi-vllm explain`: where every value comes from and what it becomes, without vLLM."""
 
 import argparse
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lmi_vllm.commands.output import write_answer
 from lmi_vllm.config.settings import CommandLine, load_settings
 from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
@@ -67,3 +67,12 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     explanation = explain(translate_start(settings, environ, devices_of(arguments, environ)))
     write_answer(FORMATS[arguments.format](explanation))
     return explanation.exit_code
+
+
+def write_answer(text: str) -> None:
+    """Print `text` and a newline; characters the stream cannot take are written as escapes.
+
+    Variables that are no UTF-8 reach us as lone surrogates, which no encoding can write.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")

@@ -17,8 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lmi_vllm.checks.platform import raise_open_files
 from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.secrets import mask_text, mask_urls
-from lmi_vllm.config.setting import CommandLine
-from lmi_vllm.config.settings import Settings, load_settings
+from lmi_vllm.config.settings import CommandLine, Settings, load_settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.errors import ConfigurationError
@@ -28,8 +27,7 @@ from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.log_handler import LAST_WORDS_SECONDS
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
-from lmi_vllm.translate.arguments import translate_start
-from lmi_vllm.translate.devices import detect_devices
+from lmi_vllm.translate.arguments import detect_devices, translate_start
 from lmi_vllm.translate.explain import explain
 
 logger = logging.getLogger(__name__)

@@ -2,26 +2,33 @@
 
 import copy
 import logging
+import os
+import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.adapters.registry import LoadCode
 from lmi_vllm.config.listen import PROCESSES
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import AdapterRefusedError, StartupError
+from lmi_vllm.errors import AdapterRefusedError, DownloadError, StartupError
 from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.hooks.functions import NO_HOOKS, Hooks
 from lmi_vllm.inference.hooks.loading import CODE_FILE, CodeError, check_syntax, load_model_code
 from lmi_vllm.inference.hooks.thread import CodeThread
 from lmi_vllm.inference.response.formatters import FRAMINGS
 from lmi_vllm.messages import ModelArtifacts, ServingProfile
-from lmi_vllm.sources.entry_point import fetch_entry_point
+from lmi_vllm.sources.storage import cache_directory
 
 logger = logging.getLogger(__name__)
 
 SWITCH: Final = "LMI_CUSTOM_CODE"
+FETCH_SECONDS: Final = 60
+MAX_FILE_BYTES: Final = 16 << 20
 ONE_PROCESS_ONLY: Final = (
     f"{CODE_FILE} would run in several processes: set {PROCESSES}=1, or {SWITCH}=none"
 )
@@ -105,7 +112,7 @@ async def _load(
     entry_point = settings.model.entry_point
     path = _local_file(settings, directory)
     if path is None and entry_point is not None:
-        path = await thread.run(fetch_entry_point, str(entry_point), environ)
+        path = await thread.run(_fetch_entry_point, str(entry_point), environ)
     if path is None:
         return NO_HOOKS
     handler = str(settings.model.handler or "handle")
@@ -120,6 +127,38 @@ async def _load(
         )
     logger.info("custom code of %s: %s", path, _summary(hooks))
     return hooks
+
+
+def _fetch_entry_point(url: str, environ: Mapping[str, str]) -> Path:
+    """Return the file of an http(s) URL, from the cache if it is there.
+
+    Raises:
+        DownloadError: it cannot be fetched; the text names URL and reason.
+    """
+    target = cache_directory(f"entry-point:{url}", environ) / "model.py"
+    if target.is_file():
+        return target
+    try:
+        with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as answer:
+            content = answer.read(MAX_FILE_BYTES + 1)
+    except urllib.error.HTTPError as error:  # a kind of URLError; its own text has the status
+        raise _cannot_be_fetched(url, error) from error
+    except urllib.error.URLError as error:
+        raise _cannot_be_fetched(url, error.reason) from error
+    except (OSError, ValueError) as error:
+        raise _cannot_be_fetched(url, error) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise DownloadError(f"entryPoint {mask_urls(url)} is larger than {MAX_FILE_BYTES} bytes")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file, name = tempfile.mkstemp(dir=target.parent, prefix=".entry-point-")
+    with os.fdopen(file, "wb") as partial:
+        partial.write(content)
+    Path(name).rename(target)
+    return target
+
+
+def _cannot_be_fetched(url: str, reason: object) -> DownloadError:
+    return DownloadError(f"entryPoint {mask_urls(url)} cannot be fetched: {reason}")
 
 
 def _local_file(settings: Settings, directory: Path | None) -> Path | None:

@@ -1,10 +1,14 @@
-"""The service as the settings have it: queue, error rates, deferred answers, sticky sessions."""
+"""What lives as long as a server: its service as the settings have it, and `ServerContext`.
+
+The service is the queue, the error rates, deferred answers and sticky sessions.
+"""
 
 import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +16,7 @@ from lmi_vllm.clock import Clock
 from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, LmiError, StartupError, StatusTable
 from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
 from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
@@ -20,11 +25,28 @@ from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.inference.sessions import DEFAULT_ROOT, Sessions
 from lmi_vllm.origin import Origin
+from lmi_vllm.server.process_group import ProcessGroup
 from lmi_vllm.sources.table import upload_directory
 
 logger = logging.getLogger(__name__)
 
 COPY_SECONDS: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """The parts that live as long as the server, whatever model it has.
+
+    `environ` are the variables as the server got them; `exports` is where libraries, and the
+    processes they start, read theirs: os.environ, but for tests.
+    """
+
+    service: InferenceService
+    environ: Mapping[str, str]
+    exports: MutableMapping[str, str]
+    engine_factory: EngineFactory
+    processes: ProcessGroup
+    clock: Clock
 
 
 def new_service(settings: Settings, clock: Clock) -> InferenceService:

@@ -8,8 +8,7 @@ from http import HTTPStatus
 
 import aiohttp
 
-from lmi_vllm.extras.bench.answers import Answer
-from lmi_vllm.extras.bench.dialects import ServerDialect
+from lmi_vllm.extras.bench.dialects import Answer, ServerDialect
 from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 
 

@@ -17,8 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError, EventStreamError
 from urllib3.exceptions import HTTPError
 
 from lmi_vllm.errors import LmiError
-from lmi_vllm.extras.bench.answers import Answer
-from lmi_vllm.extras.bench.dialects import ServerDialect
+from lmi_vllm.extras.bench.dialects import Answer, ServerDialect
 from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_vllm.commands.output import write_answer
+from lmi_vllm.commands.explain import write_answer
 from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.migrate.migration import (

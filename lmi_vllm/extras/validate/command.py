@@ -10,8 +10,12 @@ from typing import Final
 
 from lmi_vllm.checks.model_config import ModelFiles, read_directory, read_model_files
 from lmi_vllm.checks.model_shape import read_shape
-from lmi_vllm.commands.explain import add_source_arguments, command_line_of, devices_of
-from lmi_vllm.commands.output import write_answer
+from lmi_vllm.commands.explain import (
+    add_source_arguments,
+    command_line_of,
+    devices_of,
+    write_answer,
+)
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model

@@ -16,6 +16,12 @@ _POSITIONAL: Final = (
 # Ways in which objects say their JSON, tried in this order; the first is pydantic's.
 _JSON_DUMPS: Final = ("model_dump_json", "to_json", "json")
 
+# The attributes by which a decorated function is known; upstream's names.
+INPUT_FORMATTER: Final = "is_input_formatter"
+OUTPUT_FORMATTER: Final = "is_output_formatter"
+PREDICTION_HANDLER: Final = "is_prediction_handler"
+INIT_HANDLER: Final = "is_init_handler"
+
 
 class HookError(Exception):
     """A hook cannot be called, or returned something that is no answer."""

@@ -6,28 +6,42 @@ Python path. An adapter's file never is: see `private_modules`.
 
 import importlib.machinery
 import importlib.util
+import inspect
 import logging
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 from lmi_vllm.extension import extras
-from lmi_vllm.inference.hooks.functions import HookError, Hooks, InputHook, OutputHook
-from lmi_vllm.inference.hooks.marks import (
+from lmi_vllm.inference.hooks.functions import (
     INIT_HANDLER,
     INPUT_FORMATTER,
     OUTPUT_FORMATTER,
     PREDICTION_HANDLER,
+    HookError,
+    Hooks,
+    InputHook,
+    OutputHook,
 )
 from lmi_vllm.inference.hooks.private_modules import PrivateModules, SourceLoader
-from lmi_vllm.inference.hooks.sagemaker_style import sagemaker_hooks
 
 logger = logging.getLogger(__name__)
 
 CODE_FILE: Final = "model.py"
+# SageMaker's four functions, for files without a decorated one, and the parameter names that each
+# must have, exactly: anything else is the user's own function.
+_SAGEMAKER: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
+    {
+        "input_fn": (("request_body", "content_type"), ("request_body", "request_content_type")),
+        "output_fn": (("prediction", "accept"), ("prediction", "response_content_type")),
+        "model_fn": (("model_dir",),),
+        "predict_fn": (("input_data", "model"),),
+    }
+)
 
 
 class CodeError(Exception):
@@ -115,7 +129,7 @@ def _hooks(path: Path, module: ModuleType, handle: Any, formatter: str | None) -
         to_output = named
     try:
         if to_input is None and to_output is None:
-            found = sagemaker_hooks(path, module, has_handle=handle is not None)
+            found = _sagemaker_hooks(path, module, has_handle=handle is not None)
         else:
             found = Hooks(
                 input=None if to_input is None else InputHook.of(to_input),
@@ -153,3 +167,35 @@ def _described(path: Path, error: BaseException) -> str:
     ]
     place = f"{path}, line {lines[-1]}" if lines else str(path)
     return f"{place}: {type(error).__name__}: {reason}"
+
+
+def _sagemaker_hooks(path: Path, module: ModuleType, *, has_handle: bool = False) -> Hooks:
+    """Return `input_fn` and `output_fn` as hooks; vLLM takes the place of SageMaker's other two.
+
+    With a `handle` the file answers by itself, and whatever else is in it is its own business.
+
+    Raises:
+        HookError: there is a `predict_fn`: answers that it never saw would be taken for its own.
+    """
+    found = {name: function for name in _SAGEMAKER if (function := _of_sagemaker(module, name))}
+    if "predict_fn" in found and not has_handle:
+        raise HookError(
+            "predict_fn would never be called, since vLLM is the model: take it out, or write "
+            "`async def handle(inputs)`, which answers instead of vLLM"
+        )
+    if "model_fn" in found and not has_handle:
+        logger.warning("%s: model_fn has no effect: vLLM loads the model", path)
+    return Hooks(
+        input=InputHook.of(found["input_fn"], is_sagemaker=True) if "input_fn" in found else None,
+        output=OutputHook.of(found["output_fn"], is_sagemaker=True)
+        if "output_fn" in found
+        else None,
+    )
+
+
+def _of_sagemaker(module: ModuleType, name: str) -> Any:
+    function = getattr(module, name, None)
+    if not inspect.isfunction(function):
+        return None
+    names = tuple(inspect.signature(function).parameters)
+    return function if names in _SAGEMAKER[name] else None

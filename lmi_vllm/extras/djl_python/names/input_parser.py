@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lmi_vllm.inference.hooks.marks import INIT_HANDLER, INPUT_FORMATTER, PREDICTION_HANDLER
+from lmi_vllm.inference.hooks.functions import INIT_HANDLER, INPUT_FORMATTER, PREDICTION_HANDLER
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

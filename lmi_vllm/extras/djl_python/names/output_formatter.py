@@ -9,7 +9,7 @@ from lmi_vllm.extras.djl_python.names.request_io import (
     TextGenerationOutput,
     Token,
 )
-from lmi_vllm.inference.hooks.marks import OUTPUT_FORMATTER
+from lmi_vllm.inference.hooks.functions import OUTPUT_FORMATTER
 
 __all__ = ["RequestOutput", "Sequence", "TextGenerationOutput", "Token", "output_formatter"]
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.extras.bench.answers import Answer
-from lmi_vllm.extras.bench.dialects import DIALECTS
+from lmi_vllm.extras.bench.dialects import DIALECTS, Answer
 from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 
 
