@@ -27,6 +27,7 @@ from lmi_vllm.inference.request.sampling import (
     request_sampling,
     wants_details,
 )
+from lmi_vllm.inference.response.formatters import streams_by_default
 from lmi_vllm.messages import ServingProfile, TgiRoute
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
@@ -256,7 +257,7 @@ def _is_streaming(
         raise PayloadError("stream: expected true or false")
     if tgi_route:
         return bool(stream if tgi_route.is_streaming is None else tgi_route.is_streaming)
-    return bool(stream) or profile.output_formatter in ("jsonlines", "sse")
+    return bool(stream) or streams_by_default(profile.output_formatter)
 
 
 def _check_stream(request: LmiRequest) -> None:

@@ -7,12 +7,11 @@ those of docs/requests.md; JSON is compact and not ASCII-escaped.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from lmi_vllm.errors import tgi_error
-from lmi_vllm.inference.request.payload import LmiRequest
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import (
     GeneratedToken,
@@ -22,14 +21,18 @@ from lmi_vllm.messages import (
     TokenLogprob,
 )
 
+if TYPE_CHECKING:  # requests ask here which formatters stream
+    from lmi_vllm.inference.request.payload import LmiRequest
+
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How one row becomes bytes on the wire."""
+    """How one row becomes bytes on the wire; `is_streamed` where it frames rows of a stream."""
 
     content_type: str
     before: bytes
     after: bytes
+    is_streamed: bool = True
 
     def frame(self, row: object) -> bytes:
         """Return `row` as one framed event."""
@@ -38,14 +41,14 @@ class Framing:
 
 FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
     {
-        "json": Framing("application/json", before=b"", after=b"\n"),
+        "json": Framing("application/json", before=b"", after=b"\n", is_streamed=False),
         "jsonlines": Framing("application/jsonlines", before=b"", after=b"\n"),
         "sse": Framing("text/event-stream", before=b"data: ", after=b"\n\n"),
     }
 )
 # What of an Accept header chooses the framing of a stream; anything else changes nothing.
-ACCEPTED_FRAMINGS: Final[Mapping[str, str]] = MappingProxyType(
-    {"text/event-stream": "sse", "application/jsonlines": "jsonlines"}
+ACCEPTED_FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
+    {framing.content_type: framing for framing in FRAMINGS.values() if framing.is_streamed}
 )
 
 # vLLM's finish reasons in LMI's words; `stop` is told apart by its stop reason.
@@ -57,12 +60,18 @@ _FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
 def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: bool) -> Framing:
     """Return the framing of a stream: what Accept asks for, then what is configured."""
     for part in accept.split(","):
-        name = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
-        if name is not None:
-            return FRAMINGS[name]
-    if output_formatter in ("jsonlines", "sse"):
-        return FRAMINGS[output_formatter]
+        framing = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
+        if framing is not None:
+            return framing
+    if streams_by_default(output_formatter):
+        return FRAMINGS[str(output_formatter)]
     return FRAMINGS["sse" if tgi_compat else "jsonlines"]
+
+
+def streams_by_default(output_formatter: str | None) -> bool:
+    """Whether that formatter streams the answers of requests that do not say."""
+    framing = FRAMINGS.get(output_formatter or "")
+    return framing is not None and framing.is_streamed
 
 
 def finish_reason(chunk: GenerationChunk) -> str:
@@ -136,7 +145,7 @@ _Template = tuple[bytes, int]  # a row, and how often it says the log probabilit
 class StreamFormatter:
     """Formats one streamed sequence: one framed row per token."""
 
-    request: LmiRequest
+    request: "LmiRequest"
     prompt: str
     schema: Schema
     framing: Framing
@@ -212,13 +221,13 @@ class StreamFormatter:
         return row
 
 
-def _as_row(request: LmiRequest, schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
+def _as_row(request: "LmiRequest", schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
     """Return what makes a token's row; candidates have probabilities also when none are wanted."""
     return schema.token if request.wants_logprobs else bare_token
 
 
 def format_result(
-    request: LmiRequest, prompt: str, sequences: Sequence[GenerationChunk], schema: Schema
+    request: "LmiRequest", prompt: str, sequences: Sequence[GenerationChunk], schema: Schema
 ) -> dict[str, Any]:
     """Return the result object of one prompt; `sequences` are its candidates, best first."""
     best = sequences[0]
@@ -260,12 +269,12 @@ def encode_results(results: Sequence[dict[str, Any]], *, is_list: bool, schema: 
     return FRAMINGS["json"].frame(document)
 
 
-def _full_text(request: LmiRequest, prompt: str, chunk: GenerationChunk) -> str:
+def _full_text(request: "LmiRequest", prompt: str, chunk: GenerationChunk) -> str:
     return prompt + chunk.text if request.return_full_text else chunk.text
 
 
 def _other_sequence(
-    request: LmiRequest, prompt: str, chunk: GenerationChunk, schema: Schema
+    request: "LmiRequest", prompt: str, chunk: GenerationChunk, schema: Schema
 ) -> dict[str, Any]:
     prefill = {"prefill": _prefill(chunk, schema)} if request.decoder_input_details else {}
     return {
@@ -285,7 +294,9 @@ def _prefill(chunk: GenerationChunk, schema: Schema) -> list[dict[str, Any]]:
     ]
 
 
-def _all_top_tokens(request: LmiRequest, chunk: GenerationChunk, schema: Schema) -> dict[str, Any]:
+def _all_top_tokens(
+    request: "LmiRequest", chunk: GenerationChunk, schema: Schema
+) -> dict[str, Any]:
     if not request.top_n_tokens:
         return {}
     return {"top_tokens": [_top_tokens(token.top, schema) for token in chunk.tokens]}
