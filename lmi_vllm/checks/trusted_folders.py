@@ -1,10 +1,15 @@
 """Who can change what lies in a folder? Code is taken from places of root and of our own only."""
 
+import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+
+from lmi_vllm.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 MOST_ENTRIES: Final = 10_000  # of a folder that is looked through
 
@@ -25,8 +30,8 @@ def find_distrust(
         is_scratch = place not in places and mode & stat.S_ISVTX
         if mode & stat.S_IWOTH and not is_scratch:
             return (
-                f"everybody may write {place} (mode {stat.S_IMODE(mode):04o}), and {what} "
-                f"is code: chmod o-w {place}"
+                f"everybody may write {place} (mode {stat.S_IMODE(mode):04o}), which is no place "
+                f"for {what}: chmod o-w {place}"
             )
     for place in places if owned is None else owned:
         owner = place.lstat().st_uid
@@ -56,3 +61,43 @@ def _entries(folder: Path) -> Iterator[Path]:
         if count >= MOST_ENTRIES:
             raise ValueError(f"it has more than {MOST_ENTRIES} entries")
         yield path
+
+
+def distrust_of_folder(folder: Path, what: str) -> str:
+    """Return why `folder`, which is made for this user alone if missing, is not safe for `what`."""
+    folder = folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (folder, *folder.parents):
+            # Who owns a link chooses the folder, which may well be one of ours.
+            if path.is_symlink() and path.lstat().st_uid not in (0, os.geteuid()):
+                return f"{path} is a link that belongs to user {path.lstat().st_uid}"
+        real = folder.resolve()
+        if not os.access(real, os.W_OK | os.X_OK):
+            return f"{real} cannot be written"
+        return find_distrust((real,), real.parents, what, (real, *real.parents))
+    except OSError as error:
+        return f"{folder} cannot be made: {error.strerror or error}"
+
+
+def trusted_folder(usual: Path, other: Path, what: str, setting: str) -> Path:
+    """Return `usual`, or `other` with a warning where others can change it; made if missing.
+
+    Raises:
+        StartupError: others can change both; the text names the setting that chooses a third.
+    """
+    reason = distrust_of_folder(usual, what)
+    if not reason:
+        return usual
+    if distrust := distrust_of_folder(other, what):
+        raise StartupError(
+            f"there is no safe folder for {what}: {reason}; {distrust}: set {setting} to a folder "
+            "that is only yours"
+        )
+    logger.warning("%s: %s is used for %s; %s chooses another", reason, other, what, setting)
+    return other
+
+
+def beside(folder: Path) -> Path:
+    """Return the folder of this user beside one that other users may have taken."""
+    return folder.with_name(f"{folder.name}-{os.geteuid()}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.checks.trusted_folders import beside, distrust_of_folder, trusted_folder
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.secrets import mask_urls
@@ -31,6 +32,7 @@ from lmi_vllm.sources.table import upload_directory
 logger = logging.getLogger(__name__)
 
 COPY_SECONDS: Final = 8.0
+_SESSIONS: Final = "the directory of sessions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +91,11 @@ def _error_rates(settings: Settings) -> Mapping[ErrorKind, ErrorRate]:
 
 
 def sessions_of(settings: Settings) -> Sessions:
-    """Return the sessions of these settings; nothing is written before the first is created.
+    """Return the sessions of these settings; where they are enabled their directory is made.
 
     Raises:
-        StartupError: the directory that is asked for cannot be made or written.
+        StartupError: the directory that is asked for cannot be made or written, or there is none
+            that others cannot change.
     """
     is_enabled = settings.model.enable_stateful_sessions
     setting = settings.model.detail("sessions_path")
@@ -101,6 +104,8 @@ def sessions_of(settings: Settings) -> Sessions:
         # /dev/shm is not everywhere, nor everybody's.
         if not os.access(root.parent, os.W_OK):
             root = Path(tempfile.gettempdir()) / DEFAULT_ROOT.name
+        if is_enabled:
+            root = trusted_folder(root, beside(root), _SESSIONS, "option.sessions_path")
     elif is_enabled:
         _check(root, setting.origin)
     seconds = settings.model.sessions_expiration
@@ -131,3 +136,5 @@ def _check(root: Path, origin: Origin) -> None:
         raise StartupError(f"sessions_path ({origin}): {root}: {error.strerror}") from error
     if not os.access(root, os.W_OK):
         raise StartupError(f"sessions_path ({origin}): {root} cannot be written")
+    if reason := distrust_of_folder(root, _SESSIONS):
+        logger.warning("sessions_path (%s): %s", origin, reason)

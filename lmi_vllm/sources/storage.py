@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from filelock import FileLock, Timeout
 
+from lmi_vllm.checks.trusted_folders import beside, trusted_folder
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.base import InterruptedTransferError
 from lmi_vllm.sources.progress import human_size
@@ -27,14 +28,24 @@ _Result = TypeVar("_Result")
 
 
 def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
-    """Where what `url` names is kept: `<root>/download/<hash>`, as the LMI container does."""
+    """Where what `url` names is kept: `<root>/download/<hash>`, as the LMI container does.
+
+    Raises:
+        StartupError: only the temporary directory can be written, and others have a hand in it.
+    """
     root = environ.get("SERVING_DOWNLOAD_DIR") or environ.get("DJL_CACHE_DIR")
     if not root:
         home = Path("~/.djl.ai").expanduser()
         usable = home if home.is_dir() else home.parent
-        root = str(home if os.access(usable, os.W_OK) else Path(tempfile.gettempdir()) / ".djl.ai")
+        root = str(home if os.access(usable, os.W_OK) else _temporary_root())
     digest = hashlib.sha256(url.strip().encode()).hexdigest()[:40]
     return Path(root).expanduser().absolute() / "download" / digest
+
+
+def _temporary_root() -> Path:
+    """The folder below the temporary directory, where every user may have made it before us."""
+    usual = Path(tempfile.gettempdir()) / ".djl.ai"
+    return trusted_folder(usual, beside(usual), "what is fetched", "SERVING_DOWNLOAD_DIR")
 
 
 def entered(directory: Path) -> Path:

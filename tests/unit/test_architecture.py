@@ -29,7 +29,8 @@ ROOMS = {
     "clock": r"",
     "demo": r"",
     "telemetry": SHARED,
-    "sources": rf"{SHARED}|config\..*",
+    # Where others may have made the folder that it fetches to.
+    "sources": rf"{SHARED}|config\..*|checks\.trusted_folders\.\w+",
     "config": rf"{SHARED}|{DEMO}|sources\..*",
     "checks": rf"{SHARED}|{DEMO}|(config|sources)\..*",
     "translate": rf"{SHARED}|(config|sources|checks)\..*",

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.platform import vllm_cache_folder
+from lmi_vllm.checks.compiled_code import OURS, compiled_code_folder
 from lmi_vllm.checks.secure_mode import read_secure_mode
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import LmiError
@@ -209,7 +209,7 @@ def compile_cache(start: PlannedStart) -> CompileCache | None:
     environ = {**start.environ, **start.settings.environment_exports}
     try:
         parts = key_parts(start.model, start.arguments, environ)
-        place = vllm_cache_folder(environ) / "lmi_vllm" / cache_key(parts)
+        place = compiled_code_folder(environ) / OURS / cache_key(parts)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         _remove_abandoned(place.parent)
         return CompileCache(open_cache_store(str(uri), environ), place, parts, environ)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.memory import free_host_memory
+from lmi_vllm.checks.trusted_folders import beside, trusted_folder
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 
 logger = logging.getLogger(__name__)
 
-CACHE_FOLDER: Final = "/tmp/lmcache/"
+CACHE_FOLDER: Final = Path("/tmp/lmcache")
 _PREFIX: Final = "LMCACHE_"
 _GIB: Final = 1 << 30
 _RESERVED_SHARE: Final = 0.2
@@ -89,11 +90,18 @@ def _automatic(model_bytes: int, ranks: int, machine: Machine) -> dict[str, str]
     return {
         "LMCACHE_MAX_LOCAL_CPU_SIZE": _share(machine.memory, model_bytes, ranks),
         "LMCACHE_MAX_LOCAL_DISK_SIZE": _share(machine.disk, model_bytes, ranks),
-        "LMCACHE_LOCAL_DISK": f"file://{CACHE_FOLDER}",
+        "LMCACHE_LOCAL_DISK": f"file://{_cache_folder()}/",
         "LMCACHE_ENABLE_LAZY_MEMORY_ALLOCATOR": "true",
         "PYTHONHASHSEED": "0",
         "LMCACHE_EXTRA_CONFIG": '{"use_odirect": true}',
     }
+
+
+def _cache_folder() -> Path:
+    """LMI's folder, which every user may have made before us: then one of our own beside it."""
+    return trusted_folder(
+        CACHE_FOLDER, beside(CACHE_FOLDER), "LMCache", "option.lmcache_config_file"
+    )
 
 
 def _share(available: int, model_bytes: int, ranks: int) -> str:
