@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.model_files import StartVariables
     from lmi_vllm.server.plan import AroundStart, PlannedStart
     from lmi_vllm.server.process_group import MakeProcesses
+    from lmi_vllm.server.telemetry_start import RunTelemetry
     from lmi_vllm.translate.draft import ArgumentDraft
     from lmi_vllm.web.request import RouteGroup
 
@@ -96,6 +97,8 @@ class Extra:
     instead_of_serving: "tuple[Lazy[Callable[[Settings], ServeOtherwise | None]], ...]" = ()
     # What it does around each start of a model; None where the settings do not ask for it.
     around_start: "Lazy[Callable[[PlannedStart], AroundStart | None]] | None" = None
+    # What reads the server's telemetry, from an open port to the end.
+    telemetry: "Lazy[RunTelemetry] | None" = None
     # The processes beside the first one; None where the settings ask for none.
     processes: "Lazy[MakeProcesses] | None" = None
 

@@ -1,28 +1,23 @@
-"""What settings ask for beside metrics and log lines: EMF, request metrics, SageMaker's file."""
+"""What reads the server's telemetry: what extras export, request metrics, statistics, spans."""
 
 import asyncio
 import contextlib
 import importlib.util
-import logging
-import sys
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
+from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.telemetry.emf import EmfWriter
 from lmi_vllm.telemetry.observers import RequestMetricLog
-from lmi_vllm.telemetry.sagemaker_lines import VARIABLE, TelemetryFile
 from lmi_vllm.translate import traces
 
 if TYPE_CHECKING:
     from lmi_vllm.telemetry.otel import RequestTracer
-
-logger = logging.getLogger(__name__)
 
 LAST_SPANS_SECONDS: Final = 4.0
 OTEL_MODULES: Final = (
@@ -31,36 +26,22 @@ OTEL_MODULES: Final = (
     "opentelemetry.exporter.otlp.proto.grpc",
 )
 
+RunTelemetry = Callable[
+    [InferenceService, Settings, Mapping[str, str]], AbstractAsyncContextManager[None]
+]
+
 
 @contextlib.asynccontextmanager
 async def running_telemetry(
     service: InferenceService, settings: Settings, environ: Mapping[str, str]
 ) -> AsyncIterator[None]:
-    """Tell of the server while the body runs; the last line is written at its end."""
-    observers = service.telemetry.observers
-    if path := environ.get(VARIABLE):
-        telemetry = TelemetryFile(Path(path))
-        logging.getLogger().addHandler(telemetry)
-        observers.append(telemetry.observe)
-        service.telemetry.on_line.append(telemetry.report)
-    if not settings.server.lmi_metrics_emf:
+    """Run what extras do with the server's telemetry, while the body runs."""
+    async with contextlib.AsyncExitStack() as running:
+        for extra in extras().values():
+            if extra.telemetry is not None:
+                run = extra.telemetry.load()
+                await running.enter_async_context(run(service, settings, environ))
         yield
-        return
-    emf = EmfWriter(
-        _write_line,
-        settings.server.lmi_metrics_emf_namespace,
-        lambda: service.lifecycle.model_name,
-        lambda: _gauges(service),
-    )
-    observers.append(emf)
-    service.telemetry.on_ready.append(emf.write_start)
-    seconds = settings.server.lmi_metrics_emf_interval
-    flushing = asyncio.create_task(_flush_often(emf, seconds))
-    try:
-        yield
-    finally:
-        flushing.cancel()
-        emf.flush()
 
 
 @contextlib.asynccontextmanager
@@ -138,27 +119,3 @@ def _is_missing(module: str) -> bool:
         return importlib.util.find_spec(module) is None
     except ModuleNotFoundError:  # its parent is missing
         return True
-
-
-def _gauges(service: InferenceService) -> dict[str, float]:
-    adapters = service.registered_adapters
-    return {
-        "RequestsInFlight": service.queue.in_flight,
-        "AdaptersRegistered": len(adapters),
-        "AdaptersLoaded": sum(adapter.ref is not None for adapter in adapters),
-    }
-
-
-async def _flush_often(emf: EmfWriter, seconds: float) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        emf.flush()
-
-
-def _write_line(line: str) -> None:
-    """Write to stdout, which containers hand to CloudWatch: one write, so that lines stay whole."""
-    try:
-        sys.stdout.write(line)
-        sys.stdout.flush()
-    except OSError as error:  # its reader is gone: no reason to fail a request
-        logger.warning("an EMF line was not written: %s", error)

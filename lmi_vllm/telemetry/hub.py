@@ -24,5 +24,7 @@ class Telemetry:
     observers: list[Observer] = field(default_factory=_always)
     on_ready: list[OnReady] = field(default_factory=list)  # told of each start of a model
     on_line: list[Callable[[str], None]] = field(default_factory=list)  # of SageMaker's telemetry
+    # In a further process of the server: hands such a line to the first one.
+    send_line: Callable[[str], None] | None = None
     on_level: list[Callable[[int], None]] = field(default_factory=list)  # told of log levels
     start_span: StartSpan | None = None

@@ -1,4 +1,4 @@
-"""What the tests of this room share: the whole of `explain --format json`, as a user runs it."""
+"""What the tests of this room share: `explain --format json` as a user runs it, ended requests."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.commands import explain
+from lmi_vllm.telemetry.records import RequestSummary
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Explained:
 
 
 ExplainRun = Callable[..., Explained]
+Ended = Callable[..., RequestSummary]
 
 
 @pytest.fixture
@@ -71,3 +73,15 @@ def explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> ExplainRun:
         return Explained(exit_code, json.loads(capsys.readouterr().out))
 
     return run
+
+
+@pytest.fixture
+def ended() -> Ended:
+    """Return how a request is made that has ended as told."""
+
+    def make(status: int = 200, seconds: float = 1.0, **fields: object) -> RequestSummary:
+        path = "/invocations"
+        base = ("id", "POST", path, path, "127.0.0.1", status, "lmi", "", seconds)
+        return RequestSummary(*base, **{"is_inference": True, **fields})  # type: ignore[arg-type]
+
+    return make

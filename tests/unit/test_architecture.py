@@ -25,7 +25,8 @@ ROOMS = {
     r"|commands\.serve\.ServeOtherwise|config\.settings\.(Extra)?Settings"
     r"|server\.model_files\.StartVariables"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
-    r"|server\.(plan\.(AroundStart|PlannedStart)|process_group\.MakeProcesses)",
+    r"|server\.(plan\.(AroundStart|PlannedStart)|process_group\.MakeProcesses)"
+    r"|server\.telemetry_start\.RunTelemetry",
     "clock": r"",
     "demo": r"",
     "telemetry": SHARED,

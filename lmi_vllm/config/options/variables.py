@@ -63,14 +63,6 @@ class Variables(Section):
     lmi_stats_interval: float = variable(parse.seconds_or_off, "Between two log lines of the "
         "engine's throughput, queue, cache use and acceptance rate; none while idle; 0 is off.",
         default=10, values="seconds")
-    lmi_metrics_emf: bool = variable(parse.boolean, "Write CloudWatch EMF lines on stdout.",
-        default=False, values="bool")
-    lmi_metrics_emf_interval: float = variable(parse.seconds, "Time between two of them.",
-        default=60, values="seconds")
-    lmi_metrics_emf_namespace: str = variable(parse.any_text,
-        "CloudWatch namespace of their metrics.", default="lmi_vllm")
-    sm_telemetry_log_rev_2022_12: str | None = variable(parse.any_text,
-        "File to which telemetry lines are appended; SageMaker sets it.", values="path")
     lmi_console: str = variable(parse.one_of("auto", "on", "off"),
         "The web console; auto: on loopback, or when a key is set.", default="auto",
         values="auto, on, off")

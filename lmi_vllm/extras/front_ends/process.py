@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import uvloop
 
@@ -46,12 +46,6 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import Listeners, open_front_end
 from lmi_vllm.server.service_start import error_statuses
 from lmi_vllm.server.telemetry_start import Traces, running_telemetry
-from lmi_vllm.telemetry.records import RequestSummary
-from lmi_vllm.telemetry.sagemaker_lines import VARIABLE as TELEMETRY_VARIABLE
-from lmi_vllm.telemetry.sagemaker_lines import failure_line
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +75,8 @@ class FrontEndProcess:
     async def run(self) -> None:
         """Serve until the first process says that it is over, or is gone."""
         hello = self._hello
-        observers = self._service.telemetry.observers
-        if hello.environ.get(TELEMETRY_VARIABLE):
-            observers.append(self._tell_failure)
-        environ = {
-            name: value for name, value in hello.environ.items() if name != TELEMETRY_VARIABLE
-        }
-        async with running_telemetry(self._service, hello.settings, environ):
+        self._service.telemetry.send_line = self._send_line
+        async with running_telemetry(self._service, hello.settings, hello.environ):
             self._spawn(self._import())
             listening = asyncio.create_task(self._listen())
             failing = asyncio.create_task(self._failed.wait())
@@ -181,9 +170,8 @@ class FrontEndProcess:
                 self._channel.send(Running(told))
             await asyncio.sleep(TELL_SECONDS)
 
-    def _tell_failure(self, summary: RequestSummary) -> None:
-        if (text := failure_line(summary)) is not None:
-            self._channel.send(TelemetryLine(text))
+    def _send_line(self, text: str) -> None:
+        self._channel.send(TelemetryLine(text))
 
     async def _close(self) -> None:
         await self._queue.wait_own(LAST_WORD_SECONDS)

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from lmi_vllm.telemetry.observers import RequestMetricLog, percentile
-from tests.unit.telemetry.conftest import Ended
+from tests.unit.conftest import Ended
 
 
 def test_every_so_many_requests_are_one_line(

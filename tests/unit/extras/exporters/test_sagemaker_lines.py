@@ -8,8 +8,8 @@ import pytest
 
 from lmi_vllm._version import __version__
 from lmi_vllm.errors import Fault
-from lmi_vllm.telemetry.sagemaker_lines import TelemetryFile
-from tests.unit.telemetry.conftest import Ended
+from lmi_vllm.extras.exporters.sagemaker_lines import TelemetryFile
+from tests.unit.conftest import Ended
 
 
 @pytest.fixture

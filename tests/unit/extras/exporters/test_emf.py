@@ -5,9 +5,9 @@ import re
 from typing import Any
 
 from lmi_vllm.errors import Fault
-from lmi_vllm.telemetry.emf import EmfWriter
+from lmi_vllm.extras.exporters.emf import EmfWriter
 from lmi_vllm.telemetry.records import DISCONNECTED
-from tests.unit.telemetry.conftest import Ended
+from tests.unit.conftest import Ended
 
 
 def writer() -> tuple[EmfWriter, list[str]]:

@@ -1,0 +1,10 @@
+"""What AWS reads of a server: CloudWatch's embedded metrics and SageMaker's telemetry file."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra, Lazy
+
+EXTRA: Final = Extra(
+    settings=(Lazy("lmi_vllm.extras.exporters.settings:ExporterSettings"),),
+    telemetry=Lazy("lmi_vllm.extras.exporters.start:exporting"),
+)

@@ -1,0 +1,88 @@
+"""Exports as the settings ask for it, from an open port to the end of the server."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.extras.exporters.emf import EmfWriter
+from lmi_vllm.extras.exporters.sagemaker_lines import VARIABLE, TelemetryFile, failure_line
+from lmi_vllm.extras.exporters.settings import ExporterSettings
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.telemetry.hub import Telemetry
+from lmi_vllm.telemetry.records import Observer, RequestSummary
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def exporting(
+    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+) -> AsyncIterator[None]:
+    """Export while the body runs; CloudWatch's last line is written at its end."""
+    if path := environ.get(VARIABLE):
+        _write_telemetry(service.telemetry, Path(path))
+    asked = settings.extra(ExporterSettings)
+    if not asked.lmi_metrics_emf:
+        yield
+        return
+    emf = EmfWriter(
+        _write_line,
+        asked.lmi_metrics_emf_namespace,
+        lambda: service.lifecycle.model_name,
+        lambda: _gauges(service),
+    )
+    service.telemetry.observers.append(emf)
+    service.telemetry.on_ready.append(emf.write_start)
+    flushing = asyncio.create_task(_flush_often(emf, asked.lmi_metrics_emf_interval))
+    try:
+        yield
+    finally:
+        flushing.cancel()
+        emf.flush()
+
+
+def _write_telemetry(hub: Telemetry, path: Path) -> None:
+    """Append lines to SageMaker's file; of several processes the first one does, for all."""
+    if hub.send_line is not None:
+        hub.observers.append(_sent_failures(hub.send_line))
+        return
+    file = TelemetryFile(path)
+    logging.getLogger().addHandler(file)
+    hub.observers.append(file.observe)
+    hub.on_line.append(file.report)
+
+
+def _sent_failures(send: Callable[[str], None]) -> Observer:
+    def observe(summary: RequestSummary) -> None:
+        if (text := failure_line(summary)) is not None:
+            send(text)
+
+    return observe
+
+
+def _gauges(service: InferenceService) -> dict[str, float]:
+    adapters = service.registered_adapters
+    return {
+        "RequestsInFlight": service.queue.in_flight,
+        "AdaptersRegistered": len(adapters),
+        "AdaptersLoaded": sum(adapter.ref is not None for adapter in adapters),
+    }
+
+
+async def _flush_often(emf: EmfWriter, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        emf.flush()
+
+
+def _write_line(line: str) -> None:
+    """Write to stdout, which containers hand to CloudWatch: one write, so that lines stay whole."""
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError as error:  # its reader is gone: no reason to fail a request
+        logger.warning("an EMF line was not written: %s", error)

@@ -1,0 +1,54 @@
+"""Who exports: the server's first process writes, the others send it their lines."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.clock import Clock
+from lmi_vllm.config.settings import load_settings
+from lmi_vllm.errors import Fault
+from lmi_vllm.server.service_start import new_service
+from lmi_vllm.server.telemetry_start import running_telemetry
+from tests.unit.conftest import Ended
+
+
+async def tell(environ: Mapping[str, str], ended: Ended, sent: list[str] | None = None) -> None:
+    """Run a server's exports around one failed request; further processes fill `sent`."""
+    settings = load_settings(environ)
+    service = new_service(settings, Clock())
+    service.telemetry.send_line = None if sent is None else sent.append
+    async with running_telemetry(service, settings, environ):
+        for observe in service.telemetry.observers:
+            observe(ended(500, fault=Fault.ENGINE))
+
+
+@pytest.fixture(autouse=True)
+def _same_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root logger has no handler more after a test."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [*logging.getLogger().handlers])
+
+
+async def test_the_first_process_writes_the_file(tmp_path: Path, ended: Ended) -> None:
+    """A failure of ours is a line of it."""
+    await tell({"SM_TELEMETRY_LOG_REV_2022_12": str(tmp_path / "lines")}, ended)
+    assert "EngineFailure:1 count" in (tmp_path / "lines").read_text()
+
+
+async def test_a_further_process_sends_its_lines(tmp_path: Path, ended: Ended) -> None:
+    """One process writes the file, where there is one."""
+    sent: list[str] = []
+    await tell({"SM_TELEMETRY_LOG_REV_2022_12": str(tmp_path / "lines")}, ended, sent)
+    await tell({}, ended, sent)
+    assert sent == ["ModelServerError: engine failure: 1 count"]
+    assert not (tmp_path / "lines").exists()
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_the_last_emf_line_is_written_at_the_end(
+    ended: Ended, capsys: pytest.CaptureFixture[str], is_on: bool
+) -> None:
+    """However long the interval is; unasked, none is."""
+    await tell({"LMI_METRICS_EMF": str(is_on).lower()}, ended)
+    assert ('"ServerError":1' in capsys.readouterr().out) == is_on
