@@ -12,6 +12,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+from lmi_vllm.errors import ConfigurationError
 from tests.contract.vllm_configuration import engine_arguments, vllm_configuration
 
 pytestmark = pytest.mark.vllm
@@ -50,8 +53,6 @@ READ = [
     pytest.param("dynamic_int8", PLAIN, "OnlineQuantizationConfig", id="dynamic_int8"),
 ]
 REFUSED = [
-    pytest.param("", {"quant_method": "bitsandbytes"}, "bitsandbytes", id="bitsandbytes"),
-    pytest.param("", {"quant_method": "squeezellm"}, "squeezellm", id="squeezellm"),
     pytest.param("fp8", AWQ, r"\(awq\) does not match", id="fp8 on AWQ"),
     pytest.param("gptq", AWQ, r"\(awq\) does not match", id="gptq on AWQ"),
     pytest.param("awq_marlin", AWQ, r"\(awq\) does not match", id="awq_marlin on a CPU"),
@@ -77,6 +78,14 @@ def test_weights_are_read_by(
 def test_vllm_refuses(
     tmp_path: Path, quantize: str, quantized: Mapping[str, Any], said: str
 ) -> None:
-    """What it no longer reads, and two methods at once."""
+    """Two methods at once."""
     with pytest.raises(ValueError, match=said):
         configuration(quantize, quantized, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "squeezellm"])
+def test_checkpoint_that_vllm_no_longer_reads_is_refused_by_us(tmp_path: Path, method: str) -> None:
+    """With the alternative, before the engine starts; and this vLLM really has lost the method."""
+    with pytest.raises(ConfigurationError, match=f"{method} .*use the unquantized model"):
+        configuration("", {"quant_method": method}, tmp_path)
+    assert method not in QUANTIZATION_METHODS
