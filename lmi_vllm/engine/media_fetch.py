@@ -70,23 +70,10 @@ async def fetch_media(
         MediaRefusedError: it may not be fetched, is too large or late, or its server says no.
     """
     limit = min(policy.max_bytes, max_bytes or policy.max_bytes)
-    timeout = aiohttp.ClientTimeout(
-        total=None, sock_connect=silence_seconds, sock_read=silence_seconds
-    )
     guard = _Guard(policy)
-    connector = aiohttp.TCPConnector(socket_factory=guard.open_socket)
     hops = MAX_REDIRECTS if follows_redirects else 0
     try:
-        async with (
-            asyncio.timeout(policy.seconds),
-            # A proxy of the environment would do the connecting, where no address can be checked.
-            aiohttp.ClientSession(
-                connector=connector,
-                timeout=timeout,
-                trust_env=policy.allows_private,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            ) as session,
-        ):
+        async with asyncio.timeout(policy.seconds), guard.session(silence_seconds) as session:
             return await _follow(session, url, domains, hops, limit)
     except TimeoutError as error:
         raise MediaRefusedError(
@@ -104,11 +91,23 @@ async def fetch_media(
 
 
 class _Guard:
-    """Makes the sockets of one fetch, for public addresses unless the policy allows all."""
+    """Makes the client of one fetch, for public addresses unless the policy allows all."""
 
     def __init__(self, policy: MediaPolicy) -> None:
         self._allows_private = policy.allows_private
         self.has_refused = False
+
+    def session(self, silence_seconds: float | None) -> aiohttp.ClientSession:
+        """Return a client that connects by these sockets alone and keeps nothing between calls."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(socket_factory=self.open_socket),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=silence_seconds, sock_read=silence_seconds
+            ),
+            # A proxy of the environment would do the connecting, where no address can be checked.
+            trust_env=self._allows_private,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
 
     def open_socket(self, info: Any) -> socket.socket:
         """Return a socket for one address of getaddrinfo.

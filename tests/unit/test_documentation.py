@@ -141,3 +141,40 @@ def test_dangling_references_are_found() -> None:
         "docs/requests.md#nothing",
         "docs/none.md",
     ]
+
+
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def named_paths(text: str) -> list[tuple[str, str]]:
+    """Every path in backticks, with the room of the table row in which it stands."""
+    found = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        rooms = re.findall(r"`([\w/]+/)`", cells[1]) if len(cells) > 1 else []
+        for path in re.findall(r"`(\w[\w./-]*(?:/|\.py|\.toml|\.md))[`: ]", line):
+            found.append((path, rooms[0] if rooms else ""))
+    return found
+
+
+def is_there(path: str, room: str) -> bool:
+    """Whether the repository, the package or that room has the path."""
+    return any((ROOT / top / path).exists() for top in ("", "lmi_vllm", f"lmi_vllm/{room}"))
+
+
+@pytest.mark.parametrize(("path", "room"), sorted(set(named_paths(ARCHITECTURE))))
+def test_path_of_the_architecture_page_exists(path: str, room: str) -> None:
+    """What moves takes its mention along."""
+    assert is_there(path, room)
+
+
+def test_architecture_page_names_every_room_and_extra() -> None:
+    """No folder of the package goes unsaid, and the check above sees them."""
+    paths = {path for path, _ in named_paths(ARCHITECTURE)}
+    folders = {p.parent for p in (ROOT / "lmi_vllm").glob("*/__init__.py")}
+    assert {f"{folder.name}/" for folder in folders} <= paths
+    extras = {p.parent.name for p in (ROOT / "lmi_vllm/extras").glob("*/__init__.py")}
+    listed = ARCHITECTURE.split("## Extras")[1].split("## ")[0]
+    assert {name for name in re.findall(r"`(\w+)`", listed) if name in extras} == extras
+    assert len(paths) > 30
+    assert not is_there("gone.py", "config/")

@@ -180,15 +180,8 @@ def parse_lmi_request(
     Raises:
         PayloadError: names the field and what is allowed.
     """
-    if "inputs" not in payload:
-        raise PayloadError(f"inputs: expected text; example: {EXAMPLE_BODY}")
-    prompts, is_list = _prompts(payload["inputs"])
-    if tgi_route and is_list:
-        raise PayloadError("inputs: expected text; lists are for /invocations")
-    raw = payload.get("parameters")
-    if raw is not None and not isinstance(raw, dict):
-        raise PayloadError("parameters: expected an object")
-    parameters = parse_parameters(raw or {})
+    prompts, is_list = _prompts(payload, tgi_route)
+    parameters = _parameters(payload)
     given = dict(parameters)
     check_limits(given, profile.limits, "parameters.")
     check_logprobs(given, profile.limits)
@@ -271,7 +264,13 @@ def _check_stream(request: LmiRequest) -> None:
         raise PayloadError("parameters.decoder_input_details: not available when streaming")
 
 
-def _prompts(inputs: object) -> tuple[tuple[str, ...], bool]:
+def _prompts(
+    payload: Mapping[str, Any], tgi_route: TgiRoute | None
+) -> tuple[tuple[str, ...], bool]:
+    """The prompts, and whether they came as a list."""
+    if "inputs" not in payload:
+        raise PayloadError(f"inputs: expected text; example: {EXAMPLE_BODY}")
+    inputs = payload["inputs"]
     if isinstance(inputs, str):
         prompts, is_list = (inputs,), False
     elif isinstance(inputs, list) and all(isinstance(item, str) for item in inputs):
@@ -280,4 +279,13 @@ def _prompts(inputs: object) -> tuple[tuple[str, ...], bool]:
         raise PayloadError("inputs: expected text or a list of texts")
     if not prompts or "" in prompts:
         raise PayloadError("inputs: an empty prompt is not allowed")
+    if tgi_route and is_list:
+        raise PayloadError("inputs: expected text; lists are for /invocations")
     return prompts, is_list
+
+
+def _parameters(payload: Mapping[str, Any]) -> GenerationParameters:
+    raw = payload.get("parameters")
+    if raw is not None and not isinstance(raw, dict):
+        raise PayloadError("parameters: expected an object")
+    return parse_parameters(raw or {})
