@@ -40,7 +40,7 @@ CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
 INTRODUCTION: Final = """\
 # Option reference
 
-Generated from `lmi_vllm/config/options/` by `make docs`. Do not edit.
+Generated from `lmi_vllm/config/options/` and the settings of the extras by `make docs`. Do not edit.
 
 An option is written in one of three ways:
 

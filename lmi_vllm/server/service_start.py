@@ -16,7 +16,7 @@ from lmi_vllm.checks.trusted_folders import beside, distrust_of_folder, trusted_
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.settings import Setting, Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, LmiError, StartupError, StatusTable
 from lmi_vllm.inference.deferred import DEFAULT_CAPACITY, DeferredResults
@@ -25,7 +25,6 @@ from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.inference.sessions import DEFAULT_ROOT, Sessions
-from lmi_vllm.origin import Origin
 from lmi_vllm.server.process_group import ProcessGroup
 from lmi_vllm.sources.table import upload_directory
 
@@ -107,7 +106,7 @@ def sessions_of(settings: Settings) -> Sessions:
         if is_enabled:
             root = trusted_folder(root, beside(root), _SESSIONS, "option.sessions_path")
     elif is_enabled:
-        _check(root, setting.origin)
+        _check(root, setting)
     seconds = settings.model.sessions_expiration
     return Sessions(root, seconds, is_enabled=is_enabled)
 
@@ -129,7 +128,8 @@ async def copy_sessions(settings: Settings, sessions: Sessions, environ: Mapping
         logger.info("copied %d session files to %s", count, shown)
 
 
-def _check(root: Path, origin: Origin) -> None:
+def _check(root: Path, setting: Setting) -> None:
+    origin = setting.origin
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
