@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.server.model_files import StartVariables
-    from lmi_vllm.server.plan import AroundStart, PlannedStart
+    from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.server.process_group import MakeProcesses
     from lmi_vllm.server.telemetry_start import RunTelemetry
     from lmi_vllm.translate.draft import ArgumentDraft
@@ -85,12 +85,16 @@ class Extra:
     before_custom_code: "tuple[Lazy[Callable[[], None]], ...]" = ()
     # Translation rules that come before the parallel sizes are put.
     placement_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
+    # Translation rules that come after them.
+    late_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     # Translation rules that read the checkpoint of a local model: they run last, and once more for
     # a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     engines: tuple[OwnEngine, ...] = ()
     # Model classes that vLLM is given: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # Environment variables that libraries find from the plan of a start on.
+    plan_variables: "tuple[Lazy[PlanVariables], ...]" = ()
     # Environment variables that the libraries of the engine find, once the model's files are here.
     start_variables: "tuple[Lazy[StartVariables], ...]" = ()
     # What `serve` does with these settings instead of opening a port; None where it opens one.

@@ -16,7 +16,7 @@ from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.service_start import ServerContext, sessions_of
 from lmi_vllm.server.start_log import StartSummary, log_plan, log_progress
 from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
-from lmi_vllm.server.telemetry_start import Traces, log_request_metrics
+from lmi_vllm.server.telemetry_start import log_request_metrics
 from lmi_vllm.translate.arguments import Translation, translate_start
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import as_document, explain
@@ -27,13 +27,10 @@ logger = logging.getLogger(__name__)
 class ModelKeeper:
     """Starts what the settings ask for, keeps it up, and ends it."""
 
-    def __init__(
-        self, context: ServerContext, settings: Settings, typed: CommandLine, traces: Traces
-    ) -> None:
+    def __init__(self, context: ServerContext, settings: Settings, typed: CommandLine) -> None:
         self._context = context
         self._settings = settings
         self._typed = typed
-        self._traces = traces
         self._running: Supervisor | ModelSlot | None = None  # what has an engine to close
         self._translation: Translation | None = None  # a registered model brings its own
 
@@ -97,7 +94,8 @@ class ModelKeeper:
         service.queue.resize(settings.server.job_queue_size)  # which the model may have brought
         service.expect(model, plan.profile, sessions_of(settings))
         log_request_metrics(service, settings)
-        self._traces.prepare(plan.arguments)
+        for prepare in service.telemetry.on_plan:
+            prepare(plan.arguments)
         log_plan(plan)
         start = ModelStart(self._context, settings, plan)
         return Supervisor(self._context, start, policy, partial(self._announce, url, curl, plan))
@@ -105,7 +103,6 @@ class ModelKeeper:
     def _announce(self, url: str, curl: str, plan: StartPlan) -> None:
         service = self._context.service
         StartSummary(plan, service, url, curl).log()
-        self._traces.begin()
         start = service.lifecycle.start
         phases = {str(name): spent for name, spent in start.phase_seconds.items()}
         for tell in service.telemetry.on_ready:

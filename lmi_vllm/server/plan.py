@@ -1,7 +1,7 @@
 """What is to be started, known before a byte is fetched or an engine imported."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -11,16 +11,18 @@ from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
 from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.server.code_start import check_custom_code
 from lmi_vllm.sources.hub.location import asks_for_fast_transfer
-from lmi_vllm.translate import traces
 from lmi_vllm.translate.arguments import Translation, detect_devices, translate_start
 from lmi_vllm.translate.explain import explain
 
 logger = logging.getLogger(__name__)
 
 FAST_TRANSFER: Final = "HF_XET_HIGH_PERFORMANCE"
+
+PlanVariables = Callable[[EngineArguments, Mapping[str, str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def _exports(
     found: dict[str, str] = {}
     if asks_for_fast_transfer(environ) and FAST_TRANSFER not in environ:
         found[FAST_TRANSFER] = "1"
-    if endpoint := arguments.values.get(traces.ARGUMENT):
-        found |= traces.trace_variables(str(endpoint), environ)
+    for extra in extras().values():
+        for variables in extra.plan_variables:
+            found |= variables.load()(arguments, environ)
     return MappingProxyType({**found, **settings.environment_exports})

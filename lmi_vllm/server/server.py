@@ -16,7 +16,7 @@ from lmi_vllm.server.model_keeper import ModelKeeper
 from lmi_vllm.server.process_group import OneProcess, ProcessGroup
 from lmi_vllm.server.service_start import ServerContext, copy_sessions, new_service
 from lmi_vllm.server.supervisor import Outcome
-from lmi_vllm.server.telemetry_start import Traces, engine_statistics, running_telemetry
+from lmi_vllm.server.telemetry_start import engine_statistics, running_telemetry
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 
 logger = logging.getLogger(__name__)
@@ -42,12 +42,11 @@ class Server:
         self._environ = environ
         self._clock = clock = clock or Clock()
         self.service = new_service(settings, clock)
-        self._traces = Traces(self.service, environ)
         self._processes = _processes(self.service, settings, environ)
         context = ServerContext(
             self.service, environ, exports, engine_factory, self._processes, clock
         )
-        self._models = ModelKeeper(context, settings, typed, self._traces)
+        self._models = ModelKeeper(context, settings, typed)
 
     async def run(self, stop: asyncio.Event) -> tuple[int, str]:
         """Serve until `stop` is set, a start fails or the engine dies; returns code and reason.
@@ -90,7 +89,8 @@ class Server:
             await self._drain(stop)
             life.cancel()
         copy = copy_sessions(self._settings, self.service.sessions, self._environ)
-        await self._traces.close()
+        for end in self.service.telemetry.on_drained:
+            await end()
         await asyncio.gather(copy, self._close_engine(stop))
         await self._processes.end()
         await listeners.close()

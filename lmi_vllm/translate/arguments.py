@@ -20,7 +20,7 @@ from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.sources.local import is_file
 from lmi_vllm.sources.model_source import locate_model
-from lmi_vllm.translate import parallel, speculation, traces
+from lmi_vllm.translate import parallel, speculation
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.draft import ArgumentDraft
@@ -54,7 +54,6 @@ _LATE_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
     parallel.place,
     parallel.check_lmcache_workers,
     speculation.check_draft_degree,
-    traces.traces,
 )
 
 
@@ -134,6 +133,9 @@ def translate(settings: Settings, model: ModelArtifacts | None, devices: Devices
             placing.load()(draft)
     for rule in _LATE_RULES:
         rule(draft)
+    for extra in extras().values():
+        for late in extra.late_rules:
+            late.load()(draft)
     return _with_checkpoint_rules(draft)
 
 

@@ -15,7 +15,6 @@ from lmi_vllm.server.model_keeper import ModelKeeper
 from lmi_vllm.server.process_group import OneProcess
 from lmi_vllm.server.service_start import ServerContext, new_service
 from lmi_vllm.server.supervisor import FRONT_ENDS_DIED, RESTART_PAUSE_SECONDS, Outcome
-from lmi_vllm.server.telemetry_start import Traces
 from tests.server.conftest import Engines, ManualClock, until
 
 
@@ -54,7 +53,7 @@ class Kept:
         self.clock, self.processes = ManualClock(), Processes()
         self.service = new_service(settings, self.clock)
         context = ServerContext(self.service, environ, {}, engines, self.processes, self.clock)
-        self._keeper = ModelKeeper(context, settings, typed, Traces(self.service, environ))
+        self._keeper = ModelKeeper(context, settings, typed)
         self.run = asyncio.create_task(self._keeper.run("http://h", "curl"))
 
     async def became(self, state: State) -> None:

@@ -25,7 +25,7 @@ ROOMS = {
     r"|commands\.serve\.ServeOtherwise|config\.settings\.(Extra)?Settings"
     r"|server\.model_files\.StartVariables"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
-    r"|server\.(plan\.(AroundStart|PlannedStart)|process_group\.MakeProcesses)"
+    r"|server\.(plan\.(AroundStart|PlannedStart|PlanVariables)|process_group\.MakeProcesses)"
     r"|server\.telemetry_start\.RunTelemetry",
     "clock": r"",
     "demo": r"",
@@ -65,7 +65,7 @@ LIBRARIES = {
     "huggingface_hub": r"sources/hub/\w+\.py",
     "xgrammar": r"engine/vllm/workarounds/\w+\.py",
     "prometheus_client": r"telemetry/(metrics|registry)\.py|web/management_routes\.py",
-    "opentelemetry": r"telemetry/otel\.py",
+    "opentelemetry": r"extras/traces/spans\.py",
     "torch": r"engine/vllm/(workarounds/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py",
     "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(model|sampling)\.py"
     r"|extras/legacy_models/classes\.py",

@@ -66,18 +66,6 @@ class Variables(Section):
     lmi_console: str = variable(parse.one_of("auto", "on", "off"),
         "The web console; auto: on loopback, or when a key is set.", default="auto",
         values="auto, on, off")
-    otel_exporter_otlp_endpoint: str | None = variable(parse.any_text, "Traces are sent there, to "
-        "/v1/traces below it unless by grpc; it becomes the engine argument otlp_traces_endpoint.",
-        values="URL")
-    otel_exporter_otlp_traces_endpoint: str | None = variable(parse.any_text,
-        "Traces are sent there exactly.", values="URL")
-    otel_exporter_otlp_traces_protocol: str | None = variable(parse.one_of("grpc", "http/protobuf"),
-        "How; unset: OTEL_EXPORTER_OTLP_PROTOCOL, else grpc to port 4317 and HTTP to others.",
-        values="grpc, http/protobuf")
-    otel_exporter_otlp_protocol: str | None = variable(parse.one_of("grpc", "http/protobuf"),
-        "As OTEL_EXPORTER_OTLP_TRACES_PROTOCOL.", values="grpc, http/protobuf")
-    otel_service_name: str | None = variable(parse.any_text,
-        "`service.name` of traces; unset: lmi_vllm.")
     hf_token: str | None = variable(parse.any_text, "Token for the Hugging Face hub.")
     hugging_face_hub_token: str | None = variable(parse.any_text, "Read when HF_TOKEN is unset.")
     hf_home: str | None = variable(parse.any_text, "The hub library's cache.", values="path")

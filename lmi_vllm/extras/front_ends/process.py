@@ -45,7 +45,7 @@ from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import Listeners, open_front_end
 from lmi_vllm.server.service_start import error_statuses
-from lmi_vllm.server.telemetry_start import Traces, running_telemetry
+from lmi_vllm.server.telemetry_start import running_telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,7 @@ class FrontEndProcess:
         self._lifecycle = Lifecycle(error_rates=errors)
         self._queue = RequestQueue(self._lifecycle, slots=self._row)
         self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
-        self._traces = Traces(self._service, hello.environ)
-        self._model = SeatedModel(self._service, self._traces, channel)
+        self._model = SeatedModel(self._service, channel)
         self._begin: Begin | None = None
         self._listeners: Listeners | None = None
         self._forwarder: Forwarder | None = None
@@ -175,7 +174,8 @@ class FrontEndProcess:
 
     async def _close(self) -> None:
         await self._queue.wait_own(LAST_WORD_SECONDS)
-        await self._traces.close()
+        for end in self._service.telemetry.on_drained:
+            await end()
         if self._listeners is not None:
             await self._listeners.close()
         if self._forwarder is not None:

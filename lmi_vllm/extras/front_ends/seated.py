@@ -27,7 +27,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.liveness import warm_up
 from lmi_vllm.server.service_start import sessions_of
-from lmi_vllm.server.telemetry_start import Traces, log_request_metrics
+from lmi_vllm.server.telemetry_start import log_request_metrics
 
 if TYPE_CHECKING:
     from lmi_vllm.engine.vllm.engine import JoinedEngine
@@ -45,9 +45,8 @@ class Figures:
 class SeatedModel:
     """Serves over an engine that another process started, as long as that one has it."""
 
-    def __init__(self, service: InferenceService, traces: Traces, channel: Channel) -> None:
+    def __init__(self, service: InferenceService, channel: Channel) -> None:
         self._service = service
-        self._traces = traces
         self._first = AskedFirst(channel)
         self._channel = channel
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
@@ -119,8 +118,8 @@ class SeatedModel:
         service.expect(begin.model, profile, sessions_of(begin.settings))
         service.lifecycle.expect_model(begin.model_name)
         log_request_metrics(service, begin.settings)
-        self._traces.prepare(begin.arguments)
-        self._traces.begin()
+        for prepare in service.telemetry.on_plan:
+            prepare(begin.arguments)
         self._adapters = FollowedAdapters(
             engine,
             self._first.load,

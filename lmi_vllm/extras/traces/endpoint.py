@@ -9,6 +9,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.extras.traces.settings import TraceSettings
+from lmi_vllm.messages import EngineArguments
 from lmi_vllm.translate.draft import ArgumentDraft
 
 ARGUMENT: Final = "otlp_traces_endpoint"
@@ -22,12 +24,12 @@ GRPC_PORT: Final = 4317  # registered for OTLP over gRPC, as 4318 is for HTTP
 SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
 
 
-def traces(draft: ArgumentDraft) -> None:
+def put_endpoint(draft: ArgumentDraft) -> None:
     """Hand the endpoint to the engine, unless it has one of its own."""
-    server = draft.settings.server
-    protocol = server.otel_exporter_otlp_traces_protocol or server.otel_exporter_otlp_protocol or ""
+    asked = draft.settings.extra(TraceSettings)
+    protocol = asked.otel_exporter_otlp_traces_protocol or asked.otel_exporter_otlp_protocol or ""
     for name in (TRACES_ENDPOINT, ENDPOINT):
-        setting = server.detail(name)
+        setting = asked.detail(name)
         if setting is None or not setting.value or ARGUMENT in draft.values:
             continue
         url = str(setting.value)
@@ -56,6 +58,12 @@ def chosen_protocol(endpoint: str, asked: str) -> str:
     except ValueError:
         port = None
     return GRPC if port == GRPC_PORT else HTTP
+
+
+def plan_variables(arguments: EngineArguments, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what libraries have to find, where the engine sends traces."""
+    endpoint = arguments.values.get(ARGUMENT)
+    return trace_variables(str(endpoint), environ) if endpoint else {}
 
 
 def trace_variables(endpoint: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_vllm.translate.traces import chosen_protocol, trace_variables
+from lmi_vllm.extras.traces.endpoint import chosen_protocol, trace_variables
 from tests.unit.conftest import ExplainRun
 
 MODEL = "option.model_id=acme/tiny\n"
