@@ -25,6 +25,7 @@ from integration.matrix.run import NEW_TOKENS, OPTIONS, PROMPT, greedy
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments
 from lmi_vllm.engine.vllm.processes import register_models
+from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.sources.model_source import locate_model
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
@@ -38,7 +39,10 @@ def compared(row: Architecture, folder: Path) -> dict[str, object]:
     environ = {**OPTIONS, **row.options, "HF_MODEL_ID": str(folder)}
     settings = load_settings(environ)
     model = locate_model(settings, environ)
-    arguments = translate(settings, model, Devices()).require_valid().arguments
+    found = translate(settings, model, Devices())
+    if found.errors:
+        raise ConfigurationError(found.errors)
+    arguments = found.arguments
     register_models()
     parsed = parse_vllm_arguments(arguments.values)
     llm = LLM.from_engine_args(EngineArgs.from_cli_args(parsed))

@@ -152,11 +152,6 @@ class AdapterSources:
         return local.resolve().is_relative_to(self.model_directory.resolve())
 
 
-def resolve_adapter_source(src: str, environ: Mapping[str, str]) -> str:
-    """Return the local directory of a source, checked without a base model to compare with."""
-    return AdapterSources(environ).resolve(src)
-
-
 def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
     """Return name -> path of the adapters below a model directory, in name order."""
     root = directory / folder if directory is not None else None

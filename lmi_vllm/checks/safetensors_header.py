@@ -37,16 +37,6 @@ class Tensor:
         return _BITS[self.dtype] // 8
 
 
-def read_shapes(path: Path) -> dict[str, Shape]:
-    """Return the shape of each tensor, after checking that header and file agree.
-
-    Raises:
-        DamagedFileError: they do not.
-        OSError: the file cannot be read.
-    """
-    return {name: tensor.shape for name, tensor in read_tensors(path).items()}
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return what each tensor is and where, after checking that header and file agree.
 

@@ -15,6 +15,7 @@ import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lmi_vllm.checks.platform import raise_open_files
+from lmi_vllm.commands.explain import command_line_of
 from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.settings import CommandLine, Settings, load_settings
@@ -58,23 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def command_line(arguments: argparse.Namespace) -> CommandLine:
-    """Return what was typed, as the settings read it."""
-    return CommandLine(
-        host=arguments.host,
-        port=arguments.port,
-        model=arguments.model,
-        demo=arguments.demo,
-        strict=arguments.strict,
-        config_file=arguments.config_file,
-        model_store=arguments.model_store,
-        models=arguments.models,
-    )
-
-
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     """Serve until told to stop; never returns: see `leave`."""
-    typed = command_line(arguments)
+    typed = command_line_of(arguments)
     settings = load_settings(environ, typed)
     if settings.errors:  # before the port opens, all problems at once, secrets masked
         translation = translate_start(settings, environ, detect_devices(environ))

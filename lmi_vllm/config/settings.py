@@ -48,7 +48,6 @@ from lmi_vllm.config.resolve import Resolver, report_model_ids, report_queue
 from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
 from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import settle_address
-from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
@@ -174,11 +173,6 @@ class Settings:
         """Every setting that has a value: the model's, then the server's."""
         yield from self.model.details.values()
         yield from self.server_details()
-
-    def require_valid(self) -> None:
-        """Raise ConfigurationError with every error found, if there is one."""
-        if self.errors:
-            raise ConfigurationError(self.errors)
 
 
 def load_settings(

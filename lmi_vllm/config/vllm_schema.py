@@ -24,7 +24,6 @@ class VllmArgument:
     name: str
     kind: str
     is_list: bool
-    is_optional: bool
     choices: tuple[object, ...]
     default: object
     help: str
@@ -54,7 +53,6 @@ def _arguments(rows: Mapping[str, Mapping[str, object]]) -> Mapping[str, VllmArg
                 name=name,
                 kind=str(row["kind"]),
                 is_list=bool(row.get("list")),
-                is_optional=bool(row.get("optional")),
                 choices=tuple(row.get("choices", ())),  # type: ignore[arg-type]
                 default=row["default"],
                 help=str(row["help"]),

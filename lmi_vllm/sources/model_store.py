@@ -14,7 +14,6 @@ from lmi_vllm.sources.local import file_url_path, is_directory, is_file
 from lmi_vllm.sources.storage import entered
 
 PROPERTIES_NAME: Final = "serving.properties"
-DEFAULT_STORE: Final = "/opt/ml/model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from lmi_vllm.config.options import EffectWord, Option
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.variable_names import find_option
-from lmi_vllm.errors import ConfigurationError, ModelSourceError, NoModelError
+from lmi_vllm.errors import ModelSourceError, NoModelError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
@@ -73,16 +73,6 @@ class Translation:
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     missing: ModelSourceError | None = None
-
-    def require_valid(self) -> "Translation":
-        """The translation itself.
-
-        Raises:
-            ConfigurationError: with every error found, if there is one.
-        """
-        if self.errors:
-            raise ConfigurationError(self.errors)
-        return self
 
 
 def translate_start(

@@ -33,7 +33,9 @@ def engine_arguments(
     environ = {"HF_MODEL_ID": str(folder)}
     settings = load_settings(environ)
     assert not settings.errors
-    return translate(settings, locate_model(settings, environ), Devices()).require_valid().arguments
+    found = translate(settings, locate_model(settings, environ), Devices())
+    assert not found.errors
+    return found.arguments
 
 
 def vllm_configuration(arguments: EngineArguments) -> Any:

@@ -15,7 +15,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from lmi_vllm.adapters.check import check_adapter, describe_base
-from lmi_vllm.checks.safetensors_header import DamagedFileError, read_shapes
+from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
@@ -99,7 +99,7 @@ def weights(data: bytes) -> None:
         file.write(data)
         file.flush()
         with contextlib.suppress(DamagedFileError):
-            read_shapes(Path(file.name))
+            read_tensors(Path(file.name))
 
 
 def adapter(data: bytes) -> None:

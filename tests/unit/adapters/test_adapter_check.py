@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters.check import BaseModel, check_adapter, describe_base
-from lmi_vllm.checks.safetensors_header import DamagedFileError, read_shapes
+from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import AdapterRefusedError
 from tests.support.adapter_files import (
@@ -112,4 +112,4 @@ def test_header_that_does_not_fit_its_file_is_damage(
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
     with pytest.raises(DamagedFileError, match=text):
-        read_shapes(path)
+        read_tensors(path)
