@@ -134,7 +134,9 @@ def test_stall_without_requests_left_ends_with_a_token_of_ours(
     server_process: StartServer,
 ) -> None:
     """The stalled requests have timed out and new ones are refused: health returns all the same."""
-    server, url = start(server_process, LMI_STALL_TIMEOUT="2", PREDICT_TIMEOUT="4")
+    server, url = start(
+        server_process, LMI_STALL_TIMEOUT="2", PREDICT_TIMEOUT="4", LMI_STALL_RESTART_TIMEOUT="0"
+    )
     engine = engine_of(server)
     os.kill(engine.pid, signal.SIGSTOP)
     try:
@@ -145,6 +147,26 @@ def test_stall_without_requests_left_ends_with_a_token_of_ours(
         os.kill(engine.pid, signal.SIGCONT)
     assert wait_until(lambda: ping(url)[0] == 200, 20)
     assert call(url, "/invocations", {"inputs": "a"}).status == 200
+
+
+def test_engine_that_hangs_is_replaced(server_process: StartServer) -> None:
+    """A stall that lasts is a failure, for requests and adapters: all are answered."""
+    server, url = start(server_process, LMI_STALL_TIMEOUT="2", SERVING_RETRY_THRESHOLD="2")
+    first = engine_of(server)
+    stream = OpenStream(url, "/invocations", {**LONG, "stream": True})
+    os.kill(first.pid, signal.SIGSTOP)
+    assert json.loads(stream.rest().splitlines()[-1])["code"] == 500
+    assert wait_until(lambda: not psutil.pid_exists(first.pid), 20)
+    assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()
+    second = engine_of(server)
+    os.kill(second.pid, signal.SIGSTOP)
+    source = DEMO_MODEL_DIR / "adapters" / "json"
+    answer = call(url, "/adapters", {"name": "added", "src": str(source)})
+    assert answer.status >= 424, answer.body
+    assert wait_until(lambda: not psutil.pid_exists(second.pid), 20)
+    assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()
+    assert call(url, "/invocations", {"inputs": "a"}).status == 200
+    assert "LMI_STALL_RESTART_TIMEOUT" in server.stderr
 
 
 def test_error_rate_turns_health_bad_until_the_end(server_process: StartServer) -> None:

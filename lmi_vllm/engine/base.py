@@ -177,6 +177,13 @@ class Engine(Protocol):
         """Return once the engine is gone without `close` having been called."""
         ...
 
+    async def kill(self) -> bool:
+        """End an engine that hangs, without asking it: it is dead, and what waits for it fails.
+
+        Returns whether what hung has really ended; `close` still has to be called.
+        """
+        ...
+
     async def close(self) -> None:
         """End the engine and every process it started; may be called twice."""
         ...

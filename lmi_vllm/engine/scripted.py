@@ -86,6 +86,7 @@ class ScriptedEngine:
     progress: int = 0
     logged_statistics: int = 0
     is_closed: bool = False
+    can_be_killed: bool = True
     _dead: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(
@@ -165,6 +166,11 @@ class ScriptedEngine:
     async def wait_until_dead(self) -> None:
         """Return after `die`."""
         await self._dead.wait()
+
+    async def kill(self) -> bool:
+        """Behave as `die` does; see `Engine.kill`."""
+        self.die()
+        return self.can_be_killed
 
     async def close(self) -> None:
         """Remember having been closed."""

@@ -23,13 +23,23 @@ class StallWatch:
 
     A stalled engine may come back (a device that hung for a while): health follows its next step.
     By then its requests may have timed out, and new ones are refused: so it is given a token of
-    our own to come back with.
+    our own to come back with. One that does not within `fatal_seconds` hangs: `hung` is set (0 is
+    never), and it is to be replaced.
     """
 
-    def __init__(self, engine: Engine, lifecycle: Lifecycle, seconds: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        lifecycle: Lifecycle,
+        seconds: float,
+        clock: Clock,
+        fatal_seconds: float = 0.0,
+    ) -> None:
+        self.hung = asyncio.Event()
         self._engine = engine
         self._lifecycle = lifecycle
         self._seconds = seconds
+        self._fatal_seconds = fatal_seconds
         self._clock = clock
         self._progress = engine.progress
         self._since = clock.now()
@@ -56,7 +66,9 @@ class StallWatch:
                 logger.warning("the engine makes progress again")
                 self._lifecycle.become(State.HEALTHY)
         elif is_stalled:
-            if self._probe is None or (self._probe.done() and not self._engine.running_requests):
+            if self._fatal_seconds and now - self._since >= self._fatal_seconds:
+                self.hung.set()
+            elif self._probe is None or (self._probe.done() and not self._engine.running_requests):
                 self._probe = asyncio.create_task(_ask(self._engine))
         elif not self._engine.running_requests:
             self._since = now

@@ -22,9 +22,11 @@ from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 logger = logging.getLogger(__name__)
 
 ENGINE_DIED: Final = "the engine process died"
+ENGINE_HUNG: Final = "the engine completed no step for too long (LMI_STALL_RESTART_TIMEOUT)"
 FRONT_ENDS_DIED: Final = "more front-end processes ended than can be replaced over one engine"
 FAIL_FAST_CODE: Final = 137
 RESTART_PAUSE_SECONDS: Final = 1.0
+STALLS_TO_RESTART: Final = 3  # times LMI_STALL_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +46,20 @@ class FailurePolicy:
     fail_fast: bool = False
     hides_failure: bool = False
     stall_seconds: float = 0.0  # 0: stalls are not looked for
+    hang_seconds: float = 0.0  # a stall that lasts so long is a failure; 0: it may last
 
     @classmethod
     def of(cls, settings: Settings) -> "FailurePolicy":
         """Return what the settings ask for."""
+        stall = settings.server.lmi_stall_timeout
+        hang = settings.server.lmi_stall_restart_timeout
         return cls(
             retry_threshold=settings.server.retry_threshold,
             fail_fast=settings.server.fail_fast,
             hides_failure=settings.server.health_check_override
             or bool(settings.server.sagemaker_health_check_override),
-            stall_seconds=settings.server.lmi_stall_timeout,
+            stall_seconds=stall,
+            hang_seconds=STALLS_TO_RESTART * stall if hang is None else hang,
         )
 
 
@@ -74,6 +80,7 @@ class Supervisor:
         self._policy = policy
         self._announce = announce
         self._engine: Engine | None = None
+        self._can_restart = True
         self.ready = asyncio.Event()  # set once the model has answered for the first time
 
     async def run(self) -> Outcome:
@@ -91,8 +98,8 @@ class Supervisor:
         failures = 0
         reason = await self._watch(runtime.engine)
         while (failures := failures + 1) <= self._policy.retry_threshold:
-            if self._service.lifecycle.state is State.DRAINING:
-                break  # no request would reach it
+            if self._service.lifecycle.state is State.DRAINING or not self._can_restart:
+                break  # no request would reach it, or the old one is still in its place
             logger.error(
                 "%s: restarting the engine (failure %d, retry_threshold %d)",
                 reason,
@@ -134,23 +141,40 @@ class Supervisor:
 
     async def _watch(self, engine: Engine) -> str:
         """Return why the engine is of no use any more."""
-        lifecycle, seconds = self._service.lifecycle, self._policy.stall_seconds
-        watch = StallWatch(engine, lifecycle, seconds, self._clock)
+        policy, lifecycle = self._policy, self._service.lifecycle
+        watch = StallWatch(
+            engine, lifecycle, policy.stall_seconds, self._clock, policy.hang_seconds
+        )
         stall = asyncio.create_task(watch.run())
         dying = asyncio.create_task(engine.wait_until_dead())
         failing = asyncio.create_task(self._processes.failed.wait())
+        hanging = asyncio.create_task(watch.hung.wait())
         try:
-            await asyncio.wait({dying, failing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({dying, failing, hanging}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (stall, dying, failing):
+            for task in (stall, dying, failing, hanging):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        if not dying.done() or dying.cancelled():
-            return FRONT_ENDS_DIED
+        if dying.done() and not dying.cancelled():
+            self._processes.engine_died()
+            logger.error("the engine process is gone")
+            return ENGINE_DIED
+        if watch.hung.is_set():
+            return await self._end_hung(engine)
+        return FRONT_ENDS_DIED
+
+    async def _end_hung(self, engine: Engine) -> str:
+        """End an engine that hangs, so that all who wait for it are answered; returns the reason.
+
+        What hangs must have ended before another takes its memory.
+        """
+        logger.error("the engine hangs: it is ended")
         self._processes.engine_died()
-        logger.error("the engine process is gone")
-        return ENGINE_DIED
+        self._can_restart = await engine.kill()
+        if not self._can_restart:
+            logger.error("what hangs cannot be ended without this process: no restart")
+        return ENGINE_HUNG
 
     async def _give_up(self, reason: str) -> Outcome:
         if self._policy.fail_fast:

@@ -11,7 +11,7 @@ them share: which adapters are loaded, and which may be in the engine together. 
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +50,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self.adapters = EngineAdapters(self)
         self.grammars: GrammarGuard | None = None
         self.has_prompt_logprobs = True
+        self.running_calls = self.answered_calls = 0  # of ours: loading an adapter, and the like
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the engine as AsyncLLM does, but not from a half torn down interpreter.
@@ -119,15 +120,44 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Read the adapter; see `AdapterHost`."""
-        await self.add_lora(_request_for(adapter))
+        await self._counted(self.add_lora(_request_for(adapter)))
 
     async def remove_adapter(self, engine_id: int) -> None:
         """Drop the adapter's weights; see `AdapterHost`."""
-        await self.remove_lora(engine_id)
+        await self._counted(self.remove_lora(engine_id))
 
     async def pin_adapter(self, engine_id: int) -> None:
         """Keep the adapter in its slot; see `AdapterHost`."""
-        await self.pin_lora(engine_id)
+        await self._counted(self.pin_lora(engine_id))
+
+    async def _counted(self, call: Awaitable[object]) -> None:
+        """Carry out a call of the engine, which hangs where requests and calls get no answer."""
+        self.running_calls += 1
+        try:
+            await call
+        except Exception:  # an answer, too
+            self.answered_calls += 1
+            raise
+        else:
+            self.answered_calls += 1
+        finally:
+            self.running_calls -= 1
+
+    def kill(self, seconds: float) -> bool:
+        """Kill the engine's processes and return whether they have ended in time; it blocks."""
+        resources = getattr(self.engine_core, "resources", None)
+        processes = tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join(seconds)
+        return bool(processes) and not any(process.is_alive() for process in processes)
+
+    def engine_died(self) -> None:
+        """End every request as if the engine's death had been seen here."""
+        client: Any = self.engine_core
+        client.resources.engine_dead = True
+        client.outputs_queue.put_nowait(VllmEngineDeadError())
 
     def release(self) -> None:
         """Give back, after `shutdown`, what vLLM leaves to the garbage collector, and our folder.
@@ -202,12 +232,6 @@ class ClientAsyncLLM(GuardedAsyncLLM):
         """Prepare for requests; instead of `guard`."""
         self.adapters = adapters
         self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
-
-    def engine_died(self) -> None:
-        """End every request as if we had seen the engine die; only its parent does see that."""
-        client: Any = self.engine_core
-        client.resources.engine_dead = True
-        client.outputs_queue.put_nowait(VllmEngineDeadError())
 
 
 def with_clients(seats: tuple[EngineSeat, ...]) -> contextlib.AbstractContextManager[object]:

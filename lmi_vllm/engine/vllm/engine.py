@@ -55,6 +55,7 @@ __all__ = [
 DEATH_POLL_SECONDS: Final = 0.2
 SHUTDOWN_SECONDS: Final = 5.0
 LAST_ANSWER_SECONDS: Final = 2.0
+KILL_SECONDS: Final = 10.0  # the kernel frees a large memory before a process is gone
 
 
 async def start_vllm_engine(
@@ -149,13 +150,15 @@ class _VllmBase:
 
     @property
     def running_requests(self) -> int:
-        """Requests the engine has not finished."""
-        return int(self._llm.get_num_unfinished_requests()) + self.others.running_requests
+        """Requests the engine has not finished, and calls such as loading an adapter."""
+        own = int(self._llm.get_num_unfinished_requests()) + self._llm.running_calls
+        return own + self.others.running_requests
 
     @property
     def progress(self) -> int:
-        """Steps of the engine whose outputs have arrived."""
-        return self._llm.output_processor.steps + self.others.steps
+        """Steps of the engine whose outputs have arrived, and calls that it has answered."""
+        own = self._llm.output_processor.steps + self._llm.answered_calls
+        return own + self.others.steps
 
     def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
@@ -187,6 +190,15 @@ class _VllmBase:
         """Return once the engine process is gone without `close`."""
         while self._is_closing or not self._llm.errored:  # noqa: ASYNC110 (vLLM has no event)
             await asyncio.sleep(DEATH_POLL_SECONDS)
+
+    async def kill(self) -> bool:
+        """Kill the engine's processes; vLLM then finds them dead, as after any other death."""
+        has_ended = await asyncio.to_thread(self._llm.kill, KILL_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wait_until_dead(), LAST_ANSWER_SECONDS)
+        if not self._llm.errored:
+            self._llm.engine_died()
+        return has_ended
 
     async def close(self) -> None:
         """End the engine's processes; waits for them at most `SHUTDOWN_SECONDS` each."""

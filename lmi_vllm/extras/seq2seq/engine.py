@@ -265,6 +265,11 @@ class TransformersEngine:
         """Return once a step has failed."""
         await self._steps.dead.wait()
 
+    async def kill(self) -> bool:
+        """Answer those who wait; the thread itself, and its memory, end only with this process."""
+        self._steps.give_up()
+        return False
+
     async def close(self) -> None:
         """End the thread; waits for its step at most `SHUTDOWN_SECONDS`."""
         if not await asyncio.to_thread(self._steps.stop, SHUTDOWN_SECONDS):

@@ -155,6 +155,17 @@ class StepThread:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    def give_up(self) -> None:
+        """Be dead for all who wait, while the thread hangs in a step; call it on the event loop."""
+        with self._turn:
+            self._is_over = True
+            left = [request for request in self._requests if not request.is_aborted]
+            self._requests.clear()
+            self._waiting.clear()
+        self.dead.set()
+        for request in left:
+            request.deliver(EngineDeadError())
+
     def run(self) -> None:
         """Step until told to stop, or until a step fails."""
         try:
