@@ -9,7 +9,7 @@ from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import AdapterRef
 from lmi_vllm.server.supervisor import ENGINE_DIED, ENGINE_HUNG, RESTART_PAUSE_SECONDS
-from tests.server.conftest import Engines, Serve, Serving, Slow, until
+from tests.server.conftest import REAL_SECONDS, Engines, Serve, Serving, Slow, until
 
 
 async def restarted(server: Serving, number: int) -> None:
@@ -146,7 +146,7 @@ async def test_an_engine_that_hangs_is_replaced(serve: Serve, engines: Engines) 
     assert server.state is State.UNHEALTHY
     assert not first.is_closed
     await server.clock.advance(4)
-    assert await request == 500
+    assert await asyncio.wait_for(request, REAL_SECONDS) == 500
     await restarted(server, 2)
     assert first.is_closed
     assert await server.infer() == 200
@@ -206,6 +206,6 @@ async def test_an_adapter_that_hangs_the_engine_is_answered(serve: Serve, engine
     asking = asyncio.create_task(server.ask("POST", path))
     await until(lambda: engines.started[0].running_requests == 1)
     await server.clock.advance(24)
-    assert (await asking).status >= 424
+    assert (await asyncio.wait_for(asking, REAL_SECONDS)).status >= 424
     await restarted(server, 2)
     assert await server.infer() == 200
