@@ -182,7 +182,8 @@ ARCHITECTURES: Final = (
         "ffn_dim": 256, "word_embed_proj_dim": HIDDEN, "init_std": SPREAD}),
     _row("starcoder2", "StarCoder2", "Starcoder2", _DENSE),
     _row("gpt_bigcode", "StarCoder, Octocoder (GPT-BigCode)", "GPTBigCode",
-         _GPT | {"multi_query": True}),
+         _GPT | {"multi_query": True},
+         remark="adapters with `c_attn` are refused: vLLM has no LoRA layer for it"),
     _row("gptj", "GPT-J", "GPTJ", _GPT | {"rotary_dim": 16, "tie_word_embeddings": False}),
     _row("phi", "Phi, Phi-2", "Phi", _DENSE | {
         "num_key_value_heads": HEADS, "partial_rotary_factor": 0.5}),

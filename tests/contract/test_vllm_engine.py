@@ -270,6 +270,18 @@ def test_start_refuses_head_size_the_cpu_kernel_lacks(run: LoopThread, tmp_path:
         start_demo_engine(run, model=str(folder))
 
 
+def test_start_refuses_adapters_of_experts_on_a_cpu(run: LoopThread, tmp_path: Path) -> None:
+    """LoRA layers of experts need Triton: the engine would start and give no token."""
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    config |= {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineStartError, match="enable_lora: the model is a mixture of experts"):
+        start_demo_engine(run, model=str(folder))
+
+
 def test_start_lists_every_refused_argument(run: LoopThread) -> None:
     """All arguments the installed vLLM refuses are named at once, in its words."""
     with pytest.raises(ConfigurationError) as refusal:

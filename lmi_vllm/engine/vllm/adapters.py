@@ -11,7 +11,9 @@ What vLLM does wrong with adapters (seen with 0.32, DECISIONS.md 9), and what is
   stays until the last request on it has ended;
 - two loads of one name in one step count as one, and the engine ends: names are made unique;
 - a failed load stays half usable under its id: it is removed, and ids are never used again;
-- with every slot pinned, the next adapter kills the engine: it is refused here.
+- with every slot pinned, the next adapter kills the engine: it is refused here;
+- modules without a LoRA layer are ignored: their adapters are refused
+  (`workarounds.ignored_modules`).
 
 Each has a test in tests/contract/test_adapter_isolation.py that fails without it and says when it
 may go. This module imports no vLLM.
@@ -21,7 +23,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from lmi_vllm.engine.base import SharedState
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
+from lmi_vllm.engine.vllm.workarounds.ignored_modules import refuse_ignored
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRefusedError
 from lmi_vllm.messages import AdapterRef, SharedAdapter
 
@@ -67,6 +70,10 @@ class AdapterHost(Protocol):
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Read the adapter, unless it is in already."""
+        ...
+
+    async def ignored_modules(self, adapter: LoadedAdapter) -> Sequence[str]:
+        """Return the modules of an adapter that was read which have no effect in the engine."""
         ...
 
     async def remove_adapter(self, engine_id: int) -> None:
@@ -214,6 +221,7 @@ class EngineAdapters:
         """
         try:
             await self._host.add_adapter(adapter)
+            refuse_ignored(await self._host.ignored_modules(adapter))
         except Exception as error:  # vLLM raises a bare Exception here
             if self._host.errored:
                 raise

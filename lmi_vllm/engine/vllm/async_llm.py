@@ -11,7 +11,7 @@ them share: which adapters are loaded, and which may be in the engine together. 
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,12 +30,19 @@ from lmi_vllm.engine.vllm.adapters import (
 from lmi_vllm.engine.vllm.output import DirectOutputProcessor
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, has_name, replace
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
+from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
+    METHOD,
+    ignored_by_all,
+    is_inspecting,
+)
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
-from lmi_vllm.errors import EngineStartError, LmiError
+from lmi_vllm.errors import AdapterRefusedError, EngineStartError, LmiError
 from lmi_vllm.messages import EngineSeat
 from lmi_vllm.telemetry.records import current_record
 
 LAUNCH: Final = "vllm.v1.engine.core_client:launch_core_engines"
+
+INSPECTIONS: Final = 3  # of an adapter, each after it was read again
 
 
 class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
@@ -122,6 +129,18 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """Read the adapter; see `AdapterHost`."""
         await self._counted(self.add_lora(_request_for(adapter)))
 
+    async def ignored_modules(self, adapter: LoadedAdapter) -> Sequence[str]:
+        """Return what has no effect of the adapter; see `AdapterHost`."""
+        if not is_inspecting(self.vllm_config):
+            return ()
+        for _ in range(INSPECTIONS):
+            question = self.collective_rpc(METHOD, args=(adapter.engine_id,))
+            answers = await self._counted(question)
+            if (ignored := ignored_by_all(answers)) is not None:
+                return ignored
+            await self.add_adapter(adapter)  # evicted meanwhile by the request of another
+        raise AdapterRefusedError("it was evicted again and again while it was checked")
+
     async def remove_adapter(self, engine_id: int) -> None:
         """Drop the adapter's weights; see `AdapterHost`."""
         await self._counted(self.remove_lora(engine_id))
@@ -130,16 +149,17 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """Keep the adapter in its slot; see `AdapterHost`."""
         await self._counted(self.pin_lora(engine_id))
 
-    async def _counted(self, call: Awaitable[object]) -> None:
+    async def _counted(self, call: Awaitable[Any]) -> Any:
         """Carry out a call of the engine, which hangs where requests and calls get no answer."""
         self.running_calls += 1
         try:
-            await call
+            answer = await call
         except Exception:  # an answer, too
             self.answered_calls += 1
             raise
         else:
             self.answered_calls += 1
+            return answer
         finally:
             self.running_calls -= 1
 

@@ -17,6 +17,7 @@ import psutil
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.triton_utils import HAS_TRITON
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.executor import ray_utils
@@ -25,6 +26,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
+from lmi_vllm.engine.vllm.workarounds.ignored_modules import inspect_adapters
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments
 
@@ -141,6 +143,8 @@ def engine_config(
         config = engine_args.create_engine_config(headless=headless)
     if is_cpu:
         _check_cpu_head_size(config.model_config)
+        _check_cpu_experts(config)
+    inspect_adapters(config)
     return config
 
 
@@ -190,6 +194,15 @@ def _check_cpu_head_size(model_config: Any) -> None:
         raise EngineStartError(
             f"the model's attention head size is {head_size}; vLLM on CPU supports "
             + ", ".join(map(str, supported))
+        )
+
+
+def _check_cpu_experts(config: Any) -> None:
+    """Refuse before the start what needs Triton: LoRA layers of experts, with no adapter too."""
+    if config.lora_config is not None and config.model_config.is_moe and not HAS_TRITON:
+        raise EngineStartError(
+            "enable_lora: the model is a mixture of experts, whose LoRA layers in vLLM need "
+            "Triton, and there is none on this CPU; start without enable_lora, or on a GPU"
         )
 
 

@@ -1,0 +1,85 @@
+"""Modules that an adapter changes and that vLLM passes over in silence.
+
+Defect: a layer that none of vLLM's LoRA layers can stand for (`c_attn` of GPT-BigCode on the
+Transformers backend, a vision tower) stays as it is, with one warning at the start that "it will be
+ignored"; adapters with weights for it are loaded all the same.
+Releases: 0.31 to 0.33.
+Shows as: an adapter that answers as the base model, or as half of itself, with 200.
+Here: once an adapter was read, every worker says which of its modules have no LoRA layer there, and
+it is refused when one has none in any worker: a pipeline stage wraps only its own layers. The names
+compared are those of vLLM's own tables, after it has mapped and packed them.
+May go: when vLLM refuses such adapters (`tests/contract/test_ignored_modules.py` holds without it).
+
+Workers come by it by `worker_extension_cls`, vLLM's own way to add methods to them, on every
+platform and node. Who sets that argument has no such check, and is told at the start. This module
+imports no vLLM.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lmi_vllm.errors import AdapterRefusedError
+
+logger = logging.getLogger(__name__)
+
+EXTENSION: Final = "lmi_vllm.engine.vllm.workarounds.ignored_modules.AdapterInspection"
+METHOD: Final = "lmi_ignored_modules"
+_SHOWN: Final = 3  # modules named in a refusal
+_POOLING_PREFIX: Final = "model."  # adapters of pooling models may lack it
+_EXPERTS_SUFFIX: Final = ".base_layer"  # PEFT's name for the first half of fused experts
+
+
+class AdapterInspection:
+    """What is added to vLLM's worker class: a question about an adapter that it has read."""
+
+    def lmi_ignored_modules(self, engine_id: int) -> list[str] | None:
+        """Return the adapter's modules without a LoRA layer here; None if it is not loaded."""
+        worker: Any = self
+        manager = worker.model_runner.lora_manager._adapter_manager
+        adapter = manager.get_adapter(engine_id)
+        if adapter is None:
+            return None
+        wrapped = set(manager.modules)
+        if manager.is_pooling_model:
+            wrapped |= {name.removeprefix(_POOLING_PREFIX) for name in wrapped}
+        return [name for name in adapter.loras if name.removesuffix(_EXPERTS_SUFFIX) not in wrapped]
+
+
+def inspect_adapters(config: Any) -> None:
+    """Have the workers of this configuration answer `METHOD`, unless they are extended already."""
+    if config.lora_config is None:
+        return
+    if other := config.parallel_config.worker_extension_cls:
+        logger.warning(
+            "worker_extension_cls=%s: adapters with modules that vLLM ignores are not refused",
+            other,
+        )
+    else:
+        config.parallel_config.worker_extension_cls = EXTENSION
+
+
+def is_inspecting(config: Any) -> bool:
+    """Whether the workers of this configuration answer `METHOD`."""
+    return bool(config.parallel_config.worker_extension_cls == EXTENSION)
+
+
+def ignored_by_all(answers: Sequence[Sequence[str] | None]) -> list[str] | None:
+    """Return the modules that every worker ignores; None if one has not the adapter any more."""
+    known = [set(answer) for answer in answers if answer is not None]
+    return sorted(set.intersection(*known)) if len(known) == len(answers) else None
+
+
+def refuse_ignored(modules: Sequence[str]) -> None:
+    """Return if there are none.
+
+    Raises:
+        AdapterRefusedError: with the first of them.
+    """
+    if not modules:
+        return
+    more = f" and {len(modules) - _SHOWN} more" if len(modules) > _SHOWN else ""
+    raise AdapterRefusedError(
+        f"vLLM cannot adapt {', '.join(modules[:_SHOWN])}{more} of this model, and would answer "
+        "without them: train the adapter without these modules, or merge it into the model"
+    )

@@ -1,0 +1,48 @@
+"""An adapter of modules that vLLM passes over is refused by name, in every architecture.
+
+Seen red without the question to the workers: the adapters were loaded, and answered as the base.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import AdapterRefusedError
+from tests.contract.adapter_loader import Loader
+from tests.contract.conftest import LoopThread, start_demo_engine
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def bigcode(run: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A tiny GPT-BigCode, whose `c_attn` has no LoRA layer in vLLM."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.gpt_bigcode import tiny_gpt_bigcode  # noqa: PLC0415 (imports torch)
+
+    folder = tiny_gpt_bigcode(tmp_path_factory.mktemp("models") / "bigcode")
+    engine = start_demo_engine(run, model=str(folder))
+    yield engine
+    run(engine.close())
+
+
+def test_modules_that_vllm_ignores_are_refused(
+    run: LoopThread, bigcode: Engine, tmp_path: Path
+) -> None:
+    """Alone and beside others; nothing of them stays, and an adapter of the others has effect."""
+    from tests.support.gpt_bigcode import gpt_bigcode_adapter  # noqa: PLC0415
+
+    loader = Loader(run, bigcode)
+    base = loader.ask()
+    attention = gpt_bigcode_adapter(tmp_path / "attention", "attn.c_attn")
+    both = gpt_bigcode_adapter(tmp_path / "both", "attn.c_attn", "mlp.c_fc")
+    for folder in (attention, both):
+        with pytest.raises(AdapterRefusedError, match=r"h\.0\.attn\.c_attn"):
+            loader.load(folder)
+    assert not loader.engine.adapters.shared
+    assert not list(loader.engine.adapters.folder.path.glob("*/"))
+    dense = loader.load(gpt_bigcode_adapter(tmp_path / "dense", "mlp.c_fc"))
+    assert loader.ask(dense) != base
+    assert loader.ask() == base
