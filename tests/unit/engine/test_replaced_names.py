@@ -65,6 +65,7 @@ FIELDS_SET: Final = {
     },
     "processes.py": {"threading.current_thread().name"},
     "workarounds/cpu_worker.py": {"runner.intermediate_tensors"},
+    "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
 }
 # Private names of foreign objects that are read.
@@ -75,6 +76,7 @@ PRIVATE_READ: Final = {
         "parser._actions",
     },
     "workarounds/hostile_requests.py": {"outputs._backend"},
+    "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",
         "wrapper._sampler_indices",
