@@ -9,6 +9,7 @@ from typing import Any
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.configuration import engine_args_from, parse_vllm_arguments
+from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.sources.model_source import locate_model
 from lmi_vllm.translate.arguments import translate
@@ -23,6 +24,9 @@ def engine_arguments(
     """The engine arguments of the embedded model in `folder` with these lines.
 
     `config` changes the model's config.json. Later lines win.
+
+    Raises:
+        ConfigurationError: the translation refuses them.
     """
     leave_out = shutil.ignore_patterns("serving.properties", "adapters")
     shutil.copytree(DEMO_MODEL_DIR, folder, ignore=leave_out, dirs_exist_ok=True)
@@ -34,7 +38,8 @@ def engine_arguments(
     settings = load_settings(environ)
     assert not settings.errors
     found = translate(settings, locate_model(settings, environ), Devices())
-    assert not found.errors
+    if found.errors:
+        raise ConfigurationError(found.errors)
     return found.arguments
 
 
