@@ -5,7 +5,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lmi_vllm.config.settings import CommandLine, load_settings
+from lmi_vllm.config.settings import CommandLine, Settings, load_settings
+from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.explain import FORMATS, explain
@@ -59,6 +60,19 @@ def devices_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Dev
     if arguments.gpus == 0:
         return replace(detect_devices(environ), gpu_count=0)
     return Devices(gpu_count=arguments.gpus)
+
+
+def valid_settings(typed: CommandLine, environ: Mapping[str, str]) -> Settings:
+    """Return the settings.
+
+    Raises:
+        ConfigurationError: every problem at once, secrets masked, as `explain` tells them.
+    """
+    settings = load_settings(environ, typed)
+    if settings.errors:
+        explanation = explain(translate_start(settings, environ, detect_devices(environ)))
+        raise ConfigurationError(explanation.errors)
+    return settings
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

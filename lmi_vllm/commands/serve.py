@@ -15,10 +15,10 @@ import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lmi_vllm.checks.platform import raise_open_files
-from lmi_vllm.commands.explain import command_line_of
+from lmi_vllm.commands.explain import command_line_of, valid_settings
 from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.secrets import mask_text, mask_urls
-from lmi_vllm.config.settings import CommandLine, Settings, load_settings
+from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.errors import ConfigurationError
@@ -28,8 +28,6 @@ from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.log_handler import LAST_WORDS_SECONDS
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
-from lmi_vllm.translate.arguments import detect_devices, translate_start
-from lmi_vllm.translate.explain import explain
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
     """Serve until told to stop; never returns: see `leave`."""
     typed = command_line_of(arguments)
-    settings = load_settings(environ, typed)
-    if settings.errors:  # before the port opens, all problems at once, secrets masked
-        translation = translate_start(settings, environ, detect_devices(environ))
-        raise ConfigurationError(explain(translation).errors)
+    settings = valid_settings(typed, environ)  # or the process ends before the port opens
     configure_server_logging(settings, environ)
     for warning in raise_open_files(settings.server.job_queue_size):
         logger.warning("%s", warning)
