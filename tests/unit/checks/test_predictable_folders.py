@@ -11,7 +11,6 @@ from lmi_vllm.checks.compiled_code import compiled_code_exports, compiled_code_f
 from lmi_vllm.checks.trusted_folders import beside, distrust_of_folder, trusted_folder
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extras.lmcache import variables
 from lmi_vllm.server.service_start import sessions_of
 from lmi_vllm.sources.storage import cache_directory
 
@@ -142,12 +141,3 @@ def test_sessions_leave_a_folder_of_another_user(
     assert sessions_of(load_settings(on)).root == default
     os.chown(default, STRANGER, STRANGER)
     assert sessions_of(load_settings(on)).root == beside(default)
-
-
-def test_lmcache_leaves_a_folder_of_another_user(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its library reads what lies there."""
-    monkeypatch.setattr(variables, "CACHE_FOLDER", of_stranger(scratch / "lmcache"))
-    found = variables._automatic(1, 1, variables.Machine(1 << 34, 1 << 34))
-    assert found["LMCACHE_LOCAL_DISK"] == f"file://{scratch}/lmcache-{os.geteuid()}/"

@@ -1,6 +1,7 @@
 """LMCache: the file it reads, and the sizes made from the machine (docs/startup.md#lmcache)."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.lmcache import variables
 from lmi_vllm.extras.lmcache.variables import Machine, lmcache_variables, measure_machine
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 
@@ -108,3 +110,16 @@ def test_lmcache_measures_this_machine() -> None:
     machine = measure_machine()
     assert machine.memory > 0
     assert machine.disk > 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another user")
+def test_lmcache_leaves_a_folder_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its library reads what lies there."""
+    folder = tmp_path / "lmcache"
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
+    monkeypatch.setattr(variables, "CACHE_FOLDER", folder)
+    found = variables._automatic(1, 1, Machine(1 << 34, 1 << 34))
+    assert found["LMCACHE_LOCAL_DISK"] == f"file://{folder}-{os.geteuid()}/"
