@@ -134,11 +134,12 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if not is_inspecting(self.vllm_config):
             return ()
         for _ in range(INSPECTIONS):
+            # Sent back to back: the engine takes both between two steps, so that no request of
+            # another adapter evicts this one before the question.
             question = self.collective_rpc(METHOD, args=(adapter.engine_id,))
-            answers = await self._counted(question)
+            _, answers = await asyncio.gather(self.add_adapter(adapter), self._counted(question))
             if (ignored := ignored_by_all(answers)) is not None:
                 return ignored
-            await self.add_adapter(adapter)  # evicted meanwhile by the request of another
         raise AdapterRefusedError("it was evicted again and again while it was checked")
 
     async def remove_adapter(self, engine_id: int) -> None:
