@@ -22,7 +22,7 @@ def test_core_passes_its_tests_without_any_extra(tmp_path: Path) -> None:
     for path in ROOT.iterdir():
         if path.name not in ("lmi_vllm", "tests") and not path.name.startswith("."):
             (folder / path.name).symlink_to(path)
-    without = shutil.ignore_patterns("extras", "__pycache__", "contract", "fuzz")
+    without = shutil.ignore_patterns("extras", "__pycache__", "fuzz")
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=without)
     rooms = [f"tests/unit/{room}" for room in ROOMS if (folder / "tests/unit" / room).is_dir()]
     environ = {**os.environ, "PYTHONPATH": str(folder)}

@@ -22,6 +22,13 @@ from tests.support.certificates import make_pair
 
 ARGUMENTS = ("--demo", "--port", "0", "--engine", "scripted")
 KEY = "sesame-open"
+# What KServe's probes ask, without a key as those of Kubernetes.
+PROBES = {
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/v2/models/model/ready",
+    "/v2/models/model/versions/model/ready",
+}
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def test_api_keys_guard_every_route_on_both_listeners(server_process: StartServe
     both = start_both(server_process, LMI_API_KEY=KEY)
     for url, routes in ((both.inference, Routes.INFERENCE), (both.management, Routes.MANAGEMENT)):
         for method, path in routes_of(routes):
-            is_open = path in OPEN_PATHS
+            is_open = path in OPEN_PATHS or path in PROBES
             for headers in ({}, {"x-api-key": KEY[:-1]}, {"Authorization": "Bearer "}):
                 answer = call(url, path, method=method, headers=headers)
                 assert (answer.status == 401) is not is_open, (method, path)

@@ -137,12 +137,9 @@ class AdapterRegistry:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: it is registered, but cannot be loaded now.
         """
-        adapter = self._adapters.get(name)
-        if adapter is None:
-            raise UnknownAdapterError(alias or name)
-        if adapter.ref is None:
-            adapter = await self.load_on_first_use(name, alias)
-        if adapter.ref is None:
+        while (adapter := self._adapters.get(name)) is not None and adapter.ref is None:
+            await self.load_on_first_use(name, alias)  # it may change again before this goes on
+        if adapter is None or adapter.ref is None:
             raise UnknownAdapterError(alias or name)
         with self._uses.setdefault(adapter.ref.engine_id, ReferenceCount()).hold():
             yield adapter

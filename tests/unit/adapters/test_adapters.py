@@ -163,3 +163,23 @@ async def test_move_waits_for_calls_and_loads_nothing_twice() -> None:
     await call
     assert set(old.adapters) == {"a"}
     assert set(new.adapters) == {"a", "slow"}
+
+
+class Overtaken(AdapterRegistry):
+    """Another call changes the adapter after it was loaded, before the request goes on."""
+
+    async def load_on_first_use(self, name: str, alias: str | None = None) -> Adapter:
+        """Load it, then replace it as a call beside this one would."""
+        loaded = await super().load_on_first_use(name, alias)
+        await self.replace(Adapter(name, "/other"), 1)
+        return loaded
+
+
+async def test_request_holds_the_load_that_is_registered_when_it_goes_on() -> None:
+    """The one it waited for may be dropped by then: no request had counted on it."""
+    engine = ScriptedEngine()
+    registry = Overtaken(engine, str, is_enabled=True)
+    await registry.register(Adapter("a", "/a", preload=False))
+    async with registry.hold("a") as adapter:
+        assert adapter.ref == engine.adapters["a"]
+        assert adapter.path == "/other"

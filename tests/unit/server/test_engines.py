@@ -17,19 +17,10 @@ def model(folder: Path, architecture: str) -> EngineArguments:
     return EngineArguments({"model": str(folder)})
 
 
-ROWS = {
-    "vLLM's": ("LlamaForCausalLM", "vllm"),
-    "an extra's": ("T5ForConditionalGeneration", "transformers"),
-}
-
-
-@pytest.mark.parametrize(("architecture", "kind"), ROWS.values(), ids=ROWS)
-def test_the_model_chooses_among_the_engines_of_extras(
-    tmp_path: Path, architecture: str, kind: str
-) -> None:
-    """`--engine vllm` is the usual one; an extra's own takes the models that it is for."""
+def test_vllm_runs_what_no_extra_takes(tmp_path: Path) -> None:
+    """`--engine vllm` is the usual one."""
     factory = ENGINES["vllm"](EngineSurroundings({}, {}, "json"))
-    assert factory.kind(model(tmp_path, architecture)) == kind
+    assert factory.kind(model(tmp_path, "LlamaForCausalLM")) == "vllm"
     assert factory.kind(EngineArguments({"model": "a-name/on-the-hub"})) == "vllm"
     assert factory.reads_model
 
