@@ -20,10 +20,11 @@ _NO_MODEL: Final = (
 )
 
 
-# Argument -> what LMI's guides say, what vLLM does (None: as recorded), and the release since when.
+# Argument -> what LMI's guides say, what vLLM does (None: as recorded), and the release since when:
+# read in the wheels of 0.19.1 and 0.20.0 (config/cache.py), 0.7.3 and 0.8.0 (engine/arg_utils.py).
 _CHANGED_DEFAULTS: Final[Mapping[str, tuple[object, object, str]]] = MappingProxyType(
     {
-        "gpu_memory_utilization": (0.9, None, "0.21"),
+        "gpu_memory_utilization": (0.9, None, "0.20"),
         "enable_prefix_caching": (False, True, "0.8"),
     }
 )

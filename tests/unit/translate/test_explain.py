@@ -191,7 +191,7 @@ def test_defaults_that_are_not_the_guides_are_listed(explained: ExplainRun) -> N
     assert "vLLM 0.8" in row["note"]
     row = explained("option.seed=1", "HF_MODEL_ID=a/b").option("gpu_memory_utilization")
     assert row["value"] == 0.92
-    assert "guides say 0.9; this is the default of vLLM 0.21" in row["note"]
+    assert "guides say 0.9; this is the default of vLLM 0.20" in row["note"]
     assert "enable_prefix_caching" not in run.engine_args
 
 
