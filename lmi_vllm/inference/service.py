@@ -28,7 +28,7 @@ from lmi_vllm.inference.openai_lane import ask_unqueued
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.sessions import Sessions
 from lmi_vllm.messages import InferenceCall, Reply, ServingProfile
-from lmi_vllm.telemetry.hub import Telemetry
+from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import current_record
 
 _SUCCESS = 200

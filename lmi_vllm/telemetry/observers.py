@@ -1,9 +1,11 @@
-"""What is made of each request that has ended: counts, a line of the log, percentiles."""
+"""Who is told of each request and of the server's life; the observers that every server has."""
 
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from lmi_vllm.messages import EngineArguments
 from lmi_vllm.telemetry.metrics import (
     DISCONNECTS,
     FIRST_TOKEN_SECONDS,
@@ -15,9 +17,12 @@ from lmi_vllm.telemetry.metrics import (
     REQUESTS,
     TOKEN_SECONDS,
 )
-from lmi_vllm.telemetry.records import SEVERAL, RequestSummary
+from lmi_vllm.telemetry.records import SEVERAL, Observer, RequestRecord, RequestSummary, Span
 
 logger = logging.getLogger(__name__)
+
+OnReady = Callable[[Mapping[str, float]], None]  # seconds by phase
+StartSpan = Callable[[RequestRecord, Mapping[str, str]], Span]
 request_logger = logging.getLogger("lmi_vllm.requests")
 
 BASE: Final = "base"
@@ -171,3 +176,27 @@ def percentile(values: list[float], percent: float) -> float:
     ranked = sorted(values)
     rank = -(-len(ranked) * percent // 100)  # rounded up
     return round(ranked[max(0, int(rank) - 1)], 3)
+
+
+def _always() -> list[Observer]:
+    return [RequestCounter(), log_request]
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """Metrics and the log line for each request always; the rest as configured.
+
+    `start_span` gets a record and the request's headers; None while traces are off.
+    """
+
+    observers: list[Observer] = field(default_factory=_always)
+    # Told of each engine that is to be started, or joined by a further process.
+    on_plan: list[Callable[[EngineArguments], None]] = field(default_factory=list)
+    on_ready: list[OnReady] = field(default_factory=list)  # told of each start of a model
+    # Awaited when the last request has been answered, while the engine still is there.
+    on_drained: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    on_line: list[Callable[[str], None]] = field(default_factory=list)  # of SageMaker's telemetry
+    # In a further process of the server: hands such a line to the first one.
+    send_line: Callable[[str], None] | None = None
+    on_level: list[Callable[[int], None]] = field(default_factory=list)  # told of log levels
+    start_span: StartSpan | None = None

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError, Dialect, MethodNotAllowedError
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.telemetry.hub import Telemetry
+from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.row_writer import WriteTurn
 

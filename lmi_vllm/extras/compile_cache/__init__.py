@@ -5,6 +5,6 @@ from typing import Final
 from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.compile_cache.settings:CompileCacheSettings"),),
+    settings=(Lazy("lmi_vllm.extras.compile_cache.store:CompileCacheSettings"),),
     around_start=Lazy("lmi_vllm.extras.compile_cache.start:compile_cache"),
 )

@@ -35,8 +35,12 @@ from lmi_vllm.extras.compile_cache.archive import (
     write_manifest,
 )
 from lmi_vllm.extras.compile_cache.key import cache_key, key_parts
-from lmi_vllm.extras.compile_cache.settings import CompileCacheSettings
-from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, CacheStore, open_cache_store
+from lmi_vllm.extras.compile_cache.store import (
+    ABANDONED_SECONDS,
+    CacheStore,
+    CompileCacheSettings,
+    open_cache_store,
+)
 from lmi_vllm.server.plan import PlannedStart
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.sources.progress import human_size

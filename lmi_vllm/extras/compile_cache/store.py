@@ -7,13 +7,16 @@ replicas may save at the same time: the last one wins, and all of them are good.
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from lmi_vllm.checks.trusted_folders import find_distrust
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.extras.compile_cache.archive import LIMITS, ForeignEntryError
 from lmi_vllm.sources.base import ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
@@ -21,6 +24,22 @@ from lmi_vllm.sources.table import open_store
 
 _PARTIAL: Final = ".partial"
 ABANDONED_SECONDS: Final = 86_400.0  # what a killed process left half done is removed
+
+
+class CompileCacheSettings(ExtraSettings):
+    """The folder or prefix that the cache is read from and written to."""
+
+    # fmt: off
+    lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or S3 prefix that keeps "
+        "what vLLM compiles between containers: restored before the engine starts, saved once it "
+        "is ready. It holds code: refused in secure mode, and where everybody may write the "
+        "folder.", values="path or S3 URL")
+    # fmt: on
+
+    def forbidden_in_secure_mode(self) -> Iterator[str]:
+        """Yield the refusal: who can write there decides what the engine runs."""
+        if self.lmi_cache_uri:
+            yield "LMI_CACHE_URI is not allowed in secure mode: compiled code is read from there"
 
 
 class CacheStore(Protocol):

@@ -5,6 +5,9 @@ from typing import Final
 from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.exporters.settings:ExporterSettings"),),
+    settings=(
+        Lazy("lmi_vllm.extras.exporters.emf:EmfSettings"),
+        Lazy("lmi_vllm.extras.exporters.sagemaker_lines:SageMakerSettings"),
+    ),
     telemetry=Lazy("lmi_vllm.extras.exporters.start:exporting"),
 )

@@ -11,6 +11,9 @@ from typing import Final
 
 import orjson
 
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import variable
+from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.errors import Fault
 from lmi_vllm.telemetry.records import RequestSummary
 
@@ -25,6 +28,19 @@ COUNTERS: Final = (
     "Requests", "Response_2XX", "Response_4XX", "Response_5XX", "WlmError", "ServerError",
     "Disconnects", "PromptTokens", "OutputTokens",
 )  # fmt: skip
+
+
+class EmfSettings(ExtraSettings):
+    """CloudWatch's lines on stdout."""
+
+    # fmt: off
+    lmi_metrics_emf: bool = variable(parse.boolean, "Write CloudWatch EMF lines on stdout.",
+        default=False, values="bool")
+    lmi_metrics_emf_interval: float = variable(parse.seconds, "Time between two of them.",
+        default=60, values="seconds")
+    lmi_metrics_emf_namespace: str = variable(parse.any_text,
+        "CloudWatch namespace of their metrics.", default="lmi_vllm")
+    # fmt: on
 
 
 @dataclass(slots=True)

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm._version import __version__
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import variable
+from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.errors import Fault
 from lmi_vllm.telemetry.records import RequestSummary
 
@@ -28,6 +31,15 @@ _FAULTS: Final = {
     Fault.ENGINE: "ModelServerError: engine failure: 1 count",
     Fault.DEADLINE: "ModelServerError: deadline exceeded: 1 count",
 }
+
+
+class SageMakerSettings(ExtraSettings):
+    """The file that SageMaker names."""
+
+    # fmt: off
+    sm_telemetry_log_rev_2022_12: str | None = variable(parse.any_text,
+        "File to which telemetry lines are appended; SageMaker sets it.", values="path")
+    # fmt: on
 
 
 class TelemetryFile(logging.Handler):

@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extras.exporters.emf import EmfWriter
-from lmi_vllm.extras.exporters.sagemaker_lines import VARIABLE, TelemetryFile, failure_line
-from lmi_vllm.extras.exporters.settings import ExporterSettings
+from lmi_vllm.extras.exporters.emf import EmfSettings, EmfWriter
+from lmi_vllm.extras.exporters.sagemaker_lines import (
+    SageMakerSettings,
+    TelemetryFile,
+    failure_line,
+)
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.telemetry.hub import Telemetry
+from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import Observer, RequestSummary
 
 logger = logging.getLogger(__name__)
@@ -23,9 +26,9 @@ async def exporting(
     service: InferenceService, settings: Settings, environ: Mapping[str, str]
 ) -> AsyncIterator[None]:
     """Export while the body runs; CloudWatch's last line is written at its end."""
-    if path := environ.get(VARIABLE):
+    if path := settings.extra(SageMakerSettings).sm_telemetry_log_rev_2022_12:
         _write_telemetry(service.telemetry, Path(path))
-    asked = settings.extra(ExporterSettings)
+    asked = settings.extra(EmfSettings)
     if not asked.lmi_metrics_emf:
         yield
         return

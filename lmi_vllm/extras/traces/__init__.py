@@ -5,7 +5,7 @@ from typing import Final
 from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.traces.settings:TraceSettings"),),
+    settings=(Lazy("lmi_vllm.extras.traces.endpoint:TraceSettings"),),
     late_rules=(Lazy("lmi_vllm.extras.traces.endpoint:put_endpoint"),),
     plan_variables=(Lazy("lmi_vllm.extras.traces.endpoint:plan_variables"),),
     telemetry=Lazy("lmi_vllm.extras.traces.start:tracing"),

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.extras.traces.settings import TraceSettings
+from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.translate.draft import ArgumentDraft
 
@@ -22,6 +24,25 @@ GRPC: Final = "grpc"
 HTTP: Final = "http/protobuf"
 GRPC_PORT: Final = 4317  # registered for OTLP over gRPC, as 4318 is for HTTP
 SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
+
+
+class TraceSettings(ExtraSettings):
+    """Where spans are sent, how, and under which name."""
+
+    # fmt: off
+    otel_exporter_otlp_endpoint: str | None = variable(parse.any_text, "Traces are sent there, to "
+        "/v1/traces below it unless by grpc; it becomes the engine argument otlp_traces_endpoint.",
+        values="URL")
+    otel_exporter_otlp_traces_endpoint: str | None = variable(parse.any_text,
+        "Traces are sent there exactly.", values="URL")
+    otel_exporter_otlp_traces_protocol: str | None = variable(parse.one_of("grpc", "http/protobuf"),
+        "How; unset: OTEL_EXPORTER_OTLP_PROTOCOL, else grpc to port 4317 and HTTP to others.",
+        values="grpc, http/protobuf")
+    otel_exporter_otlp_protocol: str | None = variable(parse.one_of("grpc", "http/protobuf"),
+        "As OTEL_EXPORTER_OTLP_TRACES_PROTOCOL.", values="grpc, http/protobuf")
+    otel_service_name: str | None = variable(parse.any_text,
+        "`service.name` of traces; unset: lmi_vllm.")
+    # fmt: on
 
 
 def put_endpoint(draft: ArgumentDraft) -> None:

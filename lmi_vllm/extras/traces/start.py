@@ -18,7 +18,7 @@ from lmi_vllm.extras.traces.endpoint import (
 )
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.telemetry.hub import Telemetry
+from lmi_vllm.telemetry.observers import Telemetry
 
 if TYPE_CHECKING:
     from lmi_vllm.extras.traces.spans import RequestTracer

@@ -11,8 +11,12 @@ import pytest
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.compile_cache.archive import ForeignEntryError
-from lmi_vllm.extras.compile_cache.settings import CompileCacheSettings
-from lmi_vllm.extras.compile_cache.store import ABANDONED_SECONDS, FolderStore, open_cache_store
+from lmi_vllm.extras.compile_cache.store import (
+    ABANDONED_SECONDS,
+    CompileCacheSettings,
+    FolderStore,
+    open_cache_store,
+)
 from lmi_vllm.sources.base import UnreachableError
 from tests.support.s3_server import BUCKET, Refusal, S3Server, s3_server
 

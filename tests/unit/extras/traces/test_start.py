@@ -6,7 +6,7 @@ from lmi_vllm.errors import StartupError
 from lmi_vllm.extras.traces import start
 from lmi_vllm.extras.traces.start import Traces
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.telemetry.hub import Telemetry
+from lmi_vllm.telemetry.observers import Telemetry
 
 SENDING = EngineArguments({"otlp_traces_endpoint": "http://127.0.0.1:9/v1/traces"}, {})
 
