@@ -84,13 +84,8 @@ class SharedState(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """Generates tokens, answers OpenAI calls, holds adapters and says whether it is alive."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt plus answer, in tokens."""
-        ...
+class EngineProcess(Protocol):
+    """What watches an engine asks of it: whether it is alive, whether it moves, and its end."""
 
     @property
     def running_requests(self) -> int:
@@ -100,6 +95,42 @@ class Engine(Protocol):
     @property
     def progress(self) -> int:
         """Grows with every step the engine completes; stands still while it stalls."""
+        ...
+
+    async def check_health(self) -> None:
+        """Return quickly when alive.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+        """
+        ...
+
+    async def log_statistics(self) -> None:
+        """Log throughput and load since the last call; nothing while idle, or without figures."""
+        ...
+
+    async def wait_until_dead(self) -> None:
+        """Return once the engine is gone without `close` having been called."""
+        ...
+
+    async def kill(self) -> bool:
+        """End an engine that hangs, without asking it: it is dead, and what waits for it fails.
+
+        Returns whether what hung has really ended; `close` still has to be called.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the engine and every process it started; may be called twice."""
+        ...
+
+
+class Engine(EngineProcess, Protocol):
+    """Generates tokens, answers OpenAI calls and holds adapters."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
         ...
 
     @property
@@ -159,31 +190,4 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> object:
         """The model's tokenizer; None where there is none. Copy it to use it in another thread."""
-        ...
-
-    async def check_health(self) -> None:
-        """Return quickly when alive.
-
-        Raises:
-            EngineDeadError: the engine is gone.
-        """
-        ...
-
-    async def log_statistics(self) -> None:
-        """Log throughput and load since the last call; nothing while idle, or without figures."""
-        ...
-
-    async def wait_until_dead(self) -> None:
-        """Return once the engine is gone without `close` having been called."""
-        ...
-
-    async def kill(self) -> bool:
-        """End an engine that hangs, without asking it: it is dead, and what waits for it fails.
-
-        Returns whether what hung has really ended; `close` still has to be called.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End the engine and every process it started; may be called twice."""
         ...

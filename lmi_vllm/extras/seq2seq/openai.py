@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 from jinja2 import TemplateError
@@ -33,8 +33,8 @@ from lmi_vllm.extras.seq2seq.requests import (
     request_faults,
     sampling_fields,
 )
+from lmi_vllm.extras.seq2seq.runner import SequenceRunner
 from lmi_vllm.extras.seq2seq.sampling import Sampling
-from lmi_vllm.extras.seq2seq.text import TokenTexts
 from lmi_vllm.messages import GenerationChunk, OpenAICall, OpenAIReply, ServingProfile
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -43,58 +43,14 @@ NO_TEMPLATE: Final = (
 )
 
 
-class Runner(Protocol):
-    """What answers need of the engine."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt, and longest answer."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        ...
-
-    def sampling(self, given: Mapping[str, Any], *, has_style: bool) -> Sampling:
-        """Return the checked sampling."""
-        ...
-
-    async def encode(
-        self, text: str, *, truncate: int | None = None, side: str = "left", special: bool = True
-    ) -> Sequence[int]:
-        """Return the tokens of a prompt."""
-        ...
-
-    def checked_prompt(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return the tokens of a prompt that has them already."""
-        ...
-
-    async def with_tokenizer(self, work: Any) -> Any:
-        """Do work with the tokenizer, alone."""
-        ...
-
-    def run(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, is_streaming: bool
-    ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
-        """Yield the chunks of all prompts."""
-        ...
-
-
 class OpenAIAnswers:
     """Answers OpenAI calls over the engine."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        profile: ServingProfile,
-        defaults: Mapping[str, Any],
-        texts: TokenTexts,
-    ) -> None:
+    def __init__(self, runner: SequenceRunner, profile: ServingProfile) -> None:
         self._runner = runner
         self._profile = profile
-        self._defaults = dict(defaults)
-        self._rows = ReplyRows(texts)
+        self._defaults = dict(runner.defaults)
+        self._rows = ReplyRows(runner.texts)
         self._started = int(time.time())
 
     async def answer(self, call: OpenAICall) -> OpenAIReply:
