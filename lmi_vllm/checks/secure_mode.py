@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.config.layers import OptionAliases, OptionVariables, ServingProperties
+from lmi_vllm.config.model_source import find_in_store
 from lmi_vllm.config.parsers import boolean, java_true, words
 from lmi_vllm.config.setting import RawValue
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.sources.model_source import find_in_store
 from lmi_vllm.sources.model_store import StoreFinding
 
 SWITCH: Final = "SAGEMAKER_SECURE_MODE"

@@ -20,12 +20,12 @@ from lmi_vllm.checks.requirements import (
     with_failed_requirements,
 )
 from lmi_vllm.checks.secure_mode import start_violations
+from lmi_vllm.config.model_source import with_files
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.local import is_directory, is_file
-from lmi_vllm.sources.model_source import with_files
 from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, is_store, is_streamed_by_vllm, read_text
 from lmi_vllm.translate.arguments import translate_checkpoint

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import checkpoint_errors, checkpoint_warnings
+from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.config.options import EffectWord, Option
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
@@ -19,7 +20,6 @@ from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.sources.local import is_file
-from lmi_vllm.sources.model_source import locate_model
 from lmi_vllm.translate import parallel, speculation
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices, detect_devices

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.configuration import engine_args_from, parse_vllm_arguments
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.sources.model_source import locate_model
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
 

@@ -31,7 +31,7 @@ ROOMS = {
     "demo": r"",
     "telemetry": SHARED,
     # Where others may have made the folder that it fetches to.
-    "sources": rf"{SHARED}|config\..*|checks\.trusted_folders\.\w+",
+    "sources": rf"{SHARED}|checks\.trusted_folders\.\w+",
     "config": rf"{SHARED}|{DEMO}|sources\..*",
     "checks": rf"{SHARED}|{DEMO}|(config|sources)\..*",
     "translate": rf"{SHARED}|(config|sources|checks)\..*",

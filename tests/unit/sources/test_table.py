@@ -7,12 +7,12 @@ import pytest
 
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.checks.model_config import read_model_files
+from lmi_vllm.config.model_source import locate_model, with_files
 from lmi_vllm.config.settings import CommandLine, load_settings
 from lmi_vllm.errors import DownloadError, ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources import table
 from lmi_vllm.sources.base import StoredObject
-from lmi_vllm.sources.model_source import locate_model, with_files
 from lmi_vllm.sources.object_store import StoreSource
 from tests.support.adapter_files import CAPITALS, copy_adapter
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.config.model_source import clean_name, locate_model
 from lmi_vllm.config.settings import CommandLine, load_settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.archives import unpack
-from lmi_vllm.sources.model_source import clean_name, locate_model
 from tests.support.s3_server import tar_gz, zip_file
 
 Locate = Callable[..., ModelArtifacts | None]
