@@ -15,7 +15,7 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
     StatusTable,
 )
-from lmi_vllm.inference import pipeline, tgi
+from lmi_vllm.inference import pipeline
 from lmi_vllm.inference.context import RequestContext, Runtime
 from lmi_vllm.inference.deferred import (
     STARTING_TOKEN,
@@ -125,18 +125,14 @@ class InferenceService:
         answer = partial(pipeline.invoke, sessions=self.sessions)
         if SYNCHRONOUS in call.properties and is_deferred(call.properties):
             self.queue.check_room()  # a refusal is answered now, not later
-            return self.deferred.start(self._answer(call, answer))
-        return await self._answer(call, answer)
+            return self.deferred.start(self.answer(call, answer))
+        return await self.answer(call, answer)
 
     async def answer_openai(self, call: InferenceCall, kind: str) -> Reply:
         """Answer a `/v1` route with vLLM's own bytes."""
         if kind == "models":
-            return await self._answer(call, lambda it: ask_unqueued(it.runtime, call, kind, {}))
-        return await self._answer(call, partial(pipeline.ask, kind=kind))
-
-    async def tokenize_tgi(self, call: InferenceCall) -> Reply:
-        """Answer TGI's `/tokenize`."""
-        return await self._answer(call, tgi.tokenize)
+            return await self.answer(call, lambda it: ask_unqueued(it.runtime, call, kind, {}))
+        return await self.answer(call, partial(pipeline.ask, kind=kind))
 
     def expect_room(self) -> None:
         """Refuse what could not be admitted now, before its body is read into memory.
@@ -153,8 +149,8 @@ class InferenceService:
             self.lifecycle.error_rates.record(refusal)
             raise
 
-    async def _answer(self, call: InferenceCall, answer: Answer) -> Reply:
-        """Return the reply; a shutdown that cuts it off is an error with an answer."""
+    async def answer(self, call: InferenceCall, answer: Answer) -> Reply:
+        """Return what `answer` makes of the call; a shutdown that cuts it off is an error."""
         if (record := current_record()) is not None:
             record.is_inference = True
         rates = self.lifecycle.error_rates

@@ -1,6 +1,6 @@
 """`create_app`: the HTTP application over a service, and what it needs to know."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -18,8 +18,6 @@ from lmi_vllm.web.middleware import REQUEST_ID_HEADER, add_headers, allow_body, 
 from lmi_vllm.web.model_routes import add_model_routes
 from lmi_vllm.web.request import GROUPS, OPTIONS, SERVICE, WRITE_TURN, RouteGroup
 from lmi_vllm.web.row_writer import WriteTurn
-from lmi_vllm.web.tgi_routes import add_tgi_routes
-from lmi_vllm.web.vllm_adapter_routes import add_vllm_adapter_routes
 
 
 class Routes(StrEnum):
@@ -74,22 +72,20 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
 
 
 def _add_routes(app: web.Application) -> None:
-    """Register every route that the application's options ask for."""
+    """Register every route that the application's options ask for; an extra's come first."""
     options = app[OPTIONS]
+    app[GROUPS] = groups_of(options)
+    for group in app[GROUPS]:
+        group.add(app)
     if options.routes is not Routes.MANAGEMENT:
         add_inference_routes(app)
-        add_tgi_routes(app)
     if options.routes is not Routes.INFERENCE:
         add_management_routes(app)
         add_adapter_routes(app)
         add_model_routes(app)
-        add_vllm_adapter_routes(app)
-    app[GROUPS] = (*_groups_of_extras(), *options.groups)
-    for group in app[GROUPS]:
-        group.add(app)
 
 
-def _groups_of_extras() -> Iterator[RouteGroup]:
-    for extra in extras().values():
-        for group in extra.routes:
-            yield group.load()
+def groups_of(options: WebOptions) -> tuple[RouteGroup, ...]:
+    """Return the routes of extras that a listener with these options has."""
+    everywhere = (group.load() for extra in extras().values() for group in extra.routes)
+    return (*everywhere, *options.groups)

@@ -8,18 +8,15 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lmi_vllm.errors import BadParameterError, Dialect, PayloadError
+from lmi_vllm.errors import BadParameterError, PayloadError, ResourceNotFoundError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.openai_lane import ask_unqueued
 from lmi_vllm.inference.request.payload import form_field
 from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
-from lmi_vllm.inference.tgi import is_tokenize_body
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.request import (
-    DIALECT,
     OPENAI_ROUTES,
     OPTIONS,
-    RECORD,
     REQUEST_ID,
     SERVICE,
     WRITE_TURN,
@@ -39,6 +36,7 @@ def add_inference_routes(app: web.Application) -> None:
     for path in ("/ping", "/ready", "/health"):
         app.router.add_route("*", path, ping)
     app.router.add_route("*", "/live", live)
+    app.router.add_route("*", "/", root)
     app.router.add_route("*", "/invocations", invocations)
     for path in (
         "/predictions/{model}",
@@ -64,6 +62,13 @@ async def live(request: web.Request) -> web.Response:
     check_method(request, PING_METHODS)
     state = request.app[SERVICE].lifecycle.state
     return json_answer({"status": str(state)}, 503 if state is State.FAILED else 200)
+
+
+async def root(request: web.Request) -> web.Response:
+    """Answer `OPTIONS /`; an extra may answer more there."""
+    if request.method != "OPTIONS":
+        raise ResourceNotFoundError
+    return json_answer({})
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:
@@ -102,14 +107,9 @@ def openai_handler(kind: str) -> Handler:
             return json_answer({})
         check_method(request, (*READ_METHODS, "OPTIONS") if kind == "models" else CALL_METHODS)
         service = request.app[SERVICE]
-        is_shared = kind == "tokenize" and service.profile.tgi_compat  # only a body says whose
-        if kind != "models" and not is_shared:
+        if kind != "models":
             service.expect_room()
         call = await read_call(request, request_properties(request.headers))
-        if is_shared and is_tokenize_body(call.body):
-            request[DIALECT] = Dialect.TGI
-            request[RECORD].dialect = str(Dialect.TGI)
-            return await send(request, await service.tokenize_tgi(call))
         return await send(request, await service.answer_openai(call, kind))
 
     return handler

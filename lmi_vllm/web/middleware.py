@@ -40,9 +40,9 @@ from lmi_vllm.web.request import (
     REQUEST_ID,
     SERVICE,
     begin_record,
-    dialect_of,
     group_of,
     is_open,
+    path_dialect,
 )
 
 if TYPE_CHECKING:
@@ -61,10 +61,9 @@ def error_answer(request: web.Request, error: LmiError) -> web.Response:
     """Return the answer for an error, in the dialect of the request."""
     service = request.app[SERVICE]
     by_body: Dialect | None = request.get(DIALECT)
-    by_path = dialect_of(request.path, is_tgi=service.profile.tgi_compat)
     group = group_of(request)
     if group is None or group.error_body is None:
-        return error_response(error, by_body or by_path, service.statuses)
+        return error_response(error, by_body or path_dialect(request), service.statuses)
     response = error_response(error, group.error_dialect, service.statuses)
     response.body = group.error_body(error.text.encode("utf-8", "replace").decode())
     return response
@@ -79,9 +78,7 @@ def request_middleware(options: "WebOptions") -> Middleware:
         if options.proxy is not None and options.proxy.takes(request):
             return await _forwarded(request, options.proxy, options)
         request[REQUEST_ID] = _request_id(request, options)
-        record = request[RECORD] = begin_record(
-            request, request[REQUEST_ID], service.telemetry, is_tgi=service.profile.tgi_compat
-        )
+        record = request[RECORD] = begin_record(request, request[REQUEST_ID], service.telemetry)
         status = DISCONNECTED  # unless an answer comes of it
         try:
             with _one_request(request, options):

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError, Dialect, MethodNotAllowedError
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.row_writer import WriteTurn
@@ -45,8 +46,6 @@ OPENAI_ROUTES: Final = MappingProxyType(
         "/v1/models": "models",
     }
 )
-# TGI's own routes, with tgi_compat only.
-TGI_PATHS: Final = frozenset({"/", "/generate", "/generate_stream", "/info"})
 PAGE_SIZE: Final = 100
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
@@ -68,11 +67,15 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 
 @dataclass(frozen=True, slots=True)
 class RouteGroup:
-    """Routes of an extra. Those below `prefix` have rules of their own, unless they are vLLM's.
+    """Routes of an extra, which come before the core's: one of them may stand in for those.
 
-    `is_open` says which of them need no key; `check` raises what refuses a request. `title` is
-    printed with the URL when the server starts. Where there is an `error_body` it writes errors,
-    with the statuses of `error_dialect`.
+    Those below `prefix` have rules of their own, unless they are vLLM's. `is_open` says which of
+    them need no key; `check` raises what refuses a request. `title` is printed with the URL when
+    the server starts. Where there is an `error_body` it writes errors, with the statuses of
+    `error_dialect`.
+
+    Of all its paths, `dialect_of` says how a request is refused where the core has no dialect for
+    it, and `is_shared` which are inference that any process of this server may answer.
     """
 
     add: Callable[[web.Application], None]
@@ -83,6 +86,8 @@ class RouteGroup:
     allows_cors: bool = False
     error_body: Callable[[str], bytes] | None = None
     error_dialect: Dialect = Dialect.SERVER
+    dialect_of: Callable[[str, ServingProfile], Dialect | None] = lambda _path, _profile: None
+    is_shared: Callable[[str], bool] = lambda _: False
 
     def owns(self, path: str) -> bool:
         """Whether the rules of this group are those for `path`."""
@@ -105,15 +110,20 @@ DIALECT: Final = web.RequestKey("dialect", Dialect)
 FORWARDED: Final = web.RequestKey("forwarded", bool)
 
 
-def dialect_of(path: str, *, is_tgi: bool) -> Dialect:
+def dialect_of(path: str, profile: ServingProfile, groups: Sequence[RouteGroup]) -> Dialect:
     """Return the dialect in which requests for `path` are refused."""
     if path.startswith("/v1/") or path in OPENAI_ROUTES:
         return Dialect.OPENAI
     if path.startswith(("/invocations", "/predictions")) or path.endswith("/invoke"):
-        return Dialect.TGI if is_tgi else Dialect.LMI
-    if is_tgi and path in TGI_PATHS:
-        return Dialect.TGI
-    return Dialect.SERVER
+        return Dialect.TGI if profile.tgi_compat else Dialect.LMI
+    found = (group.dialect_of(path, profile) for group in groups)
+    return next((dialect for dialect in found if dialect is not None), Dialect.SERVER)
+
+
+def path_dialect(request: web.Request) -> Dialect:
+    """Return the dialect in which a request is refused, as far as its path says."""
+    groups = request.app[GROUPS]
+    return dialect_of(request.path, request.app[SERVICE].profile, groups)
 
 
 def group_of(request: web.Request) -> RouteGroup | None:
@@ -137,9 +147,7 @@ def check_method(request: web.Request, methods: Iterable[str]) -> None:
         raise MethodNotAllowedError(allowed=sorted(methods))
 
 
-def begin_record(
-    request: web.Request, request_id: str, telemetry: Telemetry, *, is_tgi: bool
-) -> RequestRecord:
+def begin_record(request: web.Request, request_id: str, telemetry: Telemetry) -> RequestRecord:
     """Return the record of a request that has just come; it is the current one from here on."""
     resource = request.match_info.route.resource
     record = RequestRecord(
@@ -148,7 +156,7 @@ def begin_record(
         UNKNOWN_ROUTE if resource is None else resource.canonical,
         shown_path(request),
         peer_of(request),
-        str(dialect_of(request.path, is_tgi=is_tgi)),
+        str(path_dialect(request)),
         telemetry.observers,
     )
     if telemetry.start_span is not None and record.route not in UNTRACED:

@@ -6,7 +6,8 @@ ours by class name. `openai_error` is how vLLM's stream fails after its first ev
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from lmi_vllm.messages import (
     TgiRoute,
     TokenLogprob,
 )
-from lmi_vllm.web.tgi_routes import GENERATE
 
 FOLDER = Path(__file__).parent
 
@@ -39,11 +39,7 @@ class Golden:
     content_type: str
     body: bytes
     openai_error: dict[str, Any]
-
-    @property
-    def tgi_route(self) -> TgiRoute | None:
-        """Which of TGI's own routes it asks."""
-        return GENERATE.get(self.path)
+    tgi_route: TgiRoute | None = None  # which of TGI's own routes it asks
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -52,13 +48,16 @@ class Golden:
         return payload
 
 
-def load_golden() -> list[Golden]:
-    """Return the cases of all files."""
-    return [
+def load_golden(
+    folder: Path = FOLDER, tgi_routes: Mapping[str, TgiRoute] | None = None
+) -> list[Golden]:
+    """Return the cases of all files of a folder; `tgi_routes` are those that there are, by path."""
+    cases = [
         _case(f"{path.stem}: {name}", raw)
-        for path in sorted(FOLDER.glob("*.json"))
+        for path in sorted(folder.glob("*.json"))
         for name, raw in json.loads(path.read_text()).items()
     ]
+    return [replace(case, tgi_route=(tgi_routes or {}).get(case.path)) for case in cases]
 
 
 def _case(name: str, raw: dict[str, Any]) -> Golden:

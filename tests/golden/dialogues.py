@@ -4,13 +4,17 @@ In an expected answer `<id:NAME>` stands for any UUID, the same one wherever the
 also in later requests; `<time>` for a UTC time in whole seconds, `<version>` for ours.
 """
 
+import asyncio
 import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiohttp.test_utils import TestClient
+
 from lmi_vllm._version import __version__
+from lmi_vllm.messages import ServingProfile
 
 FOLDER = Path(__file__).parent / "dialogues"
 _MARK = re.compile(r"<id:(\w+)>|<time>|<version>")
@@ -62,13 +66,42 @@ class Ids:
         self.known |= found.groupdict()
 
 
-def load_dialogues() -> dict[str, tuple[dict[str, Any], list[Exchange]]]:
-    """Return profile and exchanges of every dialogue of all files, by name."""
-    return {
-        f"{path.stem}: {name}": (raw.get("profile", {}), [_exchange(one) for one in raw["steps"]])
-        for path in sorted(FOLDER.glob("*.json"))
+@dataclass(frozen=True)
+class Dialogue:
+    """Requests that follow each other, to one server."""
+
+    name: str
+    profile: ServingProfile
+    steps: list[Exchange]
+
+    async def check(self, client: TestClient[Any, Any]) -> None:
+        """Ask one after the other, and compare the bytes and headers of the answers."""
+        ids = Ids()
+        for step in self.steps:
+            headers = {name: ids.fill(value) for name, value in step.headers.items()}
+            answer = await client.request(step.method, step.path, data=step.sent, headers=headers)
+            while answer.status == 202:  # deferred, and not begun
+                await asyncio.sleep(0)
+                answer = await client.request(
+                    step.method, step.path, data=step.sent, headers=headers
+                )
+            for name, value in step.answer_headers.items():
+                ids.check(value, answer.headers.get(name, ""))
+            ids.check(step.body, await answer.text())
+            assert (answer.status, answer.content_type) == (step.status, step.content_type)
+
+
+def load_dialogues(folder: Path = FOLDER) -> list[Dialogue]:
+    """Return every dialogue of all files of a folder."""
+    return [
+        Dialogue(
+            f"{path.stem}: {name}",
+            ServingProfile(**{"model_name": "demo", **raw.get("profile", {})}),
+            [_exchange(one) for one in raw["steps"]],
+        )
+        for path in sorted(folder.glob("*.json"))
         for name, raw in json.loads(path.read_text()).items()
-    }
+    ]
 
 
 def _exchange(raw: dict[str, Any]) -> Exchange:

@@ -1,4 +1,4 @@
-"""LMI's adapter API and vLLM's two routes over HTTP: bodies, codes, order of checks, selection."""
+"""LMI's adapter API over HTTP: bodies, codes, order of checks, selection."""
 
 import asyncio
 from typing import Any
@@ -233,32 +233,6 @@ async def test_unregister_waits_for_its_requests_and_for_nobody_else(
     assert (await running)[0] == 200
     assert (await removing)[0] == 200
     assert (await again)[0] == 200
-
-
-async def test_vllm_routes_have_vllm_texts(lora: TestClient, engine: ScriptedEngine) -> None:
-    """The two routes of vLLM answer in vLLM's words over the same registry."""
-    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-    body = {"lora_name": "fr", "lora_path": "/a/fr"}
-    assert await call(lora, "POST", load, json=body) == (
-        200,
-        "Success: LoRA adapter 'fr' added successfully.",
-    )
-    assert (await call(lora, "GET", "/adapters/fr"))[0] == 200
-    status, document = await call(lora, "POST", load, json=body)
-    assert status == 400
-    assert document["error"]["type"] == "InvalidUserInput"
-    assert "has already been loaded" in document["error"]["message"]
-    first = engine.adapters["fr"]
-    assert (await call(lora, "POST", load, json={**body, "load_inplace": True}))[0] == 200
-    assert engine.adapters["fr"].engine_id != first.engine_id
-    assert await call(lora, "POST", unload, json={"lora_name": "fr"}) == (
-        200,
-        "Success: LoRA adapter 'fr' removed successfully.",
-    )
-    status, document = await call(lora, "POST", unload, json={"lora_name": "fr"})
-    assert (status, document["error"]["type"]) == (404, "NotFoundError")
-    for wrong in ({}, {"lora_name": "fr"}, {"lora_name": "lmi", "lora_path": "/a"}):
-        assert (await call(lora, "POST", load, json=wrong))[0] == 400
 
 
 async def test_models_lists_adapters_loaded_or_not(lora: TestClient) -> None:

@@ -9,7 +9,7 @@ import copy
 import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
@@ -29,10 +29,8 @@ from lmi_vllm.extras.api_docs.page import docs_page
 from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import OpenAISchemas
+from lmi_vllm.web.app import WebOptions, groups_of
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, dialect_of
-
-if TYPE_CHECKING:
-    from lmi_vllm.web.app import WebOptions
 
 OPENAPI_VERSION: Final = "3.1.0"
 _OPENAI_PREFIX: Final = "openai:"
@@ -71,7 +69,7 @@ async def _document_of(request: web.Request) -> dict[str, Any]:
     return await asyncio.to_thread(build_document, app[SERVICE], app[OPTIONS])
 
 
-def build_document(service: InferenceService, options: "WebOptions") -> dict[str, Any]:
+def build_document(service: InferenceService, options: WebOptions) -> dict[str, Any]:
     """Return the OpenAPI document of a server with this service and these options."""
     engine = service.loaded_engine
     openai = OpenAISchemas() if engine is None else engine.openai_schemas
@@ -108,7 +106,7 @@ def _composed(openai: OpenAISchemas) -> dict[str, Any]:
 
 
 def _paths(
-    service: InferenceService, options: "WebOptions", openai: OpenAISchemas
+    service: InferenceService, options: WebOptions, openai: OpenAISchemas
 ) -> dict[str, dict[str, Any]]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -126,7 +124,8 @@ def _paths(
             entry["parameters"] = parameters
         if operation.takes:
             entry["requestBody"] = _request_body(operation, openai)
-        if operation.tgi_form is not None and service.profile.tgi_compat:
+        is_tgi = service.profile.tgi_compat and "tgi" in extras()
+        if operation.tgi_form is not None and is_tgi:
             _add_tgi_form(entry, operation.tgi_form)
         if options.api_keys and operation.is_open:
             entry["security"] = []
@@ -193,7 +192,7 @@ def _request_body(operation: Operation, openai: OpenAISchemas) -> dict[str, Any]
 
 
 def _responses(
-    operation: Operation, service: InferenceService, options: "WebOptions", openai: OpenAISchemas
+    operation: Operation, service: InferenceService, options: WebOptions, openai: OpenAISchemas
 ) -> dict[str, Any]:
     content = {
         content_type: {"schema": _schema(name, openai.answers)}
@@ -211,10 +210,10 @@ def _responses(
 
 
 def _errors(
-    operation: Operation, service: InferenceService, options: "WebOptions"
+    operation: Operation, service: InferenceService, options: WebOptions
 ) -> dict[int, dict[str, Any]]:
     """Return every error status of the path's dialect, from the one table of faults."""
-    by_path = dialect_of(operation.path, is_tgi=service.profile.tgi_compat)
+    by_path = dialect_of(operation.path, service.profile, groups_of(options))
     dialect = operation.dialect or by_path
     statuses = set(operation.statuses)
     for fault in Fault:

@@ -185,9 +185,10 @@ def _tgi(
     example = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 20}}
     post = Operation(
         "post", path, INFERENCE, summary, {**answers, **rows}, takes="TgiRequest",
-        example=example, is_tgi=True,
+        example=example, is_tgi=True, extra="tgi",
     )  # fmt: skip
-    return (post,) if path == "/" else (post, replace(_options(path, INFERENCE), is_tgi=True))
+    options = replace(_options(path, INFERENCE), is_tgi=True, extra="tgi")
+    return (post,) if path == "/" else (post, options)
 
 
 def _options(path: str, tag: str) -> Operation:
@@ -338,6 +339,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "TGI's account of the model and its limits.",
         {JSON: "TgiInfo"},
         is_tgi=True,
+        extra="tgi",
     ),
     *_openai(
         "/v1/chat/completions",
@@ -413,6 +415,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         example={"lora_name": "capitals", "lora_path": "/adapters/capitals"},
         answer_example="Success: LoRA adapter 'capitals' added successfully.",
         statuses=(404, 507),
+        extra="vllm_adapters",
     ),
     Operation(
         "post",
@@ -424,6 +427,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         example={"lora_name": "capitals"},
         answer_example="Success: LoRA adapter 'capitals' removed successfully.",
         statuses=(404,),
+        extra="vllm_adapters",
     ),
     Operation(
         "get",

@@ -14,16 +14,14 @@ from yarl import URL
 from lmi_vllm.errors import NotReadyError, PayloadError, ResourceNotFoundError
 from lmi_vllm.inference.deferred import STARTING_TOKEN, is_deferred
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY, request_properties
-from lmi_vllm.web.request import FORWARDED, OPENAI_ROUTES, PEER, SERVICE, TGI_PATHS
+from lmi_vllm.web.request import FORWARDED, GROUPS, OPENAI_ROUTES, PEER, SERVICE
 
 # Of one connection, not of the message (RFC 9110, 7.6.1); aiohttp writes its own.
 _HOP_BY_HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
      "upgrade", "expect"}
 )  # fmt: skip
-_INFERENCE: Final = frozenset(
-    {"/invocations", *TGI_PATHS, *OPENAI_ROUTES} - {"/info", "/v1/models", "/v1/responses"}
-)
+_INFERENCE: Final = frozenset({"/invocations", *OPENAI_ROUTES} - {"/v1/models", "/v1/responses"})
 _OF_PACKED_BODY: Final = frozenset({"content-encoding", "content-length"})
 KEEPALIVE_SECONDS: Final = 2.0  # idle connections between two processes cost both of them tasks
 _ORIGIN: Final = "http://first-process"  # the name is not looked up
@@ -34,9 +32,8 @@ def is_shared_work(request: web.Request) -> bool:
     if request.method != "POST":
         return False
     path = request.path
-    is_inference = path in _INFERENCE or path.startswith("/predictions/")
-    is_kserve = path.startswith("/v2/models/") and path.endswith("/infer")
-    if not is_inference and not is_kserve and not path.endswith("/invoke"):
+    is_core_s = path in _INFERENCE or path.startswith("/predictions/") or path.endswith("/invoke")
+    if not is_core_s and not any(group.is_shared(path) for group in request.app[GROUPS]):
         return False
     properties = request_properties(request.headers)
     return not is_deferred(properties) and STARTING_TOKEN not in properties

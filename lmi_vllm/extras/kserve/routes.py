@@ -168,6 +168,10 @@ def _add(app: web.Application) -> None:
         app.router.add_post(f"{path}/infer", infer)
 
 
+def _is_shared(path: str) -> bool:
+    return path.startswith(f"{PREFIX}/models/") and path.endswith("/infer")
+
+
 GROUP: Final = RouteGroup(
     _add,
     prefix=PREFIX,
@@ -175,4 +179,5 @@ GROUP: Final = RouteGroup(
     allows_cors=True,
     error_body=error_body,
     error_dialect=Dialect.OPENAI,
+    is_shared=_is_shared,
 )

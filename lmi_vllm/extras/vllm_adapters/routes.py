@@ -5,7 +5,7 @@ adapter's (vllm/entrypoints/openai/models/serving.py, 0.32).
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
@@ -15,7 +15,8 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, ManagementError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import adapter_registry
-from lmi_vllm.web.request import SERVICE
+from lmi_vllm.web.app import Routes
+from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup
 
 Fields = dict[str, Any]
 
@@ -28,8 +29,9 @@ class _RefusalError(Exception):
         self.status, self.kind = status, kind
 
 
-def add_vllm_adapter_routes(app: web.Application) -> None:
-    """Register the routes."""
+def _add(app: web.Application) -> None:
+    if app[OPTIONS].routes is Routes.INFERENCE:
+        return
     app.router.add_post("/v1/load_lora_adapter", _answering(_load))
     app.router.add_post("/v1/unload_lora_adapter", _answering(_unload))
 
@@ -111,3 +113,6 @@ async def _fields(request: web.Request) -> Fields:
             text = f"{name}: Input should be a valid string"
             raise _RefusalError(text, kind="BadRequestError")
     return given
+
+
+GROUP: Final = RouteGroup(_add)

@@ -9,11 +9,10 @@ from huggingface_hub.errors import OverloadedError, ValidationError
 
 from lmi_vllm._version import __version__
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.messages import AdapterRef, GenerationJob, ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import GatedEngine, queue_of, until
-
-TGI = ServingProfile(model_name="demo", tgi_compat=True, enable_lora=True)
+from tests.web.test_headers import check_allow
+from tests.web.test_tgi_compat import ADAPTER_IDS, TGI, check_adapter
 
 
 async def test_info_says_what_clients_may_ask(serve: ServeScripted) -> None:
@@ -37,6 +36,12 @@ async def test_info_says_what_clients_may_ask(serve: ServeScripted) -> None:
         "sha": None,
         "docker_label": None,
     }
+
+
+@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/info", "/tokenize"])
+async def test_allow_is_true(serve: ServeScripted, path: str) -> None:
+    """No method in `Allow` is itself answered with 405; also over a route of the core."""
+    await check_allow(await serve(TGI), path)
 
 
 @pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/info"])
@@ -70,58 +75,16 @@ async def test_tgi_overload_is_429(serve: ServeScripted, engine: GatedEngine, pa
     assert (await first).status == 200
 
 
-# Payload and headers -> the adapter that answers: adapter_id is below `adapters`.
-ADAPTER_IDS: dict[str, tuple[dict[str, Any], dict[str, str], str | None]] = {
-    "adapter_id": ({"parameters": {"adapter_id": "a"}}, {}, "a"),
-    "adapters win": ({"parameters": {"adapter_id": "a"}, "adapters": "b"}, {}, "b"),
-    "adapters empty is the base": (
-        {"parameters": {"adapter_id": "a"}, "adapters": ""},
-        {},
-        None,
-    ),
-    "header wins": (
-        {"parameters": {"adapter_id": "a"}},
-        {"X-Amzn-SageMaker-Adapter-Identifier": "b"},
-        "b",
-    ),
-    "above model": ({"parameters": {"adapter_id": "a"}, "model": "b"}, {}, "a"),
-    "null": ({"parameters": {"adapter_id": None}}, {}, None),
-}
-
-
-@pytest.mark.parametrize("path", ["/generate", "/invocations"])
 @pytest.mark.parametrize(("payload", "headers", "name"), ADAPTER_IDS.values(), ids=ADAPTER_IDS)
-async def test_tgi_adapter_id_selects_below_adapters(
+async def test_generate_takes_adapter_id(
     serve: ServeScripted,
     engine: ScriptedEngine,
     payload: dict[str, Any],
     headers: dict[str, str],
     name: str | None,
-    path: str,
 ) -> None:
     """TGI's adapter_id chooses an adapter where nothing of LMI's does."""
-    client = await serve(TGI)
-    for known in ("a", "b"):
-        await client.post("/adapters", params={"name": known, "src": f"/{known}"})
-    response = await client.post(path, json={"inputs": "x", **payload}, headers=headers)
-    assert response.status == 200
-    adapter: AdapterRef | None = engine.jobs[-1].adapter
-    assert (adapter.name if adapter else None) == name
-
-
-async def test_tgi_adapter_id_is_no_adapter_without_the_mode(
-    serve: ServeScripted, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Outside TGI mode adapter_id has no effect, and one warning says so."""
-    client = await serve(ServingProfile(model_name="demo", enable_lora=True))
-    for _ in range(2):
-        body = {"inputs": "x", "parameters": {"adapter_id": "a"}}
-        assert (await client.post("/invocations", json=body)).status == 200
-    job: GenerationJob = engine.jobs[-1]
-    assert job.adapter is None
-    assert [text for text in caplog.messages if "adapter_id" in text] == [
-        "request parameter 'adapter_id' has no effect"
-    ]
+    await check_adapter(await serve(TGI), engine, "/generate", payload, headers, name)
 
 
 async def test_hub_client_reads_every_answer(serve: ServeScripted) -> None:

@@ -1,0 +1,110 @@
+"""TGI's own routes, with `tgi_compat` only: `/`, `/generate`, `/generate_stream` and `/info`.
+
+`/tokenize` is one route for TGI's bodies and vLLM's: only a body says whose it is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from lmi_vllm.errors import Dialect, ResourceNotFoundError
+from lmi_vllm.extras.tgi.answers import describe, is_tokenize_body, tokenize
+from lmi_vllm.messages import ServingProfile, TgiRoute
+from lmi_vllm.web.app import Routes
+from lmi_vllm.web.inference_routes import (
+    CALL_METHODS,
+    READ_METHODS,
+    json_answer,
+    openai_handler,
+    read_call,
+    request_properties,
+    root,
+    send,
+)
+from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, SERVICE, RouteGroup, check_method
+
+ROOT: Final = "/"
+GENERATE: Final[Mapping[str, TgiRoute]] = MappingProxyType(
+    {
+        ROOT: TgiRoute(is_streaming=None, is_wrapped=True),
+        "/generate": TgiRoute(is_streaming=False, is_wrapped=False),
+        "/generate_stream": TgiRoute(is_streaming=True, is_wrapped=False),
+    }
+)
+INFO: Final = "/info"
+TOKENIZE: Final = "/tokenize"
+
+
+def _add(app: web.Application) -> None:
+    """Register the routes; without `tgi_compat` they are as if they were not there."""
+    if app[OPTIONS].routes is Routes.MANAGEMENT:
+        return
+    for path, route in GENERATE.items():
+        otherwise = root if path == ROOT else not_found
+        app.router.add_route("*", path, generate_handler(route, otherwise))
+    app.router.add_route("*", INFO, info)
+    app.router.add_route("*", TOKENIZE, tokenize_handler())
+
+
+def generate_handler(route: TgiRoute, otherwise: Handler) -> Handler:
+    """Return what answers one of the generating routes; `otherwise` does without `tgi_compat`."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if not _is_tgi(request):
+            return await otherwise(request)
+        if request.method == "OPTIONS":
+            return json_answer({})
+        check_method(request, CALL_METHODS)
+        service = request.app[SERVICE]
+        service.expect_room()
+        call = await read_call(request, request_properties(request.headers))
+        reply = await service.infer(replace(call, tgi_route=route))
+        return await send(request, reply)
+
+    return handler
+
+
+async def not_found(_: web.Request) -> web.Response:
+    """Be a path that is not there."""
+    raise ResourceNotFoundError
+
+
+async def info(request: web.Request) -> web.Response:
+    """Answer what TGI's clients ask about the model and its limits."""
+    if not _is_tgi(request):
+        return await not_found(request)
+    check_method(request, READ_METHODS)
+    service = request.app[SERVICE]
+    return json_answer(describe(service.model.url, service.runtime))
+
+
+def tokenize_handler() -> Handler:
+    """Return what answers TGI's `/tokenize` itself, and hands vLLM's to the core."""
+    vllm_s = openai_handler("tokenize")
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if not _is_tgi(request) or request.method != "POST":
+            return await vllm_s(request)
+        call = await read_call(request, request_properties(request.headers))
+        if not is_tokenize_body(call.body):
+            return await vllm_s(request)
+        request[DIALECT] = Dialect.TGI
+        request[RECORD].dialect = str(Dialect.TGI)
+        return await send(request, await request.app[SERVICE].answer(call, tokenize))
+
+    return handler
+
+
+def _is_tgi(request: web.Request) -> bool:
+    return request.app[SERVICE].profile.tgi_compat
+
+
+def _dialect_of(path: str, profile: ServingProfile) -> Dialect | None:
+    return Dialect.TGI if profile.tgi_compat and (path in GENERATE or path == INFO) else None
+
+
+GROUP: Final = RouteGroup(_add, dialect_of=_dialect_of, is_shared=GENERATE.__contains__)

@@ -1,0 +1,32 @@
+"""vLLM's two adapter routes over HTTP: its bodies and codes, over LMI's registry."""
+
+from lmi_vllm.engine.scripted import ScriptedEngine
+from tests.conftest import ServeScripted
+from tests.web.test_adapter_routes import LORA, call
+
+
+async def test_vllm_routes_have_vllm_texts(serve: ServeScripted, engine: ScriptedEngine) -> None:
+    """The two routes of vLLM answer in vLLM's words over the same registry."""
+    lora = await serve(LORA)
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    body = {"lora_name": "fr", "lora_path": "/a/fr"}
+    assert await call(lora, "POST", load, json=body) == (
+        200,
+        "Success: LoRA adapter 'fr' added successfully.",
+    )
+    assert (await call(lora, "GET", "/adapters/fr"))[0] == 200
+    status, document = await call(lora, "POST", load, json=body)
+    assert status == 400
+    assert document["error"]["type"] == "InvalidUserInput"
+    assert "has already been loaded" in document["error"]["message"]
+    first = engine.adapters["fr"]
+    assert (await call(lora, "POST", load, json={**body, "load_inplace": True}))[0] == 200
+    assert engine.adapters["fr"].engine_id != first.engine_id
+    assert await call(lora, "POST", unload, json={"lora_name": "fr"}) == (
+        200,
+        "Success: LoRA adapter 'fr' removed successfully.",
+    )
+    status, document = await call(lora, "POST", unload, json={"lora_name": "fr"})
+    assert (status, document["error"]["type"]) == (404, "NotFoundError")
+    for wrong in ({}, {"lora_name": "fr"}, {"lora_name": "lmi", "lora_path": "/a"}):
+        assert (await call(lora, "POST", load, json=wrong))[0] == 400
