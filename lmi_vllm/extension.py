@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmi_vllm.commands.serve import ServeOtherwise
     from lmi_vllm.config.settings import ExtraSettings, Settings
     from lmi_vllm.engine.factory import EngineFactory
+    from lmi_vllm.server.code_start import CodeLoader
     from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.server.model_files import StartVariables
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
@@ -81,8 +82,8 @@ class Extra:
     # Routes of every listener, and those that depend on the listener (None: it has none of them).
     routes: "tuple[Lazy[RouteGroup], ...]" = ()
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
-    # What is called before a model.py is loaded, so that it finds the modules it imports.
-    before_custom_code: "tuple[Lazy[Callable[[], None]], ...]" = ()
+    # What checks and loads the user's code: the model's own, and what adapters bring.
+    custom_code: "Lazy[Callable[[], CodeLoader]] | None" = None
     # Translation rules that come before the parallel sizes are put.
     placement_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     # Translation rules that come after them.

@@ -12,11 +12,11 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import DEFAULT_STATUSES, StatusTable
 from lmi_vllm.inference.context import Runtime
-from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
+from lmi_vllm.server.code_start import NOT_INSTALLED, ModelCode
 from lmi_vllm.web.app import WebOptions, create_app
 
 OUR_PREFIXES = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_", "SM_", "AWS_", "OTEL_")
@@ -67,18 +67,17 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
         limit: int = 1000,
         options: WebOptions | None = None,
         is_ready: bool = True,
-        code: CustomCode | None = None,
+        code: ModelCode = NOT_INSTALLED,
         statuses: StatusTable = DEFAULT_STATUSES,
     ) -> TestClient:
         profile = profile or ServingProfile(model_name="demo")
         lifecycle = Lifecycle(profile.model_name)
         service = InferenceService(RequestQueue(lifecycle, limit), profile, statuses=statuses)
-        code = code or CustomCode()
         registry = AdapterRegistry(
             engine, str, is_enabled=profile.enable_lora, load_code=code.load_adapter
         )
         if is_ready:
-            service.attach(Runtime(engine, profile, registry, code))
+            service.attach(Runtime(engine, profile, registry, code.hooks))
             lifecycle.become(State.HEALTHY)
         return await aiohttp_client(create_app(service, options))
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lmi_vllm.errors import AdapterRefusedError, ModelSourceError
-from lmi_vllm.inference.hooks.functions import NO_HOOKS, Hooks
+from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)

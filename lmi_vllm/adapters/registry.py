@@ -19,7 +19,7 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
     UnknownAdapterError,
 )
-from lmi_vllm.inference.hooks.functions import NO_HOOKS, Hooks
+from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)

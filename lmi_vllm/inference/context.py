@@ -10,8 +10,7 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError, StatusTable
-from lmi_vllm.inference.hooks.custom_code import CustomCode
-from lmi_vllm.inference.hooks.functions import NO_HOOKS, Hooks
+from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.formatters import Framing, choose_framing
@@ -36,12 +35,12 @@ IsAdapter = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The loaded model: its engine, how it is served, its adapters and its custom code."""
+    """The loaded model: its engine, how it is served, its adapters and its own hooks."""
 
     engine: Engine
     profile: ServingProfile
     adapters: AdapterRegistry
-    code: CustomCode = field(default_factory=CustomCode)
+    hooks: Hooks = NO_HOOKS
     unread_names: UnreadNames = field(default_factory=UnreadNames)
 
 
@@ -146,7 +145,7 @@ class RequestContext:
     @property
     def hooks(self) -> Hooks:
         """The adapter's hooks over those of the base model; the base's where adapters differ."""
-        base, adapter = self.runtime.code.hooks, self.adapters[0]
+        base, adapter = self.runtime.hooks, self.adapters[0]
         own = NO_HOOKS if adapter is None or _differ(self.adapters) else adapter.hooks
         return own.over(base) if own.input or own.output else base
 
@@ -154,7 +153,7 @@ class RequestContext:
     def needs_parts(self) -> bool:
         """Whether prompts of a list have different adapters, of which one brings a formatter."""
         found = [adapter.hooks for adapter in self.adapters if adapter]
-        has_hooks = any(one.input or one.output for one in (self.runtime.code.hooks, *found))
+        has_hooks = any(one.input or one.output for one in (self.runtime.hooks, *found))
         return has_hooks and _differ(self.adapters)
 
     @property

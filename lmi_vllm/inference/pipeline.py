@@ -3,18 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+import orjson
 
 from lmi_vllm.errors import Dialect, PayloadError
 from lmi_vllm.inference.context import RequestContext, with_adapter_id
-from lmi_vllm.inference.hooks.functions import OutputHook
-from lmi_vllm.inference.hooks.hooked import (
-    UNHOOKED_KINDS,
-    apply_input_hook,
-    completion_body,
-    joined,
-    undecoded_payload,
-)
+from lmi_vllm.inference.hooks import InputHook, OutputHook
 from lmi_vllm.inference.lmi_lane import generate
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request, vectors_reply
@@ -31,6 +26,8 @@ from lmi_vllm.inference.sessions import (
 from lmi_vllm.messages import OpenAIReply, Reply
 
 _SUCCESS = 200
+# Calls that only count or show tokens: nothing is generated for a hook to look at.
+_UNHOOKED_KINDS: Final = frozenset({"tokenize", "detokenize"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ async def invoke(context: RequestContext, sessions: Sessions) -> Reply:
 async def ask(context: RequestContext, kind: str) -> Reply:
     """Answer a `/v1` route with vLLM's own bytes, the user's code around it."""
     async with context:
-        is_hooked = kind not in UNHOOKED_KINDS
+        is_hooked = kind not in _UNHOOKED_KINDS
         if is_hooked and (own := await _handle(context)) is not None:
             return context.deliver(own)
         payload: Any = decode_body(context.call.body, "application/json")
@@ -81,11 +78,24 @@ async def prepare(context: RequestContext, payload: Any) -> dict[str, Any]:
         PayloadError: there is no hook, and the payload is not for us to read.
     """
     if context.hooks.input is not None:
-        return await apply_input_hook(context, context.hooks.input, payload)
+        return await _through(context, context.hooks.input, payload)
     if not isinstance(payload, dict) or isinstance(payload.get("inputs"), bytes):
         decode_body(context.call.body, context.call.content_type)  # says why
         raise PayloadError("the body must be a JSON object")
     return payload
+
+
+async def _through(context: RequestContext, hook: InputHook, payload: Any) -> dict[str, Any]:
+    """Return the payload that the hook makes; whatever it does, the adapter stays the same.
+
+    Raises:
+        CustomCodeError: the hook failed.
+    """
+    if isinstance(payload, dict):  # as in LMI, the hook does not see it
+        payload = {key: value for key, value in payload.items() if key != "adapters"}
+    context.adapters = context.adapters[:1]
+    made = await hook(context.call, payload)
+    return {**made, "adapters": "" if context.adapter is None else context.adapter.name}
 
 
 async def execute(context: RequestContext, prepared: Prepared) -> Reply | OpenAIReply:
@@ -106,9 +116,7 @@ async def render(context: RequestContext, prepared: Prepared, answer: Reply | Op
     if isinstance(answer, Reply):
         return answer
     if prepared.output is not None and answer.status == _SUCCESS:
-        return await context.runtime.code.format_output(
-            prepared.output, context.call, prepared.payload, answer, context.statuses
-        )
+        return await prepared.output(context.call, prepared.payload, answer, context.statuses)
     return (prepared.reply or lmi_reply)(answer)
 
 
@@ -140,7 +148,19 @@ async def _answer_each(
     )
     if any(reply.stream is not None for reply in replies):
         raise PayloadError("inputs: streaming takes one prompt, not a list")
-    return Reply(200, FRAMINGS["json"].content_type, joined([reply.body for reply in replies]))
+    return Reply(200, FRAMINGS["json"].content_type, _joined([reply.body for reply in replies]))
+
+
+def _joined(bodies: list[bytes]) -> bytes:
+    """Return the answers of a list as one array; what is no JSON goes in as text."""
+    parts = []
+    for body in bodies:
+        try:
+            orjson.loads(body)
+            parts.append(body.strip())
+        except orjson.JSONDecodeError:
+            parts.append(orjson.dumps(body.decode().removesuffix("\n")))
+    return b"[" + b",".join(parts) + b"]\n"
 
 
 def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
@@ -156,7 +176,7 @@ def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
         if output is None:
             return Prepared(payload)
         lmi_request = parse_lmi_request(payload, profile, call.tgi_route)
-        body = completion_body(lmi_request, payload)
+        body = output.completion_request(lmi_request, payload)
         return Prepared(payload, PayloadKind.COMPLETION, body, output=output)
     if output is not None:
         return Prepared(payload, kind, output=output)
@@ -169,8 +189,8 @@ def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
 
 async def _handle(context: RequestContext) -> Reply | None:
     """Return what the user's own handler answers; None is for the built-in one to answer."""
-    code = context.runtime.code
-    return None if code.hooks.handle is None else await code.handle(context.call, context.statuses)
+    handle = context.runtime.hooks.handle
+    return None if handle is None else await handle(context.call, context.statuses)
 
 
 def _decode(context: RequestContext) -> Any:
@@ -183,9 +203,9 @@ def _decode(context: RequestContext) -> Any:
     try:
         return decode_body(call.body, call.content_type)
     except PayloadError:
-        found = (runtime.code.hooks, *(adapter.hooks for adapter in runtime.adapters))
-        if any(hooks.input for hooks in found):
-            return undecoded_payload(call)
+        found = (runtime.hooks, *(adapter.hooks for adapter in runtime.adapters))
+        for hook in filter(None, (hooks.input for hooks in found)):
+            return hook.undecoded(call)
         raise
 
 

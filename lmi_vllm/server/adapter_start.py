@@ -12,15 +12,13 @@ from pathlib import Path
 
 from lmi_vllm.adapters.adapter import Adapter, read_state, write_state
 from lmi_vllm.adapters.check import describe_base
-from lmi_vllm.adapters.registry import AdapterRegistry, ignore_change
+from lmi_vllm.adapters.registry import AdapterRegistry, LoadCode, ignore_change
 from lmi_vllm.adapters.source import AdapterSources, local_adapters
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError, ModelSourceError
-from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
-from lmi_vllm.server.code_start import adapter_code
 from lmi_vllm.sources.table import is_store
 
 logger = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     environ: Mapping[str, str],
     engine: Engine,
     *,
-    code: CustomCode,
+    load_code: LoadCode,
 ) -> AdapterRegistry:
     """Return the registry with every adapter of this start loaded.
 
@@ -94,7 +92,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
         replace(sources, own=frozenset(map(str, local.values()))).resolve,
         is_enabled=profile.enable_lora,
         reserved_names=profile.served_names,
-        load_code=adapter_code(settings, code),
+        load_code=load_code,
         on_change=memory.keep if memory else ignore_change,
     )
     if not profile.enable_lora:

@@ -11,10 +11,9 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.context import Runtime
-from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.server.adapter_start import load_adapters
-from lmi_vllm.server.code_start import load_custom_code
+from lmi_vllm.server.code_start import ModelCode, code_loader
 from lmi_vllm.server.liveness import warm_up
 from lmi_vllm.server.model_files import ModelFetch, ReadyFiles
 from lmi_vllm.server.plan import AroundStart, PlannedStart, StartPlan
@@ -36,7 +35,7 @@ class ModelStart:
             context.environ,
             lambda progress: self._progress.report(asdict(progress)),
         )
-        self._code: CustomCode | None = None
+        self._code: ModelCode | None = None
         self._around: tuple[AroundStart, ...] = ()
 
     async def prepare(self) -> ReadyFiles:
@@ -116,7 +115,7 @@ class ModelStart:
         for each in self._around:
             each.after_ready()
         profile = replace(self._plan.profile, task=engine.task)
-        return Runtime(engine, profile, adapters, self._code)
+        return Runtime(engine, profile, adapters, self._code.hooks)
 
     def _folders_of_code(self) -> Mapping[str, str]:
         """Where compiled code is kept, unless an extra or the user knows a better place."""
@@ -160,13 +159,14 @@ class ModelStart:
         except EngineStartError as error:
             raise EngineStartError(self._files.with_failures(error.text)) from error
 
-    async def _load_code(self, engine: Engine, ready: ReadyFiles) -> CustomCode:
-        return await load_custom_code(
-            self._settings, self._context.environ, ready.model, self._plan.profile, engine
+    async def _load_code(self, engine: Engine, ready: ReadyFiles) -> ModelCode:
+        settings, environ = self._settings, self._context.environ
+        return await code_loader(settings).load(
+            settings, environ, ready.model, self._plan.profile, engine
         )
 
     async def _load_adapters(
-        self, engine: Engine, ready: ReadyFiles, code: CustomCode
+        self, engine: Engine, ready: ReadyFiles, code: ModelCode
     ) -> AdapterRegistry:
         return await load_adapters(
             ready.model,
@@ -175,5 +175,5 @@ class ModelStart:
             self._settings,
             self._context.environ,
             engine,
-            code=code,
+            load_code=code.load_adapter,
         )

@@ -13,7 +13,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
-from lmi_vllm.server.code_start import check_custom_code
+from lmi_vllm.server.code_start import code_loader
 from lmi_vllm.sources.hub.location import asks_for_fast_transfer
 from lmi_vllm.translate.arguments import Translation, detect_devices, translate_start
 from lmi_vllm.translate.explain import explain
@@ -86,7 +86,7 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
         *memory_errors(settings),
     ):
         raise ConfigurationError(errors)
-    check_custom_code(settings, model)
+    code_loader(settings).check(settings, model)
     shared = check_shared_memory(arguments.number("tensor_parallel_size", 1))
     caches = check_cache_folders({**environ, **settings.environment_exports})
     for warning in (*explanation.warnings, *shared, *caches):

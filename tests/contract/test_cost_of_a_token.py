@@ -19,7 +19,6 @@ from aiohttp import web
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.inference.context import Runtime
-from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -105,9 +104,8 @@ def url(run: LoopThread, vllm_engine: Engine) -> Iterator[str]:
     profile = ServingProfile(model_name="demo")
     lifecycle = Lifecycle(profile.model_name)
     service = InferenceService(RequestQueue(lifecycle, 100), profile)
-    code = CustomCode()
-    registry = AdapterRegistry(vllm_engine, str, is_enabled=False, load_code=code.load_adapter)
-    service.attach(Runtime(vllm_engine, profile, registry, code))
+    registry = AdapterRegistry(vllm_engine, str, is_enabled=False)
+    service.attach(Runtime(vllm_engine, profile, registry))
     lifecycle.become(State.HEALTHY)
 
     async def start() -> tuple[web.AppRunner, int]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.adapters.registry import no_code
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.inference.hooks.custom_code import CustomCode
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.server.adapter_start import load_adapters
 from tests.support.adapter_files import copy_adapter
@@ -31,7 +31,7 @@ async def test_adapter_of_a_prefix_that_is_hidden_is_named(
             load_settings({}),
             {},
             ScriptedEngine(),
-            code=CustomCode(),
+            load_code=no_code,
         )
     assert sorted(adapter.name for adapter in registry) == ["de", "fr"]
     (line,) = [record.getMessage() for record in caplog.records]

@@ -23,7 +23,7 @@ ROOMS = {
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.ArgumentDraft|web\.request\.RouteGroup"
     r"|commands\.serve\.ServeOtherwise|config\.settings\.(Extra)?Settings"
-    r"|server\.model_files\.StartVariables"
+    r"|server\.(model_files\.StartVariables|code_start\.CodeLoader)"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
     r"|server\.(plan\.(AroundStart|PlannedStart|PlanVariables)|process_group\.MakeProcesses)"
     r"|server\.telemetry_start\.RunTelemetry",
@@ -38,7 +38,7 @@ ROOMS = {
     # Pure checks of files are made once more, on the copy that the engine reads.
     "engine": rf"{SHARED}|telemetry\..*"
     r"|checks\.(adapter_config|adapter_weights|safetensors_header)\.\w+",
-    "adapters": rf"{SHARED}|{ENGINE}|(checks|sources)\..*|inference\.hooks\.functions\..*",
+    "adapters": rf"{SHARED}|{ENGINE}|(checks|sources)\..*|inference\.hooks\.\w+",
     "inference": rf"{SHARED}|{ENGINE}|(telemetry|adapters)\..*",
     "web": rf"{SHARED}|(telemetry|adapters|inference)\..*",
     "server": rf"{SHARED}|{DEMO}|(config|translate|checks|sources|engine|telemetry)\..*"

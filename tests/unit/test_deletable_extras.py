@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.demo import DEMO_MODEL_DIR
 from tests.support.package_copies import EXTRAS, package_without
 
 SERVE = ("serve", "--engine", "scripted", "--demo", "--port", "0")
@@ -53,3 +55,29 @@ def test_server_works_without(names: Collection[str], tmp_path: Path) -> None:
         for process in (explain, server):
             process.kill()
             process.communicate()
+
+
+def test_code_is_named_where_nothing_loads_it(tmp_path: Path) -> None:
+    """Without its extra the user's code is refused or warned of, one by one, and never run."""
+    missing = "the custom_code extra is not installed"
+    model = Path(shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model"))
+    settings = "option.enable_lora=true\noption.output_formatter=mine\n"
+    (model / "serving.properties").write_text(settings)
+    adapter = next(path for path in (model / "adapters").iterdir() if path.is_dir())
+    for folder in (model, adapter):
+        (folder / "model.py").write_text("raise SystemExit\n")
+    words = ("serve", "--engine", "scripted", "--port", "0", "-s", str(model))
+    server = start(package_without(["custom_code"], tmp_path / "package"), *words)
+    for line in server.stdout or ():
+        if line.startswith("Ready on "):
+            server.send_signal(signal.SIGTERM)
+    _, problems = server.communicate(timeout=60)
+    assert server.returncode == 0, problems
+    assert f"{model / 'model.py'} is not loaded: {missing}" in problems
+    assert f"adapter {adapter.name}: its model.py is not loaded ({missing})" in problems
+    assert f"nor a function of model.py ({missing})" in problems
+    (model / "serving.properties").write_text(f"{settings}option.entryPoint=model.py\n")
+    server = start(tmp_path / "package", *words)
+    _, problems = server.communicate(timeout=60)
+    assert server.returncode == 1, problems
+    assert "model.py is custom code, which cannot be loaded: " + missing in problems

@@ -7,9 +7,9 @@ from textwrap import dedent
 
 import pytest
 
-from lmi_vllm.extras.djl_python.names.request_io import TextInput
-from lmi_vllm.inference.hooks.functions import Hooked, new_payload
-from lmi_vllm.inference.hooks.loading import CodeError, check_syntax, load_model_code
+from lmi_vllm.extras.custom_code.djl_python.formatting import TextInput
+from lmi_vllm.extras.custom_code.functions import Hooked, new_payload
+from lmi_vllm.extras.custom_code.loading import CodeError, check_syntax, load_model_code
 from tests.support.hook_files import FORMATTERS, PROMPTS, write_code
 
 

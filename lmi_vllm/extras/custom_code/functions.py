@@ -1,13 +1,14 @@
-"""Hooks as values: what a file defines, how each is called, what it may return."""
+"""Hooks as values: what a file defines, what each is called with, what it may return."""
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from lmi_vllm.inference.hooks.inputs import Input
+from lmi_vllm.extras.custom_code.djl_python.content import Input
+from lmi_vllm.inference.hooks import nothing
 
 _POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -15,12 +16,6 @@ _POSITIONAL: Final = (
 )
 # Ways in which objects say their JSON, tried in this order; the first is pydantic's.
 _JSON_DUMPS: Final = ("model_dump_json", "to_json", "json")
-
-# The attributes by which a decorated function is known; upstream's names.
-INPUT_FORMATTER: Final = "is_input_formatter"
-OUTPUT_FORMATTER: Final = "is_output_formatter"
-PREDICTION_HANDLER: Final = "is_prediction_handler"
-INIT_HANDLER: Final = "is_init_handler"
 
 
 class HookError(Exception):
@@ -40,7 +35,7 @@ class Hooked:
 
 
 @dataclass(frozen=True, slots=True)
-class InputHook:
+class InputFunction:
     """A function that turns a decoded payload into another."""
 
     function: Callable[..., Any]
@@ -49,7 +44,7 @@ class InputHook:
     is_sagemaker: bool = False
 
     @classmethod
-    def of(cls, function: Callable[..., Any], *, is_sagemaker: bool = False) -> "InputHook":
+    def of(cls, function: Callable[..., Any], *, is_sagemaker: bool = False) -> "InputFunction":
         """Return the hook for a function.
 
         Raises:
@@ -76,7 +71,7 @@ class InputHook:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputHook:
+class OutputFunction:
     """A function that makes the final body out of vLLM's response, or of one of its events."""
 
     function: Callable[..., Any]
@@ -85,7 +80,7 @@ class OutputHook:
     is_sagemaker: bool = False
 
     @classmethod
-    def of(cls, function: Callable[..., Any], *, is_sagemaker: bool = False) -> "OutputHook":
+    def of(cls, function: Callable[..., Any], *, is_sagemaker: bool = False) -> "OutputFunction":
         """Return the hook for a function.
 
         Raises:
@@ -117,36 +112,20 @@ class OutputHook:
         return self.function(response, **arguments)
 
 
-def nothing() -> None:
-    """Release nothing."""
-
-
 @dataclass(frozen=True, slots=True)
-class Hooks:
-    """The functions of one file; None where it has none."""
+class FileFunctions:
+    """The functions of one file that count; None where it has none."""
 
     handle: Callable[..., Any] | None = None
-    input: InputHook | None = None
-    output: OutputHook | None = None
+    input: InputFunction | None = None
+    output: OutputFunction | None = None
     forget: Callable[[], None] = nothing  # removes the file's modules
 
     def __bool__(self) -> bool:
         return bool(self.handle or self.input or self.output)
 
-    def over(self, base: "Hooks") -> "Hooks":
-        """Return these hooks, and each that is missing from `base`."""
-        return Hooks(base.handle, self.input or base.input, self.output or base.output)
 
-    def with_handle(self, handle: Callable[..., Any] | None) -> "Hooks":
-        """Return these hooks with a handler."""
-        return replace(self, handle=handle)
-
-    def owning(self, forget: Callable[[], None]) -> "Hooks":
-        """Return these hooks with what removes their modules."""
-        return replace(self, forget=forget)
-
-
-NO_HOOKS: Final = Hooks()
+NO_FUNCTIONS: Final = FileFunctions()
 
 
 def new_payload(result: Any) -> dict[str, Any]:

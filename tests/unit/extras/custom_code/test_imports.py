@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.inference.hooks.functions import Hooked, Hooks
-from lmi_vllm.inference.hooks.loading import CodeError, load_adapter_code, load_model_code
+from lmi_vllm.extras.custom_code.functions import FileFunctions, Hooked
+from lmi_vllm.extras.custom_code.loading import CodeError, load_adapter_code, load_model_code
 from tests.support.hook_files import write_code
 
 ADAPTER = """
@@ -31,7 +31,7 @@ def write_adapter(folder: Path, who: str) -> Path:
     return folder
 
 
-def answer_of(hooks: Hooks) -> object:
+def answer_of(hooks: FileFunctions) -> object:
     """Return what the output hook says."""
     assert hooks.output is not None
     return hooks.output.call(None, Hooked({}))

@@ -1,7 +1,7 @@
 """Import a user's file and find the functions in it that count.
 
 The model's own file is imported as LMI does: its folder is the working directory and first on the
-Python path. An adapter's file never is: see `private_modules`.
+Python path. An adapter's file never is: see `imports`.
 """
 
 import importlib.machinery
@@ -12,26 +12,28 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
-from lmi_vllm.extension import extras
-from lmi_vllm.inference.hooks.functions import (
+from lmi_vllm.adapters.source import CODE_FILE
+from lmi_vllm.extras.custom_code.djl_python.formatting import (
     INIT_HANDLER,
     INPUT_FORMATTER,
     OUTPUT_FORMATTER,
     PREDICTION_HANDLER,
-    HookError,
-    Hooks,
-    InputHook,
-    OutputHook,
 )
-from lmi_vllm.inference.hooks.private_modules import PrivateModules, SourceLoader
+from lmi_vllm.extras.custom_code.functions import (
+    FileFunctions,
+    HookError,
+    InputFunction,
+    OutputFunction,
+)
+from lmi_vllm.extras.custom_code.imports import PrivateModules, SourceLoader, provide_djl_python
 
 logger = logging.getLogger(__name__)
 
-CODE_FILE: Final = "model.py"
 # SageMaker's four functions, for files without a decorated one, and the parameter names that each
 # must have, exactly: anything else is the user's own function.
 _SAGEMAKER: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
@@ -60,7 +62,7 @@ def check_syntax(path: Path) -> None:
         raise CodeError(_described(path, error)) from error
 
 
-def load_model_code(path: Path, handler: str, formatter: str | None) -> Hooks:
+def load_model_code(path: Path, handler: str, formatter: str | None) -> FileFunctions:
     """Return the functions of the model's own file; `formatter` names its output hook if set.
 
     Raises:
@@ -74,10 +76,10 @@ def load_model_code(path: Path, handler: str, formatter: str | None) -> Hooks:
     name = path.stem if path.stem not in sys.modules else f"lmi_vllm_custom_{path.stem}"
     module = _imported(name, path)
     handle = getattr(module, handler, None)
-    return _hooks(path, module, handle if callable(handle) else None, formatter)
+    return _functions(path, module, handle if callable(handle) else None, formatter)
 
 
-def load_adapter_code(folder: Path) -> Hooks:
+def load_adapter_code(folder: Path) -> FileFunctions:
     """Return the input and output hooks of an adapter's own file.
 
     Raises:
@@ -88,7 +90,7 @@ def load_adapter_code(folder: Path) -> Hooks:
     modules = PrivateModules(folder)
     try:
         module = modules.load(path.stem)
-        return _hooks(path, module, None, None).owning(modules.forget)
+        return replace(_functions(path, module, None, None), forget=modules.forget)
     except CodeError:
         modules.forget()
         raise
@@ -100,9 +102,7 @@ def load_adapter_code(folder: Path) -> Hooks:
 def _prepare_imports() -> None:
     """Provide what code may import; the folder may be read-only, so nothing is written there."""
     sys.dont_write_bytecode = True
-    for extra in extras().values():
-        for provide in extra.before_custom_code:
-            provide.load()()
+    provide_djl_python()
 
 
 def _imported(name: str, path: Path) -> ModuleType:
@@ -119,7 +119,7 @@ def _imported(name: str, path: Path) -> ModuleType:
     return module
 
 
-def _hooks(path: Path, module: ModuleType, handle: Any, formatter: str | None) -> Hooks:
+def _functions(path: Path, module: ModuleType, handle: Any, formatter: str | None) -> FileFunctions:
     for mark in (PREDICTION_HANDLER, INIT_HANDLER):
         if (unused := _marked(path, module, mark)) is not None:
             logger.warning("%s: %s has no effect with vLLM", path, unused.__name__)
@@ -129,15 +129,15 @@ def _hooks(path: Path, module: ModuleType, handle: Any, formatter: str | None) -
         to_output = named
     try:
         if to_input is None and to_output is None:
-            found = _sagemaker_hooks(path, module, has_handle=handle is not None)
+            found = _sagemaker_functions(path, module, has_handle=handle is not None)
         else:
-            found = Hooks(
-                input=None if to_input is None else InputHook.of(to_input),
-                output=None if to_output is None else OutputHook.of(to_output),
+            found = FileFunctions(
+                input=None if to_input is None else InputFunction.of(to_input),
+                output=None if to_output is None else OutputFunction.of(to_output),
             )
     except HookError as error:
         raise CodeError(f"{path}: {error}") from error
-    return found.with_handle(handle)
+    return replace(found, handle=handle)
 
 
 def _marked(path: Path, module: ModuleType, mark: str) -> Any:
@@ -169,7 +169,9 @@ def _described(path: Path, error: BaseException) -> str:
     return f"{place}: {type(error).__name__}: {reason}"
 
 
-def _sagemaker_hooks(path: Path, module: ModuleType, *, has_handle: bool = False) -> Hooks:
+def _sagemaker_functions(
+    path: Path, module: ModuleType, *, has_handle: bool = False
+) -> FileFunctions:
     """Return `input_fn` and `output_fn` as hooks; vLLM takes the place of SageMaker's other two.
 
     With a `handle` the file answers by itself, and whatever else is in it is its own business.
@@ -185,9 +187,11 @@ def _sagemaker_hooks(path: Path, module: ModuleType, *, has_handle: bool = False
         )
     if "model_fn" in found and not has_handle:
         logger.warning("%s: model_fn has no effect: vLLM loads the model", path)
-    return Hooks(
-        input=InputHook.of(found["input_fn"], is_sagemaker=True) if "input_fn" in found else None,
-        output=OutputHook.of(found["output_fn"], is_sagemaker=True)
+    return FileFunctions(
+        input=InputFunction.of(found["input_fn"], is_sagemaker=True)
+        if "input_fn" in found
+        else None,
+        output=OutputFunction.of(found["output_fn"], is_sagemaker=True)
         if "output_fn" in found
         else None,
     )

@@ -1,9 +1,11 @@
-"""Modules of one adapter that no other code can see, nor they those of another adapter.
+"""What user code finds when it imports: LMI's `djl_python`, and an adapter its own files only.
+
+`djl_python` is our package under that name, put there once code is loaded and never before.
 
 Two adapters may both bring a `model.py` and a `prompts.py`. Python keeps one module per name, so an
-adapter's files become submodules of a package with a name of its own, and an import statement in
-one of them looks there first: each such file gets builtins whose `__import__` does so. Neither the
-Python path nor the modules of other code change.
+adapter's files become submodules of a package with a name of its own, which no other code can see,
+and an import statement in one of them looks there first: each such file gets builtins whose
+`__import__` does so. Neither the Python path nor the modules of other code change.
 """
 
 import builtins
@@ -11,13 +13,46 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import itertools
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any
+from types import CodeType, MappingProxyType, ModuleType
+from typing import Any, Final
 
+logger = logging.getLogger(__name__)
+
+DJL_PYTHON: Final = "djl_python"
+_OURS: Final = "lmi_vllm.extras.custom_code.djl_python"
+# LMI's modules, and ours that stand for them.
+_MODULES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("inputs", "outputs", "pair_list"), "content"),
+        **dict.fromkeys(("input_parser", "output_formatter", "request_io"), "formatting"),
+        **dict.fromkeys(("async_utils", "encode_decode"), "shortcuts"),
+    }
+)
 _numbers = itertools.count(1)
+
+
+def provide_djl_python() -> None:
+    """Put our package under the name that hooks import; a real one is never hidden silently."""
+    ours = importlib.import_module(_OURS)
+    if sys.modules.get(DJL_PYTHON) is ours:
+        return
+    real = importlib.machinery.PathFinder.find_spec(DJL_PYTHON)
+    if real is not None:
+        logger.warning(
+            "%s is installed at %s; hooks get this server's own %s instead (%s)",
+            DJL_PYTHON,
+            real.origin or real.submodule_search_locations,
+            DJL_PYTHON,
+            ", ".join(sorted(_MODULES)),
+        )
+    sys.modules[DJL_PYTHON] = ours
+    for name, place in _MODULES.items():
+        module = importlib.import_module(f"{_OURS}.{place}")
+        sys.modules[f"{DJL_PYTHON}.{name}"] = vars(ours)[name] = module
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.inference.hooks.functions import (
+from lmi_vllm.extras.custom_code.djl_python.content import Input
+from lmi_vllm.extras.custom_code.functions import (
     Hooked,
     HookError,
-    Hooks,
-    InputHook,
-    OutputHook,
+    InputFunction,
+    OutputFunction,
     new_body,
     new_payload,
 )
-from lmi_vllm.inference.hooks.inputs import Input
 
 GIVEN = Input()
 TOLD = Hooked({"inputs": "x", "parameters": {"n": 1}}, tokenizer="tok", input=GIVEN)
@@ -41,7 +40,7 @@ INPUT_STYLES: dict[str, tuple[Callable[..., Any], Any]] = {
 def test_input_hook_gets_what_it_can_take(style: str) -> None:
     """The payload first; the tokenizer by keyword where there is room for it."""
     function, expected = INPUT_STYLES[style]
-    assert InputHook.of(function).call(TOLD) == expected
+    assert InputFunction.of(function).call(TOLD) == expected
 
 
 OUTPUT_STYLES: dict[str, tuple[Callable[..., Any], Any]] = {
@@ -60,7 +59,7 @@ OUTPUT_STYLES: dict[str, tuple[Callable[..., Any], Any]] = {
 def test_output_hook_gets_what_it_can_take(style: str) -> None:
     """VLLM's response first; a second argument is the request; keywords by name."""
     function, expected = OUTPUT_STYLES[style]
-    assert OutputHook.of(function).call("r", TOLD) == expected
+    assert OutputFunction.of(function).call("r", TOLD) == expected
 
 
 class Pydantic:
@@ -116,10 +115,3 @@ def test_new_payload_takes_a_dict_or_the_older_text_input() -> None:
     assert new_payload(older) == {"inputs": "x", "parameters": {"n": 1}}
     with pytest.raises(HookError, match="NoneType"):
         new_payload(None)
-
-
-def test_hooks_of_an_adapter_win_one_by_one() -> None:
-    """Each hook that an adapter lacks is the base model's; the handler is always that."""
-    base = Hooks(print, InputHook(str), OutputHook(str))
-    own = Hooks(None, None, OutputHook(repr))
-    assert own.over(base) == Hooks(print, InputHook(str), OutputHook(repr))

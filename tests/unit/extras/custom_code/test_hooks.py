@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.extras.djl_python.names import Input, Output
-from lmi_vllm.extras.djl_python.names.async_utils import (
+from lmi_vllm.extras.custom_code.calling import CodeCaller
+from lmi_vllm.extras.custom_code.djl_python import Input, Output
+from lmi_vllm.extras.custom_code.djl_python.shortcuts import (
     create_non_stream_output,
     create_stream_chunk_output,
 )
-from lmi_vllm.inference.hooks.custom_code import CustomCode
-from lmi_vllm.inference.hooks.functions import Hooks, InputHook, OutputHook
+from lmi_vllm.extras.custom_code.functions import FileFunctions, InputFunction, OutputFunction
+from lmi_vllm.extras.custom_code.start import CustomCode
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
 from tests.support.hook_files import write_code
@@ -31,12 +32,13 @@ def code(
     seconds: float = 20,
 ) -> CustomCode:
     """Return custom code of these functions."""
-    hooks = Hooks(
+    functions = FileFunctions(
         handle,
-        InputHook.of(to_payload) if to_payload else None,
-        OutputHook.of(to_answer) if to_answer else None,
+        InputFunction.of(to_payload) if to_payload else None,
+        OutputFunction.of(to_answer) if to_answer else None,
     )
-    return CustomCode(hooks, properties={"model_id": "acme/m"}, timeout_seconds=seconds)
+    caller = CodeCaller(properties={"model_id": "acme/m"}, timeout_seconds=seconds)
+    return CustomCode(functions, caller)
 
 
 def fail(*_: object, **__: object) -> None:
@@ -246,7 +248,7 @@ async def test_list_with_several_adapters_is_formatted_by_each(
     serve: ServeScripted, tmp_path: Path
 ) -> None:
     """Each element goes through the hooks of its own adapter; results stay in order."""
-    client = await serve(WITH_LORA)
+    client = await serve(WITH_LORA, code=code())
     for name in ("a", "b"):
         await client.post(
             f"/adapters?name={name}&src={write_code(tmp_path / name, OWN % name).parent}"
@@ -261,7 +263,7 @@ async def test_broken_adapter_code_is_refused_before_the_weights(
     serve: ServeScripted, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     """424 that names the adapter and the line; it is neither listed nor loaded."""
-    client = await serve(WITH_LORA)
+    client = await serve(WITH_LORA, code=code())
     folder = write_code(tmp_path / "bad", "import nowhere\n").parent
     answer = await client.post(f"/adapters?name=bad&src={folder}")
     assert answer.status == 424
@@ -277,7 +279,7 @@ async def test_running_request_keeps_the_hooks_it_began_with(
 ) -> None:
     """New code under an old name is for the requests that come after it."""
     engine.seconds_per_token = 0.2
-    client = await serve(WITH_LORA)
+    client = await serve(WITH_LORA, code=code())
     folder = write_code(tmp_path / "a", OWN % "old").parent
     await client.post(f"/adapters?name=a&src={folder}")
     body = {"inputs": "x", "adapters": "a", "stream": True}

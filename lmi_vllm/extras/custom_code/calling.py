@@ -1,0 +1,64 @@
+"""What every call of user code has: its thread, its time limit, and what it is told."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from lmi_vllm.errors import CustomCodeError, Dialect, LmiError, StatusTable
+from lmi_vllm.extras.custom_code.djl_python.content import Input
+from lmi_vllm.extras.custom_code.thread import CodeThread
+from lmi_vllm.inference.response.formatters import FRAMINGS, lmi_error
+from lmi_vllm.inference.response.streams import deadline
+from lmi_vllm.messages import InferenceCall
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeCaller:
+    """Calls the code of one model, its adapters' included.
+
+    `properties` are the model's options, which a handler finds among a request's. `tokenizer` is
+    the hooks' own copy.
+    """
+
+    thread: CodeThread = field(default_factory=CodeThread)
+    tokenizer: object = None
+    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    timeout_seconds: float = 240.0
+
+    async def call(self, failed: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what the function returns; `failed` says what it is, should it fail.
+
+        Raises:
+            CustomCodeError: it failed.
+            DeadlineError: it takes too long.
+        """
+        async with deadline(self.timeout_seconds, "predict_timeout"):
+            try:
+                return await self.thread.run(function, *arguments)
+            except Exception as error:
+                raise failure(failed, error) from error
+
+    def input(self, call: InferenceCall, content: Mapping[str, bytes]) -> Input:
+        """Return a request as LMI's handlers find it."""
+        given = Input()
+        given.properties = {**self.properties, **call.properties}
+        if call.content_type:
+            given.properties["Content-Type"] = call.content_type
+        for key, value in content.items():
+            given.content.add(key, value)
+        return given
+
+
+def failure(what: str, error: Exception) -> CustomCodeError:
+    """Return the error that a client gets; the trace goes to the log."""
+    logger.error("%s", what, exc_info=error)
+    return CustomCodeError(f"{what}: {error or type(error).__name__}")
+
+
+def error_row(error: LmiError, statuses: StatusTable) -> bytes:
+    """Return LMI's last row of a stream that failed."""
+    return FRAMINGS["jsonlines"].frame(lmi_error(error.text, statuses.of(error, Dialect.LMI)))

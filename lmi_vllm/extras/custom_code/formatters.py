@@ -1,0 +1,158 @@
+"""The user's input and output formatters around a request."""
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.errors import LmiError, StatusTable
+from lmi_vllm.extras.custom_code.calling import CodeCaller, error_row
+from lmi_vllm.extras.custom_code.djl_python.content import Input
+from lmi_vllm.extras.custom_code.functions import (
+    Hooked,
+    InputFunction,
+    OutputFunction,
+    new_body,
+    new_payload,
+)
+from lmi_vllm.inference.request.payload import LmiRequest, decode_body
+from lmi_vllm.inference.response.formatters import FRAMINGS
+from lmi_vllm.inference.response.openai_events import SSE_ERROR, error_of
+from lmi_vllm.inference.response.streams import close_iterator
+from lmi_vllm.messages import InferenceCall, OpenAIReply, Reply
+
+FORMATTER_FAILED: Final = "Custom formatter failed"
+# What vLLM's completion handler would take from the model's generation config if left out.
+_NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
+    {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InputFormatter:
+    """Turns a payload into another by the user's function."""
+
+    function: InputFunction
+    caller: CodeCaller
+
+    def undecoded(self, call: InferenceCall) -> Any:
+        """Return a payload that only a formatter can read: bytes, or JSON that is no object.
+
+        Raises:
+            PayloadError: see `decode_body`.
+        """
+        if call.content_type and "json" not in call.content_type.lower():
+            return {"inputs": call.body}
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(call.body)
+        return decode_body(call.body, call.content_type)
+
+    async def __call__(self, call: InferenceCall, payload: Any) -> dict[str, Any]:
+        """Return the payload that the function makes of the request's.
+
+        Raises:
+            CustomCodeError: it failed, or returned no payload.
+        """
+        told = _told(self.caller, call, payload)
+        if self.function.wants_input:
+            told = _told(self.caller, call, payload, self.caller.input(call, {"data": call.body}))
+        made: dict[str, Any] = await self.caller.call(
+            FORMATTER_FAILED, _called, self.function, (told,), new_payload
+        )
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormatter:
+    """Makes the answer out of vLLM's by the user's function."""
+
+    function: OutputFunction
+    caller: CodeCaller
+
+    def completion_request(self, request: LmiRequest, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Return vLLM's completion request that means the same as an LMI one."""
+        prompt: Any = list(request.prompts) if request.is_list else request.prompts[0]
+        body: dict[str, Any] = {"prompt": prompt, "stream": request.is_streaming}
+        if not request.apply_model_defaults:
+            body |= _NEUTRAL
+        body |= request.sampling
+        if request.truncate is not None:
+            body |= {"truncate_prompt_tokens": request.truncate, "truncation_side": "left"}
+        if request.priority:
+            body["priority"] = request.priority
+        if (beams := request.candidates.beams) is not None:
+            body |= {"use_beam_search": True, "n": beams.width}
+            body["length_penalty"] = beams.length_penalty
+        if request.return_full_text:
+            body["echo"] = True
+        return body | {key: payload[key] for key in ("adapters", "model") if key in payload}
+
+    async def __call__(
+        self, call: InferenceCall, payload: Any, answer: OpenAIReply, statuses: StatusTable
+    ) -> Reply:
+        """Return the answer that the function makes of vLLM's.
+
+        Raises:
+            CustomCodeError: it failed, or returned what has no JSON.
+        """
+        told = _told(self.caller, call, payload)
+        if answer.stream is not None:
+            kind = FRAMINGS["jsonlines"].content_type
+            return Reply(200, kind, stream=self._lines(told, answer.stream, statuses))
+        response = answer.response
+        if response is None:  # vLLM wrote these bytes itself
+            response = orjson.loads(answer.body)
+        body = await self._format(response, told, new_body)
+        return Reply(200, "application/json", body if body.endswith(b"\n") else body + b"\n")
+
+    async def _lines(
+        self, told: Hooked, events: AsyncIterator[bytes], statuses: StatusTable
+    ) -> AsyncIterator[bytes]:
+        """Yield a line for each of vLLM's events, and an empty one at the end."""
+        try:
+            async for event in events:
+                if event.startswith(SSE_ERROR):
+                    yield error_row(error_of(event.removeprefix(b"data: ")), statuses)
+                    return
+                line = await self._format(event.decode(), told, new_line)
+                if line:
+                    yield line + b"\n"
+            yield b"\n"
+        except LmiError as error:
+            yield error_row(error, statuses)
+        finally:
+            await close_iterator(events)
+
+    async def _format(self, response: Any, told: Hooked, read: Callable[[Any], bytes]) -> bytes:
+        made: bytes = await self.caller.call(
+            FORMATTER_FAILED, _called, self.function, (response, told), read
+        )
+        return made
+
+
+def new_line(result: Any) -> bytes:
+    """Return what an output hook made of a stream's event; None and "" are for it to be left out.
+
+    Raises:
+        HookError: it has no JSON.
+    """
+    return b"" if result is None else new_body(result)
+
+
+def _told(
+    caller: CodeCaller, call: InferenceCall, payload: Any, given: Input | None = None
+) -> Hooked:
+    return Hooked(payload, caller.tokenizer, call.body, call.content_type, call.accept, given)
+
+
+async def _called(
+    function: InputFunction | OutputFunction,
+    arguments: tuple[Any, ...],
+    read: Callable[[Any], Any],
+) -> Any:
+    result: Any = function.call(*arguments)
+    return read(await result if inspect.isawaitable(result) else result)

@@ -1,0 +1,78 @@
+"""What the pipeline knows of the user's code: up to three functions around a request.
+
+The custom_code extra finds, loads and calls such code; without it there are no hooks.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from lmi_vllm.errors import StatusTable
+from lmi_vllm.messages import InferenceCall, OpenAIReply, Reply
+
+if TYPE_CHECKING:
+    from lmi_vllm.inference.request.payload import LmiRequest
+
+# Answers a request instead of the built-in handler, or returns None to leave it to that one.
+Handle = Callable[[InferenceCall, StatusTable], Awaitable[Reply | None]]
+
+
+class InputHook(Protocol):
+    """Turns a request's payload into another."""
+
+    def undecoded(self, call: InferenceCall) -> Any:
+        """Return the payload of a body that only a hook can read.
+
+        Raises:
+            PayloadError: the hook could not read it either.
+        """
+        ...
+
+    async def __call__(self, call: InferenceCall, payload: Any) -> dict[str, Any]:
+        """Return the new payload.
+
+        Raises:
+            CustomCodeError: the hook failed.
+        """
+        ...
+
+
+class OutputHook(Protocol):
+    """Makes the whole answer out of vLLM's."""
+
+    def completion_request(
+        self, request: "LmiRequest", payload: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return vLLM's completion request that means the same as an LMI one."""
+        ...
+
+    async def __call__(
+        self, call: InferenceCall, payload: Any, answer: OpenAIReply, statuses: StatusTable
+    ) -> Reply:
+        """Return the answer to the client.
+
+        Raises:
+            CustomCodeError: the hook failed.
+        """
+        ...
+
+
+def nothing() -> None:
+    """Release nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The functions of one file, ready to be called; None where it has none."""
+
+    handle: Handle | None = None
+    input: InputHook | None = None
+    output: OutputHook | None = None
+    forget: Callable[[], None] = nothing  # removes the file's modules
+
+    def over(self, base: "Hooks") -> "Hooks":
+        """Return these hooks, and each that is missing from `base`; the handler is the base's."""
+        return Hooks(base.handle, self.input or base.input, self.output or base.output)
+
+
+NO_HOOKS: Final = Hooks()
