@@ -76,7 +76,8 @@ def test_s3_prefix_is_served_with_its_options_and_adapters(
             store.objects_sent.clear()
             second = server_process("--port", "0", environ={**store.environ, **environ})
             url = second.url_when_ready()
-            assert set(store.objects_sent) <= {"tiny/serving.properties", "tiny/requirements.txt"}
+            read_ahead = ("serving.properties", "requirements.txt", "config.json")
+            assert set(store.objects_sent) <= {f"tiny/{name}" for name in read_ahead}
         assert answer(url) == ANSWER  # the store has gone
 
     without_network(body)

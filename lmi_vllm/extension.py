@@ -88,8 +88,8 @@ class Extra:
     placement_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     # Translation rules that come after them.
     late_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
-    # Translation rules that read the checkpoint of a local model: they run last, and once more for
-    # a model that has just been fetched.
+    # Translation rules that go by the model's config.json (`draft.config`): they run last, and once
+    # more for a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     engines: tuple[OwnEngine, ...] = ()
     # Model classes that vLLM is given: name in `architectures` -> `module:Class`.

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.model_config import ModelFiles, read_directory
-from lmi_vllm.checks.model_shape import EXPERTS_ONLY, ModelShape, read_shape
+from lmi_vllm.checks.model_config import read_directory
+from lmi_vllm.checks.model_shape import EXPERTS_ONLY, ModelShape
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import OwnEngine, extras
-from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.local import is_directory
 
 # Methods that vLLM once read from a checkpoint; which of them are gone, the release says.
@@ -35,22 +34,6 @@ def engine_for(architectures: Sequence[str], arguments: Mapping[str, object]) ->
             if engine.runs.load()(architectures, arguments) is not None:
                 return engine
     return None
-
-
-def checkpoint_warnings(
-    model: ModelArtifacts | None, arguments: Mapping[str, object]
-) -> tuple[str, ...]:
-    """What a local checkpoint's own config.json makes doubtful; nothing for other models."""
-    if model is None or not isinstance(arguments.get("quantization"), str):
-        return ()
-    files = read_directory(Path(model.model)) if is_directory(model.model) else ModelFiles()
-    return () if files.config is None else tuple(doubts(read_shape(files.config), arguments))
-
-
-def checkpoint_errors(model: ModelArtifacts) -> tuple[str, ...]:
-    """Why this vLLM cannot read a local checkpoint, as far as its config.json says."""
-    files = read_directory(Path(model.model)) if is_directory(model.model) else ModelFiles()
-    return () if files.config is None else tuple(unreadable(read_shape(files.config)))
 
 
 def unreadable(shape: ModelShape) -> Iterator[str]:

@@ -4,6 +4,7 @@ Only files of a few kilobytes are read; no weight is ever fetched here.
 """
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Final
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.sources.table import read_text
 
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "*.bin", "*.pt")
+# For all that is read of one model: a hub that is away must not hold `explain`, nor a start.
+READ_SECONDS: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +30,44 @@ class ModelFiles:
     weight_bytes: int | None = None
     problem: str = ""
 
+    @property
+    def doubt(self) -> str:
+        """What is left open because config.json is not known."""
+        return f"the settings were not checked against the model: {self.problem}"
+
+
+def read_local_files(model: ModelArtifacts) -> ModelFiles:
+    """The files of a model that is a directory of this machine; nothing is known of others."""
+    return read_directory(Path(model.model)) if is_directory(model.model) else ModelFiles()
+
 
 def read_model_files(
-    model: ModelArtifacts, environ: Mapping[str, str], *, is_offline: bool = False
+    model: ModelArtifacts, environ: Mapping[str, str], *, with_size: bool = False
 ) -> ModelFiles:
-    """config.json and the weights' size of `model`; never raises."""
+    """config.json of `model` (and the weights' size), over the network too; never raises.
+
+    An answer that takes longer than `READ_SECONDS` is not waited for.
+    """
     if is_directory(model.model):
         return read_directory(Path(model.model))
-    if is_offline:
-        return ModelFiles(problem=f"{mask_urls(model.model)} is not local and --offline was given")
-    return _from_texts(lambda name: read_text(model.model, name, environ, model.revision))
+    if is_archive(model.model):
+        return ModelFiles()  # not looked into before it is here
+    found: list[ModelFiles] = []
+
+    def read() -> None:
+        files = _from_texts(
+            lambda name: read_text(model.model, name, environ, model.revision), with_size=with_size
+        )
+        found.append(files)
+
+    # A thread of its own: a look-up of a name cannot be interrupted, and holds no exit as a daemon.
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(READ_SECONDS)
+    if found:
+        return found[0]
+    source = mask_urls(model.model)
+    return ModelFiles(problem=f"config.json of {source} did not come within {READ_SECONDS:g} s")
 
 
 def read_directory(directory: Path) -> ModelFiles:
@@ -50,7 +82,7 @@ def read_directory(directory: Path) -> ModelFiles:
     return files
 
 
-def _from_texts(read: Callable[[str], str | None]) -> ModelFiles:
+def _from_texts(read: Callable[[str], str | None], *, with_size: bool = True) -> ModelFiles:
     """The files, each read by name; None stands for a file that does not exist."""
     try:
         text = read("config.json")
@@ -59,7 +91,7 @@ def _from_texts(read: Callable[[str], str | None]) -> ModelFiles:
         config = json.loads(text)
         if not isinstance(config, dict):
             return ModelFiles(problem="config.json is no JSON object")
-        index = read("model.safetensors.index.json")
+        index = read("model.safetensors.index.json") if with_size else None
         return ModelFiles(config, _indexed_size(index))
     except (DownloadError, OSError, ValueError) as error:
         return ModelFiles(problem=f"config.json cannot be read: {mask_urls(str(error))}")

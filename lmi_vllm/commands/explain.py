@@ -4,10 +4,12 @@ import argparse
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
+from lmi_vllm.checks.model_config import read_local_files, read_model_files
 from lmi_vllm.config.settings import CommandLine, Settings, load_settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.translate.arguments import translate_start
+from lmi_vllm.translate.arguments import ModelReader, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.explain import FORMATS, explain
 
@@ -28,6 +30,9 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=int, help="port to listen on")
     parser.add_argument("--strict", action="store_true", help="unknown names are errors")
+    parser.add_argument(
+        "--offline", action="store_true", help="fetch nothing, not even config.json"
+    )
     parser.add_argument("--gpus", type=_gpu_count, metavar="N", help="pretend N GPUs")
 
 
@@ -62,6 +67,20 @@ def devices_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Dev
     return Devices(gpu_count=arguments.gpus)
 
 
+def reader_of(
+    arguments: argparse.Namespace,
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    with_size: bool = False,
+) -> ModelReader:
+    """What reads the config.json of the model (and the size of its weights)."""
+    if arguments.offline:
+        return read_local_files
+    environ = {**environ, **settings.environment_exports}
+    return partial(read_model_files, environ=environ, with_size=with_size)
+
+
 def valid_settings(typed: CommandLine, environ: Mapping[str, str]) -> Settings:
     """Return the settings.
 
@@ -78,7 +97,8 @@ def valid_settings(typed: CommandLine, environ: Mapping[str, str]) -> Settings:
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation; 0, or 2 when there is an error."""
     settings = load_settings(environ, command_line_of(arguments))
-    explanation = explain(translate_start(settings, environ, devices_of(arguments, environ)))
+    read = reader_of(arguments, settings, environ)
+    explanation = explain(translate_start(settings, environ, devices_of(arguments, environ), read))
     write_answer(FORMATS[arguments.format](explanation))
     return explanation.exit_code
 

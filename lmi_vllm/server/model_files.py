@@ -5,14 +5,13 @@ The engine then gets local paths only, so that it works with the network cut.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import checkpoint_warnings
 from lmi_vllm.checks.requirements import (
     REQUIREMENTS,
     install_requirements,
@@ -61,6 +60,7 @@ class ModelFetch:
         settings: Settings,
         environ: Mapping[str, str],
         report: Callable[[DownloadProgress], None],
+        said: Collection[str] = (),
     ) -> None:
         self._failed_requirements: str | None = None
         self._model = model
@@ -68,6 +68,7 @@ class ModelFetch:
         self._settings = settings
         self._environ = {**environ, **settings.environment_exports}
         self._report = report
+        self._said = said  # what the plan has warned of already
 
     @property
     def is_streamed(self) -> bool:
@@ -142,9 +143,9 @@ class ModelFetch:
         translation = translate_checkpoint(self._settings, model, devices, fetched)
         if translation.errors:
             raise ConfigurationError(translation.errors)
-        doubts = checkpoint_warnings(model, values)
-        for warning in (*translation.warnings, *doubts, *self._unread(model)):
-            logger.warning("%s", warning)
+        for warning in (*translation.warnings, *self._unread(model)):
+            if warning not in self._said:
+                logger.warning("%s", warning)
         return model, translation.arguments
 
     def _unread(self, model: ModelArtifacts) -> Iterator[str]:

@@ -139,7 +139,7 @@ class ModelSlot:
             settings = await complete_settings(
                 settings, typed, self._environ, self._service.lifecycle.start
             )
-            plan = plan_start(settings, self._environ)
+            plan = await asyncio.to_thread(plan_start, settings, self._environ)
         except ResourceNotFoundError:
             raise
         except (ModelSourceError, DownloadError) as error:

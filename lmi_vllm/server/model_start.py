@@ -34,6 +34,7 @@ class ModelStart:
             settings,
             context.environ,
             lambda progress: self._progress.report(asdict(progress)),
+            said=() if plan.translation is None else plan.translation.warnings,
         )
         self._code: ModelCode | None = None
         self._around: tuple[AroundStart, ...] = ()

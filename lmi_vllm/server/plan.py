@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
 
 from lmi_vllm.checks.memory import memory_errors
+from lmi_vllm.checks.model_config import read_model_files
 from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
 from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.settings import Settings
@@ -69,10 +71,13 @@ class AroundStart(Protocol):
 def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | None:
     """Return what to start; None where the server is to start without a model.
 
+    Blocks while the model's config.json is read, over the network where the model is not here.
+
     Raises:
         StartupError: the settings name no model, or one that cannot be served.
     """
-    translation = translate_start(settings, environ, detect_devices(environ))
+    read = partial(read_model_files, environ={**environ, **settings.environment_exports})
+    translation = translate_start(settings, environ, detect_devices(environ), read)
     explanation = explain(translation)
     if explanation.errors:
         raise ConfigurationError(explanation.errors)

@@ -5,11 +5,13 @@ is one function in translate/rules.py or parallel.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import checkpoint_errors, checkpoint_warnings
+from lmi_vllm.checks.model import doubts, unreadable
+from lmi_vllm.checks.model_config import ModelFiles, read_local_files
+from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.config.options import EffectWord, Option
 from lmi_vllm.config.setting import Setting
@@ -19,7 +21,7 @@ from lmi_vllm.errors import ModelSourceError, NoModelError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
-from lmi_vllm.sources.local import is_file
+from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.translate import parallel, speculation
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices, detect_devices
@@ -28,12 +30,16 @@ from lmi_vllm.translate.serving_profile import build_serving_profile
 
 __all__ = [
     "Devices",
+    "ModelReader",
     "Translation",
     "detect_devices",
     "translate",
     "translate_checkpoint",
     "translate_start",
 ]
+
+# What is known of a model's files before they are fetched.
+ModelReader = Callable[[ModelArtifacts], ModelFiles]
 
 # The order matters only where a rule looks at arguments that an earlier one put.
 _RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
@@ -62,7 +68,8 @@ class Translation:
     """What the settings mean: `explain`, `validate` and the start are handed the same one.
 
     `arguments` are the engine's as far as they could be built, `profile` is what answering
-    requests needs to know. `missing` says why there is no model where one is needed.
+    requests needs to know. `missing` says why there is no model where one is needed, `files` what
+    was known of its files.
     """
 
     settings: Settings
@@ -73,28 +80,37 @@ class Translation:
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     missing: ModelSourceError | None = None
+    files: ModelFiles = field(default_factory=ModelFiles)
 
 
 def translate_start(
-    settings: Settings, environ: Mapping[str, str], devices: Devices
+    settings: Settings,
+    environ: Mapping[str, str],
+    devices: Devices,
+    read: ModelReader = read_local_files,
 ) -> Translation:
     """The translation for the model that the settings mean, with all that is wrong with both.
 
-    That no model is named is no error of the configuration: it is only `missing`.
+    `read` is asked for the model's config.json, so that what it excludes is known before a byte of
+    the weights is fetched. That no model is named is no error of the configuration: it is only
+    `missing`.
     """
     model, missing = None, None
     try:
         model = locate_model(settings, environ)
     except ModelSourceError as error:
         missing = error
-    found = translate(settings, model, devices)
+    files = ModelFiles() if model is None else read(model)
+    found = translate(settings, model, devices, files)
     is_fault = missing is not None and not isinstance(missing, NoModelError)
-    about_model = checkpoint_warnings(model, found.arguments.values)
+    is_unread = bool(files.problem) and model is not None and not is_directory(model.model)
+    about_model = (files.doubt,) if is_unread else ()
     return replace(
         found,
         warnings=(*settings.warnings, *found.warnings, *about_model, *_packed(model)),
         errors=(*settings.errors, *([str(missing)] if is_fault else []), *found.errors),
         missing=missing,
+        files=files,
     )
 
 
@@ -106,12 +122,20 @@ def _packed(model: ModelArtifacts | None) -> tuple[str, ...]:
             f"be in it is not shown here",)  # fmt: skip
 
 
-def translate(settings: Settings, model: ModelArtifacts | None, devices: Devices) -> Translation:
+def translate(
+    settings: Settings,
+    model: ModelArtifacts | None,
+    devices: Devices,
+    files: ModelFiles | None = None,
+) -> Translation:
     """The translation for a model that is known; raises nothing.
 
-    Errors already in `settings.errors` are not repeated.
+    Without `files` those of a local model count. Errors already in `settings.errors` are not
+    repeated.
     """
-    draft = ArgumentDraft(settings, model, devices)
+    if files is None:
+        files = ModelFiles() if model is None else read_local_files(model)
+    draft = ArgumentDraft(settings, model, devices, config=files.config or {})
     _put_model(draft)
     _put_plain(draft)
     for rule in _RULES:
@@ -133,17 +157,26 @@ def translate_checkpoint(
     settings: Settings, model: ModelArtifacts, devices: Devices, arguments: EngineArguments
 ) -> Translation:
     """`arguments` with what only the files of a model say, which has just been fetched."""
-    values, origins = dict(arguments.values), dict(arguments.origins)
-    return _with_checkpoint_rules(ArgumentDraft(settings, model, devices, values, origins))
+    draft = ArgumentDraft(
+        settings,
+        model,
+        devices,
+        dict(arguments.values),
+        dict(arguments.origins),
+        config=read_local_files(model).config or {},
+    )
+    return _with_checkpoint_rules(draft)
 
 
 def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
-    """What came of `draft`, once the rules of extras have seen the model's files."""
+    """What came of `draft`, once the rules of extras have seen the model's config.json."""
     for extra in extras().values():
         for rule in extra.checkpoint_rules:
             rule.load()(draft)
-    if draft.model is not None:
-        draft.errors += checkpoint_errors(draft.model)
+    shape = read_shape(draft.config)
+    draft.errors += unreadable(shape)
+    if draft.config and isinstance(draft.values.get("quantization"), str):
+        draft.warnings += doubts(shape, draft.values)
     arguments = EngineArguments(
         MappingProxyType(dict(draft.values)), MappingProxyType(dict(draft.origins))
     )

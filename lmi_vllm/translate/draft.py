@@ -1,5 +1,6 @@
 """The working copy that the translation rules write into."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmi_vllm.config.setting import Setting
@@ -20,6 +21,8 @@ class ArgumentDraft:
     origins: dict[str, Origin] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    # The model's own config.json; empty where it is not known.
+    config: Mapping[str, object] = field(default_factory=dict)
 
     def put(self, argument: str, value: object, origin: Origin) -> None:
         """Set an engine argument."""
@@ -38,6 +41,12 @@ class ArgumentDraft:
     def fail(self, sentence: str) -> None:
         """Note an error."""
         self.errors.append(sentence)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The names that the model's config.json gives itself."""
+        named = self.config.get("architectures")
+        return tuple(map(str, named)) if isinstance(named, list) else ()
 
     def given(self, name: str) -> Setting | None:
         """Option `name`, if it was written somewhere."""

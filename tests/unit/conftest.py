@@ -67,6 +67,8 @@ def explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> ExplainRun:
         parser = argparse.ArgumentParser()
         explain.add_arguments(parser)
         given = ["--format", "json", "--model-store", str(store), *flags]
+        if "HF_ENDPOINT" not in environ and "AWS_ENDPOINT_URL" not in environ:
+            given.append("--offline")  # a test that has a hub says where
         if "--gpus" not in flags:
             given += ["--gpus", "4"]
         exit_code = explain.run(parser.parse_args(given), environ)

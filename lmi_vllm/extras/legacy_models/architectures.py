@@ -7,14 +7,11 @@ read by a class of ours (classes.py). All compared token by token with Transform
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.origin import Origin, OriginKind
-from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _Config = Mapping[str, object]
@@ -149,28 +146,26 @@ FAMILIES: Final[Mapping[str, tuple[Family, ...]]] = MappingProxyType(
 
 
 def map_architecture(draft: ArgumentDraft) -> None:
-    """Put the override that a local checkpoint needs."""
-    if draft.model is None or not is_directory(draft.model.model):
-        return
-    mapped = _mapped(Path(draft.model.model), draft.values)
+    """Put the override that the checkpoint needs."""
+    mapped = _mapped(draft.architectures, draft.config, draft.values)
     if mapped is not None:
         overrides, sentence = mapped
         draft.put("hf_overrides", overrides, draft.origins.get("hf_overrides", _ORIGIN))
         draft.warn(sentence)
 
 
-def _mapped(directory: Path, arguments: Mapping[str, object]) -> tuple[_Config, str] | None:
+def _mapped(
+    architectures: tuple[str, ...], config: _Config, arguments: Mapping[str, object]
+) -> tuple[_Config, str] | None:
     """The overrides with the architecture in them, and the sentence about it."""
     given = arguments.get("hf_overrides") or {}
     if not isinstance(given, Mapping) or "architectures" in given:
         return None
     if arguments.get("model_impl", "auto") not in (None, "auto"):
         return None
-    config = read_directory(directory).config or {}
-    named = config.get("architectures")
-    if not isinstance(named, list) or not named:
+    if not architectures:
         return None
-    own, release = str(named[0]), load_release()
+    own, release = architectures[0], load_release()
     fitting = (
         (family, fields)
         for family in FAMILIES.get(own, ())

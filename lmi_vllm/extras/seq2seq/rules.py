@@ -6,17 +6,14 @@ implementations it is vLLM that answers. What the engine does not have is refuse
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.origin import DEFAULT_ORIGIN
-from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 from lmi_vllm.translate.parallel import FREE_GPUS
 
@@ -104,37 +101,36 @@ def runs_here(architectures: Sequence[str], arguments: Mapping[str, object]) -> 
     return own if own in ARCHITECTURES and own not in load_release().architectures else None
 
 
-def encoder_decoder(model: str, arguments: Mapping[str, object]) -> str | None:
-    """The architecture of a local model that our own engine runs; None for others."""
-    if not is_directory(model):
-        return None
-    named = (read_directory(Path(model)).config or {}).get("architectures")
-    return runs_here([str(name) for name in named] if isinstance(named, list) else [], arguments)
-
-
 def choose_engine(draft: ArgumentDraft) -> None:
-    """Say that a local model gets our own engine, and what of the settings that does not have."""
-    model = "" if draft.model is None else draft.model.model
-    own = encoder_decoder(model, draft.values)
+    """Say that the model gets our own engine, and what of the settings that does not have."""
+    own = runs_here(draft.architectures, draft.values)
     if own is None:
         return
     _use_one_device(draft, own)
     arguments = EngineArguments(draft.values, draft.origins)
     for sentence in refusals(own, arguments, draft.settings):
         draft.fail(sentence)
+    if draft.config.get("quantization_config") is not None:
+        draft.fail(
+            f"quantization_config in config.json: {own} runs on the Transformers engine, which "
+            f"reads plain weights only"
+        )
     for sentence in remarks(own, arguments, draft.settings):
         draft.warn(sentence)
 
 
 def _use_one_device(draft: ArgumentDraft, own: str) -> None:
-    """Take `max` devices for what this engine can use of them, which is one."""
+    """Take `max` devices, which is the default, for what this engine can use: one."""
+    if draft.origins.get("data_parallel_size") == FREE_GPUS:
+        del draft.values["data_parallel_size"], draft.origins["data_parallel_size"]
+    degree = draft.given("tensor_parallel_degree")
     if draft.values.get("tensor_parallel_size") in (None, 1):
         return
-    degree = draft.given("tensor_parallel_degree")
-    if degree is None or degree.value != "max":
-        return
-    draft.warn(f"{degree.stated} means one device: {own} runs on the Transformers engine")
-    draft.put("tensor_parallel_size", 1, degree.origin)
+    if degree is None:
+        draft.put("tensor_parallel_size", 1, DEFAULT_ORIGIN)
+    elif degree.value == "max":
+        draft.warn(f"{degree.stated} means one device: {own} runs on the Transformers engine")
+        draft.put("tensor_parallel_size", 1, degree.origin)
 
 
 def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterator[str]:
@@ -144,9 +140,6 @@ def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterat
         if name not in _OBEYED and name not in _UNUSED:
             stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
             yield f"{stated}: {why_here}, which {_REFUSED.get(name, 'has no such argument')}"
-    stored = read_directory(Path(str(arguments.values["model"]))).config or {}
-    if stored.get("quantization_config") is not None:
-        yield f"quantization_config in config.json: {why_here}, which reads plain weights only"
     for name in _SETTINGS:
         setting = settings.model.detail(name)
         if setting is not None and setting.is_set and setting.value not in (None, False):

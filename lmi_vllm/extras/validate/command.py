@@ -8,19 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.model_config import ModelFiles, read_directory, read_model_files
+from lmi_vllm.checks.model_config import ModelFiles, read_directory
 from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.commands.explain import (
     add_source_arguments,
     command_line_of,
     devices_of,
+    reader_of,
     write_answer,
 )
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model
-from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.translate.arguments import Translation, translate_start
+from lmi_vllm.sources.archives import is_archive
+from lmi_vllm.translate.arguments import ModelReader, Translation, translate_start
 from lmi_vllm.translate.explain import FORMATS, Explanation, explain
 
 _MIB: Final = 1 << 20
@@ -31,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
     parser.add_argument("--config", metavar="DIR", help="directory of the model's config.json")
-    parser.add_argument("--offline", action="store_true", help="fetch nothing")
     parser.add_argument("--device-memory", type=float, metavar="GIB", help="memory of one GPU")
     add_source_arguments(parser)
 
@@ -39,8 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation with the checks' results; 0, or 2 when there is an error."""
     settings = load_settings(environ, command_line_of(arguments))
-    translation = translate_start(settings, environ, devices_of(arguments, environ))
-    files = _files(arguments, translation.model, environ)
+    read = reader_of(arguments, settings, environ, with_size=True)
+    if arguments.config:
+        read = _reader_of_directory(Path(arguments.config))
+    translation = translate_start(settings, environ, devices_of(arguments, environ), read)
+    files = read_directory(Path(arguments.config)) if arguments.config else _known(translation)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
     result = validate(translation, files, None if memory is None else int(memory))
     write_answer(FORMATS[arguments.format](result))
@@ -51,8 +55,8 @@ def validate(translation: Translation, files: ModelFiles, device_bytes: int | No
     """The explanation with what the model's config.json adds to it."""
     explanation, arguments = explain(translation), translation.arguments.values
     if files.config is None:
-        sentence = f"the settings were not checked against the model: {files.problem}"
-        return replace(explanation, warnings=(*explanation.warnings, sentence))
+        said = dict.fromkeys((*explanation.warnings, files.doubt))
+        return replace(explanation, warnings=tuple(said))
     shape = read_shape(files.config)
     found = check_model(shape, arguments)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
@@ -75,15 +79,22 @@ def validate(translation: Translation, files: ModelFiles, device_bytes: int | No
     )
 
 
-def _files(
-    arguments: argparse.Namespace, model: ModelArtifacts | None, environ: Mapping[str, str]
-) -> ModelFiles:
-    """The model's files: those of --config, else the model's own."""
-    if arguments.config:
-        return read_directory(Path(arguments.config))
+def _reader_of_directory(directory: Path) -> ModelReader:
+    """What takes the files of `directory` for those of any model."""
+    return lambda _: read_directory(directory)
+
+
+def _known(translation: Translation) -> ModelFiles:
+    """The model's files, or why nothing is known of them."""
+    files, model = translation.files, translation.model
     if model is None:
         return ModelFiles(problem="there is no model; set HF_MODEL_ID or use --model or --config")
-    return read_model_files(model, environ, is_offline=arguments.offline)
+    if files.config is not None or files.problem:
+        return files
+    reason = "is not local and --offline was given"
+    if is_archive(model.model):
+        reason = "is not unpacked yet"
+    return ModelFiles(problem=f"{mask_urls(model.model)} {reason}")
 
 
 def _device_bytes() -> int | None:

@@ -26,11 +26,13 @@ def commit_of(source: HubRepository) -> str:
 
 
 def read_hub_text(source: HubRepository, name: str) -> str | None:
-    """One small file of the repository; None where it has no such file.
+    """One small file of the repository, of its cached copy where the hub is away; None without one.
 
     Raises:
-        DownloadError: the hub refused, or does not answer.
+        DownloadError: the hub refused, or does not answer and nothing is cached.
     """
+    if source.is_offline:
+        return _cached_text(source, name, "HF_HUB_OFFLINE is set")
     from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status  # noqa: PLC0415
 
     headers = {"authorization": f"Bearer {source.token}"} if source.token else {}
@@ -56,7 +58,17 @@ def read_hub_text(source: HubRepository, name: str) -> str | None:
         try:
             return with_retries(source.label, ask)
         except UnreachableError as error:
-            raise DownloadError(f"{source.label} cannot be read: {error}") from error
+            return _cached_text(source, name, f"{source.endpoint}: {error}")
+
+
+def _cached_text(source: HubRepository, name: str, reason: str) -> str | None:
+    reference = source.folder / "refs" / (source.revision or "main")
+    commit = reference.read_text().strip() if reference.is_file() else source.revision or "main"
+    snapshot = source.folder / "snapshots" / commit
+    if not snapshot.is_dir():
+        raise DownloadError(f"{source.label} cannot be read ({reason}) and is not in the cache")
+    file = snapshot / name
+    return file.read_text("utf-8") if file.is_file() else None
 
 
 def model_info(source: HubRepository, *, with_files: bool) -> "ModelInfo":

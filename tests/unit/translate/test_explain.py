@@ -10,6 +10,7 @@ import pytest
 
 from lmi_vllm.config.secrets import is_secret, mask_value
 from lmi_vllm.config.settings import load_settings
+from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import RequestLimits
 from lmi_vllm.translate.arguments import translate, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
@@ -21,22 +22,27 @@ import argparse, sys
 from lmi_vllm.commands import explain
 parser = argparse.ArgumentParser()
 explain.add_arguments(parser)
-code = explain.run(parser.parse_args(["--format", "json"]), {"HF_MODEL_ID": "a/b", "LMI_X": "1"})
+model, *flags = sys.argv[1:]
+flags = parser.parse_args(["--format", "json", *flags])
+code = explain.run(flags, {"HF_MODEL_ID": model, "LMI_X": "1"})
 heavy = {"torch", "vllm", "transformers", "aiohttp", "boto3", "botocore", "huggingface_hub"}
 sys.stderr.write(",".join(sorted(heavy & {name.split(".")[0] for name in sys.modules})))
 sys.exit(code)
 """
 
 
-def test_explain_is_cheap_and_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("model", [(str(DEMO_MODEL_DIR),), ("a/b", "--offline")])
+def test_explain_is_cheap_and_imports_nothing_heavy(model: tuple[str, ...]) -> None:
     """Under half a second of CPU, and neither torch nor vLLM nor a client library."""
     spent = []
     for _ in range(5):  # the least of some: what shares the core makes the others dearer
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *model], capture_output=True, check=True
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.stderr == b""
-        assert json.loads(done.stdout)["engine_args"]["model"] == "a/b"
+        assert json.loads(done.stdout)["engine_args"]["model"] == model[0]
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if spent[-1] < 0.5:
             return

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.config.settings import load_settings
-from lmi_vllm.extras.seq2seq.rules import encoder_decoder
+from lmi_vllm.extras.seq2seq.rules import runs_here
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.translate.arguments import translate_checkpoint
@@ -38,17 +38,18 @@ def write(folder: Path, architecture: str = T5, **fields: Any) -> Path:
     ],
 )
 def test_architecture_chooses_the_engine(
-    tmp_path: Path, architecture: str, arguments: dict[str, object], is_ours: bool
+    architecture: str, arguments: dict[str, object], is_ours: bool
 ) -> None:
-    """Ours runs what vLLM does not; an implementation of vLLM's that somebody names wins."""
-    found = encoder_decoder(str(write(tmp_path, architecture)), arguments)
+    """Ours runs what vLLM does not; an implementation of vLLM's that the user names wins."""
+    found = runs_here([architecture], arguments)
     assert found == (architecture if is_ours else None)
 
 
-def test_model_that_is_not_here_yet_is_not_decided(tmp_path: Path) -> None:
-    """A hub id or a folder without config.json says nothing."""
-    assert encoder_decoder("google/flan-t5-small", {}) is None
-    assert encoder_decoder(str(tmp_path), {}) is None
+def test_model_without_config_is_not_decided(explained: ExplainRun, tmp_path: Path) -> None:
+    """A hub id whose config.json was not read, or a folder without one, says nothing."""
+    assert explained("option.enable_lora=true", "HF_MODEL_ID=google/flan-t5-small").errors == []
+    (tmp_path / "model.py").touch()
+    assert explained("option.enable_lora=true", {"HF_MODEL_ID": str(tmp_path)}).errors == []
 
 
 @pytest.mark.parametrize(
@@ -124,5 +125,9 @@ def test_all_devices_mean_one(explained: ExplainRun, tmp_path: Path) -> None:
     assert run.errors == []
     assert run.engine_args["tensor_parallel_size"] == 1
     assert any("means one device" in warning for warning in run.warnings)
+    run = explained("option.max_rolling_batch_size=8", model)
+    assert run.engine_args["tensor_parallel_size"] == 1  # the default is `max`
+    run = explained("option.pipeline_parallel_degree=1\noption.tensor_parallel_degree=1", model)
+    assert "data_parallel_size" not in run.engine_args
     (error,) = explained("option.tensor_parallel_degree=2", model).errors
     assert "runs on one device" in error
