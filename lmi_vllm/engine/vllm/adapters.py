@@ -23,15 +23,14 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from lmi_vllm.engine.base import SharedState
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
+from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import refuse_ignored
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRefusedError
@@ -48,41 +47,6 @@ _CAPACITY_MARKS: Final = (
     "out of memory",
     "can't allocate memory",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedAdapter:
-    """An adapter in the engine: `name` and `path` are the engine's, `shown` is the user's name."""
-
-    engine_id: int
-    name: str
-    path: str
-    shown: str
-
-
-class AdapterHost(Protocol):
-    """What an engine does with adapters; its failures are plain exceptions."""
-
-    @property
-    def errored(self) -> bool:
-        """Whether the engine is dead."""
-        ...
-
-    async def add_adapter(self, adapter: LoadedAdapter) -> None:
-        """Read the adapter, unless it is in already."""
-        ...
-
-    async def ignored_modules(self, adapter: LoadedAdapter) -> Sequence[str]:
-        """Return the modules of an adapter that was read which have no effect in the engine."""
-        ...
-
-    async def remove_adapter(self, engine_id: int) -> None:
-        """Drop the adapter's weights."""
-        ...
-
-    async def pin_adapter(self, engine_id: int) -> None:
-        """Keep the adapter in its slot."""
-        ...
 
 
 class UsableAdapters(Protocol):
@@ -118,11 +82,11 @@ class EngineAdapters:
     """The adapters of the engine that this process started; `folder` holds the private copies."""
 
     def __init__(
-        self, host: AdapterHost, slots: int = 0, folder: PrivateFolder | None = None
+        self, calls: EngineCalls, slots: int = 0, folder: PrivateFolder | None = None
     ) -> None:
         self.base: LoadedAdapter | None = None
         self.folder = folder
-        self._host = host
+        self._calls = calls
         self._slots = AdapterSlots(slots)
         self._loaded: dict[int, LoadedAdapter] = {}
 
@@ -220,10 +184,10 @@ class EngineAdapters:
             AdapterCapacityError: there is no room for it.
         """
         try:
-            await self._host.add_adapter(adapter)
-            refuse_ignored(await self._host.ignored_modules(adapter))
+            await self._calls.add_adapter(adapter)
+            refuse_ignored(await self._calls.ignored_modules(adapter))
         except Exception as error:  # vLLM raises a bare Exception here
-            if self._host.errored:
+            if self._calls.is_dead:
                 raise
             # After a shape error the id stays usable, half loaded.
             await self._forget(adapter)
@@ -235,8 +199,8 @@ class EngineAdapters:
 
     async def _forget(self, adapter: LoadedAdapter) -> None:
         """Drop the weights and the private copy; a request that ran may have loaded them again."""
-        if not self._host.errored:
-            await self._host.remove_adapter(adapter.engine_id)
+        if not self._calls.is_dead:
+            await self._calls.remove_adapter(adapter.engine_id)
         await asyncio.to_thread(shutil.rmtree, adapter.path, ignore_errors=True)
 
     async def _load_copy(self, adapter: AdapterRef, private: Path) -> None:
@@ -275,10 +239,10 @@ class EngineAdapters:
         loaded = self._loaded[adapter.engine_id]
         for attempt in range(_PIN_ATTEMPTS):
             try:
-                await self._host.add_adapter(loaded)
-                await self._host.pin_adapter(adapter.engine_id)
+                await self._calls.add_adapter(loaded)
+                await self._calls.pin_adapter(adapter.engine_id)
             except Exception as error:  # vLLM raises a bare Exception here
-                if self._host.errored:
+                if self._calls.is_dead:
                     raise
                 if attempt + 1 < _PIN_ATTEMPTS and "is not registered" in str(error):
                     continue
@@ -291,49 +255,6 @@ class EngineAdapters:
         return AdapterCapacityError(
             f"No free lora slots for adapter {name}: all {self._slots.count} are pinned"
         )
-
-
-class SharedAdapters:
-    """The adapters of an engine that another process started, which decides about them."""
-
-    def __init__(self, shared: SharedState, base_path: str) -> None:
-        self.base = None
-        if base_path:
-            self.base = LoadedAdapter(BASE_ADAPTER_ID, BASE_ADAPTER_NAME, base_path, "base")
-        self._decides = shared
-        self._shared: dict[int, SharedAdapter] = {}
-        self._loaded: dict[int, LoadedAdapter] = {}
-
-    def share(self, adapters: Iterable[SharedAdapter]) -> None:
-        """Know these adapters, which are in the engine; `load` picks among them."""
-        self._shared = {adapter.engine_id: adapter for adapter in adapters}
-
-    def find(self, engine_id: int, shown: str) -> LoadedAdapter:
-        """Return an adapter that was picked; see `UsableAdapters.find`."""
-        known = self._loaded.get(engine_id)
-        if known is None:
-            raise AdapterRefusedError(f"The adapter {shown} is not loaded")
-        return known
-
-    def hold(self, adapter: LoadedAdapter, _shown: str) -> AbstractAsyncContextManager[None]:
-        """Keep a slot while the body runs; see `UsableAdapters.hold`."""
-        return self._decides.hold(adapter.engine_id)
-
-    async def release(self, adapter: LoadedAdapter) -> None:
-        """Do nothing: the weights are the other process's to drop."""
-
-    def load(self, adapter: AdapterRef) -> None:
-        """Let an adapter be found that the other process has loaded; others it refuses."""
-        shared = self._shared.get(adapter.engine_id)
-        if shared is None:  # on its way out, or its engine has died under it
-            return
-        self._loaded[adapter.engine_id] = LoadedAdapter(
-            adapter.engine_id, shared.engine_name, shared.engine_path, adapter.name
-        )
-
-    def unload(self, adapter: AdapterRef) -> None:
-        """Let no further request find the adapter."""
-        self._loaded.pop(adapter.engine_id, None)
 
 
 def _unreadable(adapter: AdapterRef, error: OSError) -> AdapterRefusedError:

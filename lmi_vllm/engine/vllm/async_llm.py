@@ -11,7 +11,7 @@ them share: which adapters are loaded, and which may be in the engine together. 
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,28 +21,17 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.private_folders import new_private_folder
-from lmi_vllm.engine.vllm.adapters import (
-    EngineAdapters,
-    LoadedAdapter,
-    SharedAdapters,
-    UsableAdapters,
-)
+from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
+from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
 from lmi_vllm.engine.vllm.output import DirectOutputProcessor
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, has_name, replace
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
-from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
-    METHOD,
-    ignored_by_all,
-    is_inspecting,
-)
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
-from lmi_vllm.errors import AdapterRefusedError, EngineStartError, LmiError
+from lmi_vllm.errors import EngineStartError, LmiError
 from lmi_vllm.messages import EngineSeat
 from lmi_vllm.telemetry.records import current_record
 
 LAUNCH: Final = "vllm.v1.engine.core_client:launch_core_engines"
-
-INSPECTIONS: Final = 3  # of an adapter, each after it was read again
 
 
 class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
@@ -54,10 +43,10 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.output_processor = DirectOutputProcessor.of(self.output_processor)
-        self.adapters = EngineAdapters(self)
+        self.calls = EngineCalls(self, _request_for)
+        self.adapters = EngineAdapters(self.calls)
         self.grammars: GrammarGuard | None = None
         self.has_prompt_logprobs = True
-        self.running_calls = self.answered_calls = 0  # of ours: loading an adapter, and the like
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the engine as AsyncLLM does, but not from a half torn down interpreter.
@@ -76,16 +65,16 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
         config = self.vllm_config.lora_config
         if config is None:
-            self.adapters = adapters = EngineAdapters(self)
+            self.adapters = adapters = EngineAdapters(self.calls)
             return adapters
         folder = await asyncio.to_thread(new_private_folder, "lmi-vllm-adapters-")
         needs_zero_adapter = is_cpu and not self._has_our_worker
         slots = config.max_loras - 1 if needs_zero_adapter else config.max_loras
-        self.adapters = adapters = EngineAdapters(self, slots, folder)
+        self.adapters = adapters = EngineAdapters(self.calls, slots, folder)
         if needs_zero_adapter:
             model = Path(self.model_config.model)
             adapters.base = await load_zero_adapter(adapters.add, model, folder.path / "base")
-            await self.pin_adapter(adapters.base.engine_id)
+            await self.calls.pin_adapter(adapters.base.engine_id)
         return adapters
 
     def generate(  # type: ignore[override,unused-ignore]
@@ -124,45 +113,6 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             *args, lora_request=_request_for(adapter), **_continued_trace(options)
         )
         return self._with_slot(outputs, adapter, lora_request)
-
-    async def add_adapter(self, adapter: LoadedAdapter) -> None:
-        """Read the adapter; see `AdapterHost`."""
-        await self._counted(self.add_lora(_request_for(adapter)))
-
-    async def ignored_modules(self, adapter: LoadedAdapter) -> Sequence[str]:
-        """Return what has no effect of the adapter; see `AdapterHost`."""
-        if not is_inspecting(self.vllm_config):
-            return ()
-        for _ in range(INSPECTIONS):
-            # Sent back to back: the engine takes both between two steps, so that no request of
-            # another adapter evicts this one before the question.
-            question = self.collective_rpc(METHOD, args=(adapter.engine_id,))
-            _, answers = await asyncio.gather(self.add_adapter(adapter), self._counted(question))
-            if (ignored := ignored_by_all(answers)) is not None:
-                return ignored
-        raise AdapterRefusedError("it was evicted again and again while it was checked")
-
-    async def remove_adapter(self, engine_id: int) -> None:
-        """Drop the adapter's weights; see `AdapterHost`."""
-        await self._counted(self.remove_lora(engine_id))
-
-    async def pin_adapter(self, engine_id: int) -> None:
-        """Keep the adapter in its slot; see `AdapterHost`."""
-        await self._counted(self.pin_lora(engine_id))
-
-    async def _counted(self, call: Awaitable[Any]) -> Any:
-        """Carry out a call of the engine, which hangs where requests and calls get no answer."""
-        self.running_calls += 1
-        try:
-            answer = await call
-        except Exception:  # an answer, too
-            self.answered_calls += 1
-            raise
-        else:
-            self.answered_calls += 1
-            return answer
-        finally:
-            self.running_calls -= 1
 
     def kill(self, seconds: float) -> bool:
         """Kill the engine's processes and return whether they have ended in time; it blocks."""
@@ -249,10 +199,19 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 class ClientAsyncLLM(GuardedAsyncLLM):
     """An AsyncLLM on an engine that another process started, and that guards it for us."""
 
-    def join(self, adapters: SharedAdapters, *, is_cpu: bool) -> None:
+    def join(self, adapters: UsableAdapters, *, is_cpu: bool) -> None:
         """Prepare for requests; instead of `guard`."""
         self.adapters = adapters
         self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
+
+    def report_requests(self, began: Callable[[str], None]) -> None:
+        """Call `began` for each request before the engine has it, with its id there."""
+        self.output_processor.report = began
+
+    @property
+    def engine_requests(self) -> tuple[str, ...]:
+        """The requests in the engine, by their ids there."""
+        return tuple(self.output_processor.request_states)
 
 
 def with_clients(seats: tuple[EngineSeat, ...]) -> contextlib.AbstractContextManager[object]:

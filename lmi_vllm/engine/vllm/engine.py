@@ -1,14 +1,12 @@
-"""`AsyncLLM` behind the `Engine` protocol, started here or joined as one more client."""
+"""`AsyncLLM` behind the `Engine` protocol, started here; clients in other processes may join it."""
 
 import asyncio
 import contextlib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Callable,
     Collection,
     Coroutine,
-    Iterable,
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +19,13 @@ from lmi_vllm.engine.base import (
     DirectChunks,
     DirectEvents,
     OtherClients,
-    SharedState,
 )
-from lmi_vllm.engine.vllm.adapters import EngineAdapters, SharedAdapters
+from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.routes import openai_schemas
-from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, join_vllm, start_vllm
+from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
 from lmi_vllm.errors import EngineDeadError, EngineStartError, LmiError
 from lmi_vllm.messages import (
@@ -48,7 +45,6 @@ from lmi_vllm.messages import (
 __all__ = [
     "VllmEngine",
     "check_arguments",
-    "join_vllm_engine",
     "start_vllm_engine",
 ]
 
@@ -74,34 +70,14 @@ async def start_vllm_engine(
         EngineStartError: the engine did not come up.
     """
     started = await start_vllm(arguments, thread, seats)
-    async with _ended_unless_ready(started):
+    async with ended_unless_ready(started):
         adapters = await started.llm.guard(is_cpu=started.is_cpu)
-        openai, task = await _prepared(started, profile)
+        openai, task = await prepared(started, profile)
         return (LeadingEngine if seats else VllmEngine)(started, openai, task, adapters)
 
 
-async def join_vllm_engine(
-    arguments: EngineArguments,
-    profile: ServingProfile,
-    thread: ThreadPoolExecutor,
-    seat: EngineSeat,
-    shared: SharedState,
-) -> "JoinedEngine":
-    """Join the engine of another process as one more client; `shared` decides for all of them.
-
-    Raises:
-        EngineStartError: the engine could not be joined.
-    """
-    started = await join_vllm(arguments, thread, seat)
-    async with _ended_unless_ready(started):
-        adapters = SharedAdapters(shared, seat.base_adapter)
-        started.llm.join(adapters, is_cpu=started.is_cpu)
-        openai, task = await _prepared(started, profile)
-        return JoinedEngine(started, openai, task, adapters)
-
-
 @contextlib.asynccontextmanager
-async def _ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
+async def ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
     """End what was started where the body fails."""
     try:
         yield
@@ -113,7 +89,7 @@ async def _ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
         raise
 
 
-async def _prepared(started: StartedEngine, profile: ServingProfile) -> tuple[VllmOpenAI, str]:
+async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[VllmOpenAI, str]:
     """Return vLLM's handlers and what the model does, once both guards are in place."""
     llm = started.llm
     if profile.limits.grammar_timeout:
@@ -127,7 +103,7 @@ async def _prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Vl
     return openai, str(llm.model_config.get_pooling_task(tasks))
 
 
-class _VllmBase:
+class VllmClient:
     """What a client of a running vLLM does, started here or elsewhere; most of `Engine`."""
 
     def __init__(self, started: StartedEngine, openai: VllmOpenAI, task: str) -> None:
@@ -151,13 +127,13 @@ class _VllmBase:
     @property
     def running_requests(self) -> int:
         """Requests the engine has not finished, and calls such as loading an adapter."""
-        own = int(self._llm.get_num_unfinished_requests()) + self._llm.running_calls
+        own = int(self._llm.get_num_unfinished_requests()) + self._llm.calls.running
         return own + self.others.running_requests
 
     @property
     def progress(self) -> int:
         """Steps of the engine whose outputs have arrived, and calls that it has answered."""
-        own = self._llm.output_processor.steps + self._llm.answered_calls
+        own = self._llm.output_processor.steps + self._llm.calls.answered
         return own + self.others.steps
 
     def generate(
@@ -218,7 +194,7 @@ class _VllmBase:
         self._thread.shutdown(wait=False)
 
 
-class VllmEngine(_VllmBase):
+class VllmEngine(VllmClient):
     """The real engine, in processes that were started here."""
 
     def __init__(
@@ -275,40 +251,3 @@ class LeadingEngine(VllmEngine):
         stats: str | None = self._llm.engine_core.stats_update_address
         base = self.adapters.base
         return replace(seat, stats_address=stats, base_adapter="" if base is None else base.path)
-
-
-class JoinedEngine(_VllmBase):
-    """The engine of another process, as one of its clients."""
-
-    def __init__(
-        self, started: StartedEngine, openai: VllmOpenAI, task: str, adapters: SharedAdapters
-    ) -> None:
-        super().__init__(started, openai, task)
-        self._adapters = adapters
-
-    def share(self, adapters: Iterable[SharedAdapter]) -> None:
-        """Know the adapters that are in the engine."""
-        self._adapters.share(adapters)
-
-    def report_requests(self, began: Callable[[str], None]) -> None:
-        """Call `began` for each request before the engine has it, with its id there."""
-        self._llm.output_processor.report = began
-
-    @property
-    def engine_requests(self) -> tuple[str, ...]:
-        """The requests in the engine, by their ids there."""
-        return tuple(self._llm.output_processor.request_states)
-
-    async def load_adapter(self, adapter: AdapterRef) -> None:
-        """Let requests use an adapter of the engine; nothing is asked of the engine itself."""
-        self._adapters.load(adapter)
-        self._openai.add_adapter(adapter)
-
-    async def unload_adapter(self, adapter: AdapterRef) -> None:
-        """Forget the adapter."""
-        self._openai.remove_adapter(adapter)
-        self._adapters.unload(adapter)
-
-    def engine_died(self) -> None:
-        """End every request: the process that started the engine has seen it die."""
-        self._llm.engine_died()

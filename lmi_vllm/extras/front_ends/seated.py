@@ -30,7 +30,7 @@ from lmi_vllm.server.service_start import sessions_of
 from lmi_vllm.server.telemetry_start import log_request_metrics
 
 if TYPE_CHECKING:
-    from lmi_vllm.engine.vllm.engine import JoinedEngine
+    from lmi_vllm.extras.front_ends.joined import JoinedEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,9 @@ class SeatedModel:
             await self._engine.close()
 
     async def _join(self, begin: Begin) -> None:
-        from lmi_vllm.engine.vllm.engine import join_vllm_engine  # vLLM has been imported by now
+        from lmi_vllm.extras.front_ends.joined import (
+            join_vllm_engine,
+        )
 
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await join_vllm_engine(

@@ -45,12 +45,16 @@ FEATURES: Final = {
 }
 # Fields of vLLM's own objects that are set, as vLLM itself sets them.
 FIELDS_SET: Final = {
-    "async_llm.py": {"adapters.base", "client.resources.engine_dead"},
+    "async_llm.py": {
+        "adapters.base",
+        "client.resources.engine_dead",
+        "self.output_processor.report",
+    },
     "configuration.py": {
         "engine_args._api_process_count",
         "engine_args._api_process_rank",
     },
-    "engine.py": {"llm.grammars", "self._llm.output_processor.report"},
+    "engine.py": {"llm.grammars"},
     "openai.py": {
         "namespace.chat_template",
         "namespace.chat_template_content_format",

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME, LoadedAdapter
+from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import AdapterRefusedError, EngineStartError
 
 logger = logging.getLogger(__name__)

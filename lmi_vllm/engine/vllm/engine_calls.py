@@ -1,0 +1,87 @@
+"""What is asked of the running engine about adapters, besides requests.
+
+The calls are counted: an engine that answers no request and no call for a while hangs. This module
+imports no vLLM.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
+    METHOD,
+    ignored_by_all,
+    is_inspecting,
+)
+from lmi_vllm.errors import AdapterRefusedError
+
+INSPECTIONS: Final = 3  # of an adapter, each after it was read again
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """An adapter in the engine: `name` and `path` are the engine's, `shown` is the user's name."""
+
+    engine_id: int
+    name: str
+    path: str
+    shown: str
+
+
+class EngineCalls:
+    """Calls of an `AsyncLLM`; their failures are plain exceptions. `request_for` makes its type."""
+
+    def __init__(self, llm: Any, request_for: Callable[[LoadedAdapter], object]) -> None:
+        self.running = 0
+        self.answered = 0
+        self._llm = llm
+        self._request_for = request_for
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine is."""
+        return bool(self._llm.errored)
+
+    async def add_adapter(self, adapter: LoadedAdapter) -> None:
+        """Read the adapter, unless it is in already."""
+        await self._counted(self._llm.add_lora(self._request_for(adapter)))
+
+    async def ignored_modules(self, adapter: LoadedAdapter) -> Sequence[str]:
+        """Return the modules of an adapter that was read which have no effect in the engine.
+
+        Raises:
+            AdapterRefusedError: requests of other adapters evict it each time.
+        """
+        if not is_inspecting(self._llm.vllm_config):
+            return ()
+        for _ in range(INSPECTIONS):
+            # Sent back to back: the engine takes both between two steps, so that no request of
+            # another adapter evicts this one before the question.
+            question = self._llm.collective_rpc(METHOD, args=(adapter.engine_id,))
+            _, answers = await asyncio.gather(self.add_adapter(adapter), self._counted(question))
+            if (ignored := ignored_by_all(answers)) is not None:
+                return ignored
+        raise AdapterRefusedError("it was evicted again and again while it was checked")
+
+    async def remove_adapter(self, engine_id: int) -> None:
+        """Drop the adapter's weights."""
+        await self._counted(self._llm.remove_lora(engine_id))
+
+    async def pin_adapter(self, engine_id: int) -> None:
+        """Keep the adapter in its slot."""
+        await self._counted(self._llm.pin_lora(engine_id))
+
+    async def _counted(self, call: Awaitable[Any]) -> Any:
+        """Carry out a call; a failure is an answer, a cancellation is none."""
+        self.running += 1
+        try:
+            answer = await call
+        except Exception:
+            self.answered += 1
+            raise
+        else:
+            self.answered += 1
+            return answer
+        finally:
+            self.running -= 1
