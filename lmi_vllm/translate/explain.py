@@ -10,23 +10,13 @@ from lmi_vllm.config.options import EffectWord
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.translate.arguments import Translation
+from lmi_vllm.translate.guide_defaults import note_on_default, rows_of_defaults
 
 _NO_MODEL: Final = (
     "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
-)
-
-
-# Argument -> what LMI's guides say, what vLLM does (None: as recorded), and the release since when:
-# read in the wheels of 0.19.1 and 0.20.0 (config/cache.py), 0.7.3 and 0.8.0 (engine/arg_utils.py).
-_CHANGED_DEFAULTS: Final[Mapping[str, tuple[object, object, str]]] = MappingProxyType(
-    {
-        "gpu_memory_utilization": (0.9, None, "0.20"),
-        "enable_prefix_caching": (False, True, "0.8"),
-    }
 )
 
 
@@ -94,7 +84,7 @@ def _rows(
     settings: Settings, translation: Translation, model: ModelArtifacts | None
 ) -> Iterable[dict[str, object]]:
     """One row for each option with a value: those that were set first."""
-    known = [*settings.all_details(), *_changed_defaults(settings)]
+    known = [*settings.all_details(), *rows_of_defaults(settings)]
     if settings.model.model_id is None:
         known.insert(0, _model_row(model))
     for setting in sorted([*known, *settings.others], key=lambda setting: not setting.is_set):
@@ -106,17 +96,6 @@ def _rows(
             "target": setting.target,
             "note": mask_urls(_note(setting, translation)),
         }
-
-
-def _changed_defaults(settings: Settings) -> Iterable[Setting]:
-    """A row for each default that is not that of LMI's guides any more, and is not overridden."""
-    arguments = load_release().engine
-    for name, (guides, now, since) in _CHANGED_DEFAULTS.items():
-        value = arguments[name].default if now is None else now
-        if settings.model.detail(name) is None and value != guides:
-            shown = str(guides).lower() if isinstance(guides, bool) else guides
-            note = f"LMI's guides say {shown}; this is the default of vLLM {since} and later."
-            yield Setting(name, value, DEFAULT_ORIGIN, EffectWord.MAPS_TO, name, note)
 
 
 def _model_row(model: ModelArtifacts | None) -> Setting:
@@ -142,7 +121,9 @@ def _note(setting: Setting, translation: Translation) -> str:
         if setting.is_set and target in values and values[target] != setting.value
         and translation.arguments.origins.get(target) == setting.origin
     ]  # fmt: skip
-    return f"{setting.note} Became {', '.join(became)}." if became else setting.note
+    said = [setting.note, note_on_default(setting)]
+    said += [f"Became {', '.join(became)}."] if became else []
+    return " ".join(filter(None, said))
 
 
 def _compact(value: object) -> str:
