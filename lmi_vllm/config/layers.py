@@ -19,8 +19,8 @@ from lmi_vllm.config.options import (
     HUB_VARIABLES,
     LATE_VARIABLES,
     SAGEMAKER_VARIABLES,
-    SERVER_SETTINGS,
     AliasVariable,
+    all_rows,
 )
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import FILE_PREFIX, CommandLine, Layers, RawValue, Report
@@ -261,7 +261,7 @@ class ConfigProperties(ServingProperties):
 
     def raw_values(self) -> Iterator[RawValue]:
         """Its keys, but for those that are read elsewhere only."""
-        counts = {row.name for row in SERVER_SETTINGS if CONFIG in row.written}
+        counts = {row.name for row in all_rows().server if CONFIG in row.written}
         return (raw for raw in super().raw_values() if raw.key in counts)
 
 

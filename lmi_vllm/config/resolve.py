@@ -7,7 +7,6 @@ from typing import Final
 from lmi_vllm.config.options import (
     FILE,
     OPTIONS,
-    SERVER_SETTINGS,
     EffectWord,
     Option,
 )
@@ -35,10 +34,10 @@ class Resolver:
         self.used: set[str] = set()
         self.extra: list[Setting] = []
 
-    def options(self) -> dict[str, Setting]:
-        """Every option of the table that is set or has a default."""
+    def options(self, rows: Iterable[Option]) -> dict[str, Setting]:
+        """Every option of these rows that is set or has a default."""
         resolved = {}
-        for row in OPTIONS:
+        for row in rows:
             keys = [f"{FILE_PREFIX}{name}" for name in (row.name, *row.aliases)]
             if row.name in _UNPREFIXED_OPTIONS and keys[0] not in self.model.winners:
                 keys.append(row.name)
@@ -47,10 +46,10 @@ class Resolver:
                 resolved[row.name] = setting
         return resolved
 
-    def server_settings(self) -> dict[str, Setting]:
-        """Every server setting that is set or has a default."""
+    def server_settings(self, rows: Iterable[Option]) -> dict[str, Setting]:
+        """Every server setting of these rows that is set or has a default."""
         resolved = {}
-        for row in SERVER_SETTINGS:
+        for row in rows:
             found = []
             if FILE in row.written:
                 found += self._take(self.model, (row.name, *row.aliases))

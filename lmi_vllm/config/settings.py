@@ -4,9 +4,10 @@
 pydantic-settings from the sources of layers.py in their two orders. Attributes have the types of
 the table; where a value was written, and how messages name it, is in `details`.
 
-An extra brings settings of its own as a class over `ExtraSettings`, which its `Extra` names: the
-fields are whole environment variables, and `check` may refuse what does not go together.
-`Settings.extra(TheClass)` is the typed instance:
+An extra brings settings of its own as a class over `ExtraSettings`, which its `Extra` names: its
+fields are whole environment variables, with a `section` of the class options and server settings
+like the core's, and `check` may refuse what does not go together. Without the extra their names
+are known all the same (unknown_names.py). `Settings.extra(TheClass)` is the typed instance:
 
     class CacheSettings(ExtraSettings):
         lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or URL ...")
@@ -34,6 +35,7 @@ from lmi_vllm.config.options import (
     SERVER_SETTINGS,
     ModelOptions,
     Option,
+    Rows,
     Section,
     ServerOptions,
 )
@@ -113,7 +115,7 @@ class ServerSettings(ServerOptions, LayeredSettings):
 
 
 class ExtraSettings(LayeredSettings):
-    """Base of the settings that an extra brings: whole environment variables."""
+    """Base of the settings that an extra brings: whole variables unless `section` says others."""
 
     section: ClassVar[str] = ENVIRONMENT
 
@@ -203,6 +205,7 @@ class _Load:
         self.environ = environ
         self.command_line = command_line
         self.extra_kinds = kinds
+        self.brought: dict[type[ExtraSettings], dict[str, Setting]] = {}  # options of extras
         self.report = Report()
         self.passed = Report()  # what was said of arguments that pass through
         self.server_report = Report()
@@ -243,7 +246,9 @@ class _Load:
     def _model_fields(self, layers: Layers) -> Mapping[str, object]:
         """The fields of the model's settings out of the texts that won."""
         self.resolver.model = layers
-        options = self.resolver.options()
+        options = self.resolver.options(OPTIONS)
+        for kind in self.extra_kinds:
+            self.brought[kind] = self.resolver.options(Rows.of(kind.rows).options)
         self.resolver.report = self.passed
         passed = self.resolver.pass_through()
         return {
@@ -255,7 +260,7 @@ class _Load:
     def _server_fields(self, layers: Layers) -> Mapping[str, object]:
         """The fields of the server's settings out of the texts that won."""
         self.resolver.server = layers
-        found = self.resolver.server_settings()
+        found = self.resolver.server_settings(SERVER_SETTINGS)
         found |= self.resolver.variables(ENVIRONMENT_SETTINGS, self.environ)
         if self.command_line.strict:
             origin = Origin(OriginKind.FLAG, "--strict")
@@ -268,21 +273,25 @@ class _Load:
 
     def _extra(self, kind: type[ExtraSettings]) -> ExtraSettings:
         """The settings of one extra."""
-        found = self.resolver.variables(kind.rows, self.environ)
+        rows, resolver = Rows.of(kind.rows), self.resolver
+        found = self.brought[kind] | resolver.server_settings(rows.server)
+        found |= resolver.variables(rows.variables, self.environ)
         fields = {**_fields(kind.rows, found), "details": MappingProxyType(found)}
         extra: ExtraSettings = kind.read(Reading(lambda _: fields))
         return extra
 
     def _unknown_names(self, config: PropertiesFile | None) -> tuple[Setting, ...]:
         """Everything written that has no meaning."""
-        rows = [*ENVIRONMENT_SETTINGS, *(row for kind in self.extra_kinds for row in kind.rows)]
+        brought = [row for kind in self.extra_kinds for row in kind.rows]
+        rows = Rows.of((*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
         return UnknownNames(
             environ=self.environ,
             model=self.resolver.model,
             server=self.resolver.server,
             config=config,
             used=self.resolver.used,
-            variables=[row.name for row in rows],
+            server_rows=rows.server,
+            variables=[row.name for row in rows.variables],
             report=self.report,
             is_strict=_is_strict(self.environ, self.command_line),
         ).collect()

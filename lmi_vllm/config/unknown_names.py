@@ -1,9 +1,11 @@
-"""Unknown names: each is reported once, with what it may have meant."""
+"""Unknown names: each is reported once, with what it may have meant, or the extra it is for."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
-from lmi_vllm.config.options import CONFIG, FILE, SERVER_SETTINGS, EffectWord
+from lmi_vllm.config.options import CONFIG, ENV, FILE, EffectWord, Option
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.secrets import MASK, is_secret, mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
@@ -13,17 +15,24 @@ from lmi_vllm.config.variable_names import (
     closest,
     file_suggestions,
     is_kubernetes_made,
-    serving_rows,
     variable_suggestions,
 )
 from lmi_vllm.origin import Origin, OriginKind
+
+# Extra -> what it reads, as written in files; variables by their names. So that where it is not
+# installed nothing that was set for it is ignored in silence.
+OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+_EXTRA_OF: Final = MappingProxyType(
+    {name: extra for extra, names in OF_EXTRAS.items() for name in names}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownNames:
     """Finds the names that no row and no argument of vLLM explains.
 
-    `used` are the model's keys that had a meaning, `variables` the whole names of variables.
+    `used` are the model's keys that had a meaning, `server_rows` the server's settings, and
+    `variables` the whole names of variables.
     """
 
     environ: Mapping[str, str]
@@ -31,6 +40,7 @@ class UnknownNames:
     server: Layers
     config: PropertiesFile | None
     used: Collection[str]
+    server_rows: Collection[Option]
     variables: Collection[str]
     report: Report
     is_strict: bool
@@ -48,32 +58,31 @@ class UnknownNames:
             if key in self.used:
                 continue
             if raw.origin.kind is OriginKind.VARIABLE:
-                advice = variable_suggestions(raw.origin.name)
-                yield self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
+                yield self._unknown_variable(raw)
             else:
-                sentence = f"{key} ({raw.origin}) is not known and has no effect; "
-                yield self._unknown(raw, sentence + file_suggestions(key))
+                reason = _needs(key) or f"is not known and has no effect; {file_suggestions(key)}"
+                yield self._unknown(raw, f"{key} ({raw.origin}) {reason}")
 
     def _server_variables(self) -> Iterator[Setting]:
         """Unknown `SERVING_*`."""
-        known = {row.name for row in serving_rows()}
+        known = {row.name for row in self.server_rows if ENV in row.written}
         for key, raw in self.server.winners.items():
             if key not in known and raw.origin.kind is OriginKind.VARIABLE:
-                advice = variable_suggestions(raw.origin.name)
-                yield self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
+                yield self._unknown_variable(raw)
 
     def _config_keys(self) -> Iterator[Setting]:
         """Keys of config.properties that have no effect there."""
         config = self.config
         if config is None:
             return
-        rows = {row.name: row for row in SERVER_SETTINGS}
+        rows = {row.name: row for row in self.server_rows}
         for key, entry in config.by_key().items():
             row = rows.get(key)
             origin = config.origin(entry)
             if row is None or row.written == (FILE,):
-                advice = closest(key, [name for name in rows if CONFIG in rows[name].written])
-                sentence = f"{key} ({origin}) is not known and has no effect; {advice}"
+                names = [name for name in rows if CONFIG in rows[name].written]
+                unknown = f"is not known and has no effect; {closest(key, names)}"
+                sentence = f"{key} ({origin}) {_needs(key) or unknown}"
                 yield self._unknown(RawValue(key, entry.value, origin), sentence)
             elif CONFIG not in row.written:
                 self.report.warn(f"{key} ({origin}) has no effect there: set SERVING_{key.upper()}")
@@ -88,9 +97,15 @@ class UnknownNames:
                 yield self._unknown(raw, sentence)
                 continue
             is_ours = name.startswith(OWN_PREFIX) and not is_kubernetes_made(name, text)
-            if is_ours and name not in self.variables:
-                advice = variable_suggestions(name, self.variables)
-                yield self._unknown(raw, f"{name} is not known and has no effect; {advice}")
+            if (is_ours or (name in _EXTRA_OF and text)) and name not in self.variables:
+                yield self._unknown_variable(raw)
+
+    def _unknown_variable(self, raw: RawValue) -> Setting:
+        """A variable of an extra that is not installed, or one that is not known."""
+        if reason := _needs(raw.key):
+            return self._unknown(raw, f"{raw.origin} {reason}")
+        advice = variable_suggestions(raw.origin.name, self.variables)
+        return self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
 
     def _unknown(self, raw: RawValue, sentence: str) -> Setting:
         """One unknown name: a warning, in strict mode an error."""
@@ -98,3 +113,9 @@ class UnknownNames:
         name = raw.key.removeprefix(FILE_PREFIX)
         text = MASK if is_secret(raw.origin.name) else mask_text(name, raw.text)
         return Setting(name, text, raw.origin, EffectWord.UNKNOWN, "", sentence, raw.key)
+
+
+def _needs(key: str) -> str:
+    """Why a name of an extra that is not installed has no effect; empty for every other name."""
+    extra = _EXTRA_OF.get(key)
+    return f"has no effect: it needs the extra {extra}, which is not installed" if extra else ""

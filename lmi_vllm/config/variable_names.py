@@ -9,9 +9,8 @@ from lmi_vllm.config.options import (
     ALIAS_VARIABLES,
     ENV,
     FILE,
-    OPTIONS,
-    SERVER_SETTINGS,
     Option,
+    all_rows,
 )
 from lmi_vllm.config.setting import FILE_PREFIX
 from lmi_vllm.config.vllm_schema import load_release
@@ -54,7 +53,9 @@ def is_kubernetes_made(variable: str, text: str) -> bool:
 
 def find_option(name: str) -> Option | None:
     """The row of option `name` (without prefix), under either of its names."""
-    return next((row for row in OPTIONS if name == row.name or name in row.aliases), None)
+    return next(
+        (row for row in all_rows().options if name == row.name or name in row.aliases), None
+    )
 
 
 def is_known_option(name: str) -> bool:
@@ -66,8 +67,8 @@ def is_known_option(name: str) -> bool:
 def option_names() -> tuple[str, ...]:
     """Every name that may follow `option.`."""
     release = load_release()
-    table = [name for row in OPTIONS for name in (row.name, *row.aliases)]
-    server = [alias.removeprefix(FILE_PREFIX) for row in SERVER_SETTINGS for alias in row.aliases]
+    table = [name for row in all_rows().options for name in (row.name, *row.aliases)]
+    server = [alias.removeprefix(FILE_PREFIX) for row in all_rows().server for alias in row.aliases]
     return tuple(dict.fromkeys([*table, *server, *release.engine, *release.front_end]))
 
 
@@ -89,11 +90,11 @@ def file_suggestions(key: str) -> str:
     """A clause for an unknown key of serving.properties."""
     if key.lower().startswith(FILE_PREFIX):
         names = [f"{FILE_PREFIX}{name}" for name in option_names()]
-        names += [row.name for row in SERVER_SETTINGS if row.written]
+        names += [row.name for row in all_rows().server if row.written]
         return closest(key, names)
     if is_known_option(key):
         return f"write {FILE_PREFIX}{key}"
-    names = [row.name for row in SERVER_SETTINGS if FILE in row.written]
+    names = [row.name for row in all_rows().server if FILE in row.written]
     return closest(key, [*names, *(f"{FILE_PREFIX}{name}" for name in option_names())])
 
 
@@ -101,7 +102,7 @@ def variable_suggestions(variable: str, known: Iterable[str] = ()) -> str:
     """A clause for an unknown `OPTION_*` or `SERVING_*`, or any among the `known` ones."""
     if variable.startswith(OPTION_PREFIX):
         names = [OPTION_PREFIX + _suffix(name) for name in option_names()]
-        names += [SERVING_PREFIX + row.name.upper() for row in SERVER_SETTINGS if row.written]
+        names += [SERVING_PREFIX + row.name.upper() for row in all_rows().server if row.written]
     elif variable.startswith(SERVING_PREFIX):
         names = [f"{SERVING_PREFIX}{row.name.upper()}" for row in serving_rows()]
     else:
@@ -117,7 +118,7 @@ def _suffix(name: str) -> str:
 
 def serving_rows() -> tuple[Option, ...]:
     """The server settings that can be written `SERVING_<NAME>`."""
-    return tuple(row for row in SERVER_SETTINGS if ENV in row.written)
+    return tuple(row for row in all_rows().server if ENV in row.written)
 
 
 def case_hint(variable: str, variables: Iterable[str]) -> str | None:

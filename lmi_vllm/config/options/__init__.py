@@ -1,9 +1,9 @@
 """The option table: every section, and what the variables of other servers stand for.
 
-See row.py for how a row is written. Extras bring further sections of whole variables, which
-`load_settings` is given (settings.py).
+See row.py for how a row is written. Extras bring further sections (`ExtraSettings`, settings.py).
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,10 +21,12 @@ from lmi_vllm.config.options.row import (
     Effect,
     EffectWord,
     Option,
+    Rows,
     Section,
 )
 from lmi_vllm.config.options.server import ServerKeys
 from lmi_vllm.config.options.variables import Variables
+from lmi_vllm.extension import extras
 
 __all__ = [
     "ALIAS_VARIABLES",
@@ -45,8 +47,10 @@ __all__ = [
     "EffectWord",
     "ModelOptions",
     "Option",
+    "Rows",
     "Section",
     "ServerOptions",
+    "all_rows",
 ]
 
 
@@ -64,6 +68,14 @@ class ServerOptions(ServerKeys, Variables):
 OPTIONS: Final = ModelOptions.rows
 SERVER_SETTINGS: Final = ServerKeys.rows
 ENVIRONMENT_SETTINGS: Final = Variables.rows
+
+
+@functools.cache
+def all_rows() -> Rows:
+    """The rows of the core and those that the installed extras bring."""
+    kinds = (kind.load() for extra in extras().values() for kind in extra.settings)
+    brought = (row for kind in kinds for row in kind.rows)
+    return Rows.of((*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
 
 
 @dataclass(frozen=True, slots=True)

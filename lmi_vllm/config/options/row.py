@@ -9,7 +9,7 @@ A field is called as its option. Where the option's name is no Python identifier
 case, `name` says it; a variable's name is its field's in upper case.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Final, TypedDict, TypeVar, Unpack, cast, overload
@@ -78,6 +78,24 @@ class Option:
     is_lenient: bool = False  # a bad value is a warning and the default stands
     written: tuple[str, ...] = ()
     attribute: str = ""  # of the settings object
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows by where they are written: as options of the model, as server settings, as variables."""
+
+    options: tuple[Option, ...]
+    server: tuple[Option, ...]
+    variables: tuple[Option, ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[Option]) -> "Rows":
+        """These rows; a whole variable is of that section, and a server setting says its places."""
+        found = tuple(rows)
+        variables = tuple(row for row in found if row.section == ENVIRONMENT)
+        server = tuple(row for row in found if row.written)
+        options = tuple(row for row in found if row not in variables and row not in server)
+        return cls(options, server, variables)
 
 
 class _Row(TypedDict, total=False):
