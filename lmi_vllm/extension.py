@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from lmi_vllm.commands.serve import ServeOtherwise
     from lmi_vllm.config.settings import ExtraSettings, Settings
     from lmi_vllm.engine.factory import EngineFactory
+    from lmi_vllm.server.beside import BesideServer
     from lmi_vllm.server.code_start import CodeLoader
     from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.server.model_files import StartVariables
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.server.process_group import MakeProcesses
-    from lmi_vllm.server.telemetry_start import RunTelemetry
     from lmi_vllm.translate.draft import ArgumentDraft
     from lmi_vllm.web.request import RouteGroup
 
@@ -73,7 +73,7 @@ class OwnEngine:
 class Extra:
     """Everything that one extra adds."""
 
-    # Settings of its own: whole environment variables (see config/settings.py).
+    # Settings of its own: options, server settings, whole variables (see config/settings.py).
     settings: "tuple[Lazy[type[ExtraSettings]], ...]" = ()
     # Verbs of the command line, by name.
     verbs: Mapping[str, Verb] = field(default_factory=lambda: MappingProxyType({}))
@@ -102,8 +102,8 @@ class Extra:
     instead_of_serving: "tuple[Lazy[Callable[[Settings], ServeOtherwise | None]], ...]" = ()
     # What it does around each start of a model; None where the settings do not ask for it.
     around_start: "Lazy[Callable[[PlannedStart], AroundStart | None]] | None" = None
-    # What reads the server's telemetry, from an open port to the end.
-    telemetry: "Lazy[RunTelemetry] | None" = None
+    # What it does beside the server, from an open port to the end: steps of requests, telemetry.
+    beside_server: "Lazy[BesideServer] | None" = None
     # The processes beside the first one; None where the settings ask for none.
     processes: "Lazy[MakeProcesses] | None" = None
 

@@ -20,18 +20,15 @@ from lmi_vllm.config.options import (
     CONFIG,
     DROPPED,
     ENV,
-    ENVIRONMENT_SETTINGS,
     FILE,
     HUB_VARIABLES,
     LATE_VARIABLES,
-    OPTIONS,
     OTHER_BACKENDS,
     SAGEMAKER_VARIABLES,
-    SERVER_SETTINGS,
     EffectWord,
     Option,
+    all_rows,
 )
-from lmi_vllm.config.settings import extra_settings
 from lmi_vllm.config.vllm_schema import VllmArgument, VllmRelease, read_release
 from lmi_vllm.telemetry.metrics import ALL as ALL_METRICS
 
@@ -163,10 +160,11 @@ def meaning(row: Option) -> str:
 def option_sections() -> Iterator[str]:
     """The options that do something, by section; then those that do nothing any more."""
     yield "## Options"
-    sections = [*dict.fromkeys(row.section for row in OPTIONS if row.section not in LAST_SECTIONS)]
+    options = all_rows().options
+    sections = [*dict.fromkeys(row.section for row in options if row.section not in LAST_SECTIONS)]
     silent = (EffectWord.WARNS, EffectWord.NONE)
     for section in (*sections, *LAST_SECTIONS):
-        rows = [row for row in OPTIONS if row.section == section and row.effect.word not in silent]
+        rows = [row for row in options if row.section == section and row.effect.word not in silent]
         if rows:
             yield f"\n### {section}\n"
             head = ("option", "values", "default", "engine argument", "meaning")
@@ -174,7 +172,7 @@ def option_sections() -> Iterator[str]:
                 (names(row), values(row), default(row), becomes(row), meaning(row)) for row in rows
             ))  # fmt: skip
     yield f"\n### Without effect\n\n{NO_EFFECT_NOTE}"
-    rows = [row for row in OPTIONS if row.effect.word in silent]
+    rows = [row for row in options if row.effect.word in silent]
     yield from table(
         ("option", "what happens", "why"),
         ((names(row), becomes(row), meaning(row)) for row in rows),
@@ -197,13 +195,12 @@ def server_section() -> Iterator[str]:
     yield from table(
         ("setting", "written", "values", "default", "meaning"),
         ((names(row), where(row), values(row), default(row), meaning(row) or "No effect.")
-         for row in SERVER_SETTINGS),
+         for row in all_rows().server),
     )  # fmt: skip
     yield "\n## Environment variables\n"
-    variables = [*ENVIRONMENT_SETTINGS, *(row for kind in extra_settings() for row in kind.rows)]
     yield from table(
         ("variable", "values", "default", "meaning"),
-        ((names(row), values(row), default(row), meaning(row)) for row in variables),
+        ((names(row), values(row), default(row), meaning(row)) for row in all_rows().variables),
     )
     yield "\n## Older variable names\n"
     yield "Copied to the name on the right when that is unset or empty.\n"
@@ -215,7 +212,7 @@ def server_section() -> Iterator[str]:
 
 def vllm_section(release: VllmRelease) -> Iterator[str]:
     """Every argument of vLLM that passes through under its own name."""
-    known = {name for row in OPTIONS for name in (row.name, *row.aliases)}
+    known = {name for row in all_rows().options for name in (row.name, *row.aliases)}
     yield f"\n## Arguments of vLLM {release.release}\n"
     yield (
         "Every argument of `vllm serve` can be set the same way, for example\n"
@@ -296,10 +293,10 @@ def schema_of(row: Option) -> Mapping[str, object]:
 def schema() -> str:
     """The JSON schema of serving.properties read as an object of texts."""
     properties: dict[str, object] = {}
-    for row in OPTIONS:
+    for row in all_rows().options:
         for name in (row.name, *row.aliases):
             properties[f"option.{name}"] = schema_of(row)
-    for row in SERVER_SETTINGS:
+    for row in all_rows().server:
         if FILE in row.written:
             for name in (row.name, *row.aliases):
                 properties[name] = schema_of(row)

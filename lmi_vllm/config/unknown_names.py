@@ -21,7 +21,25 @@ from lmi_vllm.origin import Origin, OriginKind
 
 # Extra -> what it reads, as written in files; variables by their names. So that where it is not
 # installed nothing that was set for it is ignored in silence.
-OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "compile_cache": ("LMI_CACHE_URI",),
+        "deferred": ("memory_cache_capacity", "cache_batch"),
+        "exporters": (
+            "LMI_METRICS_EMF", "LMI_METRICS_EMF_INTERVAL", "LMI_METRICS_EMF_NAMESPACE",
+            "SM_TELEMETRY_LOG_REV_2022_12",
+        ),
+        "sessions": (
+            "option.enable_stateful_sessions", "option.sessions_path",
+            "option.sessions_expiration", "option.sessions_s3url",
+        ),
+        "traces": (
+            "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL",
+            "OTEL_SERVICE_NAME",
+        ),
+    }
+)  # fmt: skip
 _EXTRA_OF: Final = MappingProxyType(
     {name: extra for extra, names in OF_EXTRAS.items() for name in names}
 )

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -182,6 +182,31 @@ class RequestContext:
         """
         self._resources.push_async_callback(close_iterator, items)
         self._connect = connect
+
+
+class RequestStep:
+    """What an extra does in the way of a request to `/invocations` or its like; here nothing."""
+
+    async def before(
+        self, call: InferenceCall, answer: Callable[[], Coroutine[Any, Any, Reply]]
+    ) -> Reply | None:
+        """Answer it before it is admitted; `answer` is how the server would. None: it does."""
+        return None
+
+    async def check(self, call: InferenceCall) -> None:
+        """Refuse it once it is admitted and before it is decoded, unless the user's code answers.
+
+        Raises:
+            LmiError: it is refused.
+        """
+
+    async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
+        """Answer its payload, which has passed the input hook; None: the engine does."""
+        return None
+
+    def binds(self, properties: Mapping[str, str]) -> bool:
+        """Whether it leaves or asks for something that only this process of the server has."""
+        return False
 
 
 def _differ(adapters: tuple[Adapter | None, ...]) -> bool:

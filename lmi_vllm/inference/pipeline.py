@@ -1,6 +1,6 @@
 """A request on its way: prepare (decode, adapters, hooks), execute (a lane), render."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import Dialect, PayloadError
-from lmi_vllm.inference.context import RequestContext, with_adapter_id
+from lmi_vllm.inference.context import RequestContext, RequestStep, with_adapter_id
 from lmi_vllm.inference.hooks import InputHook, OutputHook
 from lmi_vllm.inference.lmi_lane import generate
 from lmi_vllm.inference.openai_lane import ask_openai
@@ -17,12 +17,6 @@ from lmi_vllm.inference.request.payload import PayloadKind, decode_body, dispatc
 from lmi_vllm.inference.response.formatters import FRAMINGS
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
-from lmi_vllm.inference.sessions import (
-    REQUEST_TYPE,
-    SESSION_PROPERTY,
-    Sessions,
-    is_session_request,
-)
 from lmi_vllm.messages import OpenAIReply, Reply
 
 _SUCCESS = 200
@@ -42,15 +36,15 @@ class Prepared:
     reply: Callable[[OpenAIReply], Reply] | None = None  # without an output hook
 
 
-async def invoke(context: RequestContext, sessions: Sessions) -> Reply:
+async def invoke(context: RequestContext, steps: Sequence[RequestStep]) -> Reply:
     """Answer `/invocations` and its like: a payload of any kind, the user's code around it."""
     async with context:
         reply = await _handle(context)
         if reply is None:
-            if SESSION_PROPERTY in context.call.properties:
-                await sessions.check(context.call.properties)
+            for step in steps:
+                await step.check(context.call)
             payload = with_adapter_id(_decode(context), context.runtime.profile)
-            reply = await _answer(context, payload, sessions)
+            reply = await _answer(context, payload, steps)
         return context.deliver(reply)
 
 
@@ -120,21 +114,21 @@ async def render(context: RequestContext, prepared: Prepared, answer: Reply | Op
     return (prepared.reply or lmi_reply)(answer)
 
 
-async def _answer(context: RequestContext, payload: Any, sessions: Sessions) -> Reply:
+async def _answer(context: RequestContext, payload: Any, steps: Sequence[RequestStep]) -> Reply:
     """Answer a decoded payload, its adapters' hooks around it."""
     await context.hold_adapters(payload)
     if context.needs_parts:
-        return await _answer_each(context, payload, sessions)
+        return await _answer_each(context, payload, steps)
     payload = await prepare(context, payload)
-    is_generating = context.runtime.profile.task == GENERATE
-    if is_generating and REQUEST_TYPE in payload and is_session_request(payload):
-        return await sessions.answer(payload, context.call.properties)
+    for step in steps:
+        if (reply := await step.answer(context, payload)) is not None:
+            return reply
     prepared = _choose_lane(context, payload)
     return await render(context, prepared, await execute(context, prepared))
 
 
 async def _answer_each(
-    context: RequestContext, payload: dict[str, Any], sessions: Sessions
+    context: RequestContext, payload: dict[str, Any], steps: Sequence[RequestStep]
 ) -> Reply:
     """Answer each prompt of a list as a request of its own: their adapters' hooks differ."""
     prompts, adapters = payload["inputs"], context.adapters
@@ -144,7 +138,7 @@ async def _answer_each(
         for prompt, adapter in zip(prompts, adapters, strict=True)
     ]
     replies = await gathered(
-        [_answer(context.part(i), part, sessions) for i, part in enumerate(parts)]
+        [_answer(context.part(i), part, steps) for i, part in enumerate(parts)]
     )
     if any(reply.stream is not None for reply in replies):
         raise PayloadError("inputs: streaming takes one prompt, not a list")

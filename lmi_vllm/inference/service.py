@@ -16,17 +16,10 @@ from lmi_vllm.errors import (
     StatusTable,
 )
 from lmi_vllm.inference import pipeline
-from lmi_vllm.inference.context import RequestContext, Runtime
-from lmi_vllm.inference.deferred import (
-    STARTING_TOKEN,
-    SYNCHRONOUS,
-    DeferredResults,
-    is_deferred,
-)
+from lmi_vllm.inference.context import RequestContext, RequestStep, Runtime
 from lmi_vllm.inference.model_control import ModelControl, ModelInfo, OneModelOnly
 from lmi_vllm.inference.openai_lane import ask_unqueued
 from lmi_vllm.inference.queue import RequestQueue
-from lmi_vllm.inference.sessions import Sessions
 from lmi_vllm.messages import InferenceCall, Reply, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import current_record
@@ -43,7 +36,6 @@ class InferenceService:
         queue: RequestQueue,
         profile: ServingProfile | None = None,
         *,
-        deferred: DeferredResults | None = None,
         statuses: StatusTable = DEFAULT_STATUSES,
     ) -> None:
         self.queue = queue
@@ -51,15 +43,14 @@ class InferenceService:
         self.profile = profile or ServingProfile()
         self.model = ModelInfo()
         self.models: ModelControl = OneModelOnly()
-        self.sessions = Sessions()
-        self.deferred = deferred or DeferredResults()
+        self.steps: list[RequestStep] = []  # of extras, in the way of /invocations and its like
         self.telemetry = Telemetry()
         self.statuses = statuses
         self._runtime: Runtime | None = None
 
-    def expect(self, model: ModelInfo, profile: ServingProfile, sessions: Sessions) -> None:
+    def expect(self, model: ModelInfo, profile: ServingProfile) -> None:
         """Describe the model that is being started; requests reach it when its runtime is there."""
-        self.model, self.profile, self.sessions = model, profile, sessions
+        self.model, self.profile = model, profile
 
     def show_workers(self, least: int | None, most: int | None) -> None:
         """Describe the model with as many workers as a client asked for; 1 where it did not say."""
@@ -119,14 +110,12 @@ class InferenceService:
             )
 
     async def infer(self, call: InferenceCall) -> Reply:
-        """Answer `/invocations` and its like: every kind of payload; or later."""
-        if (token := call.properties.get(STARTING_TOKEN)) is not None:
-            return self.deferred.read(token, call.properties)
-        answer = partial(pipeline.invoke, sessions=self.sessions)
-        if SYNCHRONOUS in call.properties and is_deferred(call.properties):
-            self.queue.check_room()  # a refusal is answered now, not later
-            return self.deferred.start(self.answer(call, answer))
-        return await self.answer(call, answer)
+        """Answer `/invocations` and its like: every kind of payload."""
+        answer = partial(self.answer, call, partial(pipeline.invoke, steps=self.steps))
+        for step in self.steps:
+            if (reply := await step.before(call, answer)) is not None:
+                return reply
+        return await answer()
 
     async def answer_openai(self, call: InferenceCall, kind: str) -> Reply:
         """Answer a `/v1` route with vLLM's own bytes."""

@@ -9,14 +9,14 @@ from functools import partial
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.inference.model_control import ModelInfo
+from lmi_vllm.server.beside import log_request_metrics
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_slot import ModelSlot
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
-from lmi_vllm.server.service_start import ServerContext, sessions_of
+from lmi_vllm.server.service_start import ServerContext
 from lmi_vllm.server.start_log import StartSummary, log_plan, log_progress
 from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
-from lmi_vllm.server.telemetry_start import log_request_metrics
 from lmi_vllm.translate.arguments import Translation, translate_start
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import as_document, explain
@@ -92,10 +92,10 @@ class ModelKeeper:
         is_registered = isinstance(self._running, ModelSlot)
         model = _model_info(plan, settings, self._context.environ, is_registered=is_registered)
         service.queue.resize(settings.server.job_queue_size)  # which the model may have brought
-        service.expect(model, plan.profile, sessions_of(settings))
+        service.expect(model, plan.profile)
         log_request_metrics(service, settings)
-        for prepare in service.telemetry.on_plan:
-            prepare(plan.arguments)
+        for prepare in self._context.events.on_plan:
+            prepare(settings, plan.arguments)
         log_plan(plan)
         start = ModelStart(self._context, settings, plan)
         return Supervisor(self._context, start, policy, partial(self._announce, url, curl, plan))
@@ -105,7 +105,7 @@ class ModelKeeper:
         StartSummary(plan, service, url, curl).log()
         start = service.lifecycle.start
         phases = {str(name): spent for name, spent in start.phase_seconds.items()}
-        for tell in service.telemetry.on_ready:
+        for tell in self._context.events.on_ready:
             tell(phases)
         seconds = start.elapsed_seconds
         print(f"Ready on {url} after {seconds:.1f} s", f"Try: {curl}", sep="\n", flush=True)

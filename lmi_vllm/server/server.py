@@ -11,12 +11,12 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.beside import ServerEvents, engine_statistics, running_extras
 from lmi_vllm.server.listeners import open_listeners
 from lmi_vllm.server.model_keeper import ModelKeeper
 from lmi_vllm.server.process_group import OneProcess, ProcessGroup
-from lmi_vllm.server.service_start import ServerContext, copy_sessions, new_service
+from lmi_vllm.server.service_start import ServerContext, new_service
 from lmi_vllm.server.supervisor import Outcome
-from lmi_vllm.server.telemetry_start import engine_statistics, running_telemetry
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,10 @@ class Server:
         self._environ = environ
         self._clock = clock = clock or Clock()
         self.service = new_service(settings, clock)
+        self._events = ServerEvents()
         self._processes = _processes(self.service, settings, environ)
         context = ServerContext(
-            self.service, environ, exports, engine_factory, self._processes, clock
+            self.service, environ, exports, engine_factory, self._processes, clock, self._events
         )
         self._models = ModelKeeper(context, settings, typed)
 
@@ -56,7 +57,7 @@ class Server:
         try:
             every = self._settings.server.lmi_stats_interval
             async with (
-                running_telemetry(self.service, self._settings, self._environ),
+                running_extras(self.service, self._settings, self._environ, self._events),
                 engine_statistics(self.service, every, self._clock),
             ):
                 outcome = await self._serve(stop)
@@ -88,10 +89,9 @@ class Server:
             stop.clear()
             await self._drain(stop)
             life.cancel()
-        copy = copy_sessions(self._settings, self.service.sessions, self._environ)
-        for end in self.service.telemetry.on_drained:
+        for end in self._events.on_drained:
             await end()
-        await asyncio.gather(copy, self._close_engine(stop))
+        await self._close_engine(stop)
         await self._processes.end()
         await listeners.close()
         return outcome

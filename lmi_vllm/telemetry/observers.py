@@ -1,11 +1,10 @@
 """Who is told of each request and of the server's life; the observers that every server has."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from lmi_vllm.messages import EngineArguments
 from lmi_vllm.telemetry.metrics import (
     DISCONNECTS,
     FIRST_TOKEN_SECONDS,
@@ -190,11 +189,6 @@ class Telemetry:
     """
 
     observers: list[Observer] = field(default_factory=_always)
-    # Told of each engine that is to be started, or joined by a further process.
-    on_plan: list[Callable[[EngineArguments], None]] = field(default_factory=list)
-    on_ready: list[OnReady] = field(default_factory=list)  # told of each start of a model
-    # Awaited when the last request has been answered, while the engine still is there.
-    on_drained: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     on_line: list[Callable[[str], None]] = field(default_factory=list)  # of SageMaker's telemetry
     # In a further process of the server: hands such a line to the first one.
     send_line: Callable[[str], None] | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.options import OPTIONS, EffectWord
+from lmi_vllm.config.options import EffectWord, all_rows
 from lmi_vllm.config.vllm_schema import coerce, load_release
 
 pytestmark = pytest.mark.vllm
@@ -81,6 +81,6 @@ def test_every_switch_is_on_and_off_in_what_vllm_gets() -> None:
 def test_every_target_of_the_option_table_is_a_field() -> None:
     """Each `maps_to` names an argument vLLM has."""
     engine = load_release().engine
-    for row in OPTIONS:
+    for row in all_rows().options:
         if row.effect.word is EffectWord.MAPS_TO:
             assert set(row.effect.targets) <= set(engine), row.name

@@ -26,7 +26,7 @@ ROOMS = {
     r"|server\.(model_files\.StartVariables|code_start\.CodeLoader)"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
     r"|server\.(plan\.(AroundStart|PlannedStart|PlanVariables)|process_group\.MakeProcesses)"
-    r"|server\.telemetry_start\.RunTelemetry",
+    r"|server\.beside\.BesideServer",
     "clock": r"",
     "demo": r"",
     "telemetry": SHARED,

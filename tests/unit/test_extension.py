@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import lmi_vllm
+from lmi_vllm.config.options import Rows
+from lmi_vllm.config.unknown_names import OF_EXTRAS
 from lmi_vllm.extension import Extra, Lazy, Verb, extras
 
 FOLDER = Path(lmi_vllm.__file__).parent / "extras"
@@ -49,6 +51,18 @@ def test_declaration_of_an_extra_is_cheap(name: str) -> None:
     module = importlib.import_module(f"lmi_vllm.extras.{name}")
     own = {value.__module__ for value in vars(module).values() if hasattr(value, "__module__")}
     assert {place for place in own if place.startswith("lmi_vllm")} <= {"lmi_vllm.extension"}
+
+
+def test_core_knows_the_names_that_extras_read() -> None:
+    """Where an extra is missing, what was set for it is reported with its name."""
+    found: dict[str, set[str]] = {}
+    for name, extra in extras().items():
+        rows = Rows.of(row for kind in extra.settings for row in kind.load().rows)
+        keys = [row.name for row in (*rows.server, *rows.variables)]
+        keys += [f"option.{name}" for row in rows.options for name in (row.name, *row.aliases)]
+        if keys:
+            found[name] = set(keys)
+    assert found == {name: set(keys) for name, keys in OF_EXTRAS.items()}
 
 
 def test_package_without_extras_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,6 @@
-from pathlib import Path
-
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.inference.sessions import Sessions
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.golden.cases import Golden, load_golden
@@ -30,10 +27,6 @@ async def answer_exactly(serve: ServeScripted, engine: ScriptedEngine, case: Gol
 
 
 @pytest.mark.parametrize("dialogue", load_dialogues(), ids=lambda dialogue: dialogue.name)
-async def test_golden_dialogue_is_exact(
-    serve: ServeScripted, tmp_path: Path, dialogue: Dialogue
-) -> None:
-    """Sessions, deferred results and model management answer with these bytes and headers."""
-    client = await serve(dialogue.profile)
-    client.app[SERVICE].sessions = Sessions(tmp_path / "sessions")
-    await dialogue.check(client)
+async def test_golden_dialogue_is_exact(serve: ServeScripted, dialogue: Dialogue) -> None:
+    """Model management answers with these bytes and headers."""
+    await dialogue.check(await serve(dialogue.profile))

@@ -143,24 +143,6 @@ async def test_the_queue_and_the_state_are_those_of_now(
     running.cancel()
 
 
-async def test_a_deferred_request_counts_its_tokens_when_it_ends(serve: ServeScripted) -> None:
-    """Its token's answer is a request without any; what runs on is not another request."""
-    client = await serve()
-    before = await samples(client)
-    headers = {"x-synchronous": "false"}
-    body = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
-    await client.post("/invocations", json=body, headers=headers)
-    tokens = key("lmi_generated_tokens_total", adapter="base")
-    for _ in range(100):
-        more = await grown(client, before)
-        if more.get(tokens):
-            break
-        await asyncio.sleep(0.01)
-    assert more[tokens] == 3
-    labels = {"route": "/invocations", "dialect": "lmi", "adapter": "base", "status": "200"}
-    assert more[key("lmi_requests_total", **labels)] == 1
-
-
 async def test_some_metrics_can_be_picked(serve: ServeScripted) -> None:
     """`name[]` as in LMI, more than once; an unknown name picks nothing."""
     client = await serve()

@@ -9,7 +9,7 @@ from typing import Final
 
 from lmi_vllm.config.options.engine import Batching, Lmcache, Parallel, Speculative
 from lmi_vllm.config.options.model import Lora, Model, Quantization
-from lmi_vllm.config.options.requests import Chat, Code, Serving, SessionOptions
+from lmi_vllm.config.options.requests import Chat, Code, Serving
 from lmi_vllm.config.options.retired import Dropped, OtherBackends
 from lmi_vllm.config.options.row import (
     CONFIG,
@@ -55,8 +55,8 @@ __all__ = [
 
 
 class ModelOptions(
-    Model, Parallel, Batching, Quantization, Speculative, Lora, Serving, Chat, Code,
-    SessionOptions, Lmcache, OtherBackends, Dropped,
+    Model, Parallel, Batching, Quantization, Speculative, Lora, Serving, Chat, Code, Lmcache,
+    OtherBackends, Dropped,
 ):  # fmt: skip
     """`option.<name>` in serving.properties or `OPTION_<NAME>`, in the order of the pages."""
 

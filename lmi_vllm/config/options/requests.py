@@ -1,4 +1,4 @@
-"""How requests are answered: replies, chat, custom code, sessions."""
+"""How requests are answered: replies, chat, custom code."""
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import Section, maps_to, no_effect, option, ours, warns
@@ -76,21 +76,4 @@ class Code(Section):
         "environment", quiet_for=("false", "False", "FALSE")))
     python_executable: str | None = option(parse.any_text,
         warns("there is one process and one Python"), name="pythonExecutable")
-    # fmt: on
-
-
-class SessionOptions(Section):
-    """Sticky sessions."""
-
-    section = "Sessions"
-
-    # fmt: off
-    enable_stateful_sessions: bool = option(parse.boolean, ours(), default=True,
-        note="Sticky sessions.")
-    sessions_path: str = option(parse.plain_text, ours(), default="/dev/shm/djl_sessions",
-        values="path", note="Directory of the session files.")
-    sessions_expiration: float = option(parse.seconds, ours(), default=1200, values="seconds",
-        note="Life of a session after its creation.")
-    sessions_s3url: str | None = option(parse.plain_text, ours(), values="`s3://…`",
-        note="Sessions are copied there at exit.")
     # fmt: on

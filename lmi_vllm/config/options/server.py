@@ -127,10 +127,6 @@ class ServerKeys(Section):
         note="End with 137 as soon as retry_threshold is passed.")
     health_check_override: bool = option(parse.boolean, ours(), default=False, written=(ENV,),
         note="/ping stays 200 after engine failures.")
-    memory_cache_capacity: int | None = option(parse.positive_int, ours(), written=(ENV,),
-        values="entries", note="Deferred results that are kept; unset: 1000.")
-    cache_batch: int = option(parse.positive_int, ours(), default=1, written=(ENV,),
-        values="pieces", note="Pieces of a deferred result that become readable at once.")
     shutdown_timeout: float = option(parse.seconds_or_off, ours(), default=25, written=(ENV,),
         values="seconds", note="Time requests get to end after SIGTERM.")
     features: str | None = option(parse.any_text,

@@ -9,5 +9,5 @@ EXTRA: Final = Extra(
         Lazy("lmi_vllm.extras.exporters.emf:EmfSettings"),
         Lazy("lmi_vllm.extras.exporters.sagemaker_lines:SageMakerSettings"),
     ),
-    telemetry=Lazy("lmi_vllm.extras.exporters.start:exporting"),
+    beside_server=Lazy("lmi_vllm.extras.exporters.start:exporting"),
 )

@@ -15,6 +15,7 @@ from lmi_vllm.extras.exporters.sagemaker_lines import (
     failure_line,
 )
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.beside import ServerEvents
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import Observer, RequestSummary
 
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def exporting(
-    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+    service: InferenceService, settings: Settings, _: Mapping[str, str], events: ServerEvents
 ) -> AsyncIterator[None]:
     """Export while the body runs; CloudWatch's last line is written at its end."""
     if path := settings.extra(SageMakerSettings).sm_telemetry_log_rev_2022_12:
@@ -39,7 +40,7 @@ async def exporting(
         lambda: _gauges(service),
     )
     service.telemetry.observers.append(emf)
-    service.telemetry.on_ready.append(emf.write_start)
+    events.on_ready.append(emf.write_start)
     flushing = asyncio.create_task(_flush_often(emf, asked.lmi_metrics_emf_interval))
     try:
         yield

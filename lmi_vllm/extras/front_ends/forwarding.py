@@ -12,7 +12,6 @@ from aiohttp import web
 from yarl import URL
 
 from lmi_vllm.errors import NotReadyError, PayloadError, ResourceNotFoundError
-from lmi_vllm.inference.deferred import STARTING_TOKEN, is_deferred
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY, request_properties
 from lmi_vllm.web.request import FORWARDED, GROUPS, OPENAI_ROUTES, PEER, SERVICE
 
@@ -36,7 +35,7 @@ def is_shared_work(request: web.Request) -> bool:
     if not is_core_s and not any(group.is_shared(path) for group in request.app[GROUPS]):
         return False
     properties = request_properties(request.headers)
-    return not is_deferred(properties) and STARTING_TOKEN not in properties
+    return not any(step.binds(properties) for step in request.app[SERVICE].steps)
 
 
 class Forwarder:

@@ -43,9 +43,9 @@ from lmi_vllm.inference.error_rates import ReportedErrors
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.beside import ServerEvents, running_extras
 from lmi_vllm.server.listeners import Listeners, open_front_end
 from lmi_vllm.server.service_start import error_statuses
-from lmi_vllm.server.telemetry_start import running_telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ class FrontEndProcess:
         self._lifecycle = Lifecycle(error_rates=errors)
         self._queue = RequestQueue(self._lifecycle, slots=self._row)
         self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
-        self._model = SeatedModel(self._service, channel)
+        self._events = ServerEvents(is_first=False)
+        self._model = SeatedModel(self._service, self._events, channel)
         self._begin: Begin | None = None
         self._listeners: Listeners | None = None
         self._forwarder: Forwarder | None = None
@@ -75,7 +76,7 @@ class FrontEndProcess:
         """Serve until the first process says that it is over, or is gone."""
         hello = self._hello
         self._service.telemetry.send_line = self._send_line
-        async with running_telemetry(self._service, hello.settings, hello.environ):
+        async with running_extras(self._service, hello.settings, hello.environ, self._events):
             self._spawn(self._import())
             listening = asyncio.create_task(self._listen())
             failing = asyncio.create_task(self._failed.wait())
@@ -174,7 +175,7 @@ class FrontEndProcess:
 
     async def _close(self) -> None:
         await self._queue.wait_own(LAST_WORD_SECONDS)
-        for end in self._service.telemetry.on_drained:
+        for end in self._events.on_drained:
             await end()
         if self._listeners is not None:
             await self._listeners.close()

@@ -25,9 +25,8 @@ from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.beside import ServerEvents, log_request_metrics
 from lmi_vllm.server.liveness import warm_up
-from lmi_vllm.server.service_start import sessions_of
-from lmi_vllm.server.telemetry_start import log_request_metrics
 
 if TYPE_CHECKING:
     from lmi_vllm.extras.front_ends.joined import JoinedEngine
@@ -45,8 +44,9 @@ class Figures:
 class SeatedModel:
     """Serves over an engine that another process started, as long as that one has it."""
 
-    def __init__(self, service: InferenceService, channel: Channel) -> None:
+    def __init__(self, service: InferenceService, events: ServerEvents, channel: Channel) -> None:
         self._service = service
+        self._events = events
         self._first = AskedFirst(channel)
         self._channel = channel
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
@@ -117,11 +117,11 @@ class SeatedModel:
         if engine.task == GENERATE:
             await warm_up(engine, has_logprobs=False)
         service, profile = self._service, begin.profile
-        service.expect(begin.model, profile, sessions_of(begin.settings))
+        service.expect(begin.model, profile)
         service.lifecycle.expect_model(begin.model_name)
         log_request_metrics(service, begin.settings)
-        for prepare in service.telemetry.on_plan:
-            prepare(begin.arguments)
+        for prepare in self._events.on_plan:
+            prepare(begin.settings, begin.arguments)
         self._adapters = FollowedAdapters(
             engine,
             self._first.load,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.options import ENV, ENVIRONMENT_SETTINGS, FILE, SERVER_SETTINGS, EffectWord
+from lmi_vllm.config.options import ENV, ENVIRONMENT_SETTINGS, FILE, EffectWord, all_rows
 from lmi_vllm.config.parsers import words
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import is_secret, mask_text, mask_value
@@ -35,7 +35,7 @@ from lmi_vllm.translate.devices import Devices
 _ENOUGH_GPUS: Final = 1024  # the target machine is not known: nothing may fail for want of GPUs
 _NO_STORE: Final = MappingProxyType({"SERVING_MODEL_STORE": "/nonexistent"})
 
-_SERVER_ROWS: Final = MappingProxyType({row.name: row for row in SERVER_SETTINGS})
+_SERVER_ROWS: Final = MappingProxyType({row.name: row for row in all_rows().server})
 
 
 def _origins(text: str) -> Carried:

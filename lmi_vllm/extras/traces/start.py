@@ -18,6 +18,7 @@ from lmi_vllm.extras.traces.endpoint import (
 )
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.beside import ServerEvents
 from lmi_vllm.telemetry.observers import Telemetry
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ OTEL_MODULES: Final = (
 
 @contextlib.asynccontextmanager
 async def tracing(
-    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+    service: InferenceService, _: Settings, environ: Mapping[str, str], events: ServerEvents
 ) -> AsyncIterator[None]:
     """Trace the requests to engines that have an endpoint; the last spans are sent at a drain."""
-    _ = settings  # the engine's arguments tell: an option may say what the variables do not
-    hub, traces = service.telemetry, Traces(service.telemetry, environ)
-    hub.on_plan.append(traces.prepare)
-    hub.on_ready.append(lambda _: traces.begin())
-    hub.on_drained.append(traces.close)
+    traces = Traces(service.telemetry, environ)
+    # The engine's arguments tell: an option may say what the variables do not.
+    events.on_plan.append(lambda _, arguments: traces.prepare(arguments))
+    events.on_ready.append(lambda _: traces.begin())
+    events.on_drained.append(traces.close)
     yield
 
 

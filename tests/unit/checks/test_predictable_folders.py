@@ -9,9 +9,7 @@ import pytest
 
 from lmi_vllm.checks.compiled_code import compiled_code_exports, compiled_code_folder
 from lmi_vllm.checks.trusted_folders import beside, distrust_of_folder, trusted_folder
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import StartupError
-from lmi_vllm.server.service_start import sessions_of
 from lmi_vllm.sources.storage import cache_directory
 
 STRANGER = 12345
@@ -125,19 +123,3 @@ def test_fetched_files_leave_a_folder_of_another_user(
     own = scratch / f".djl.ai-{os.geteuid()}"
     assert cache_directory("s3://x/y", {}).is_relative_to(own)
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
-
-
-def test_sessions_leave_a_folder_of_another_user(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of the default only; the one that is set is used with a warning."""
-    on = {"OPTION_ENABLE_STATEFUL_SESSIONS": "true"}
-    taken = of_stranger(scratch / "taken")
-    settings = load_settings({**on, "OPTION_SESSIONS_PATH": str(taken)})
-    assert sessions_of(settings).root == taken
-    assert f"user {STRANGER}" in caplog.text
-    monkeypatch.setattr(os, "access", lambda path, _: str(path) != "/dev/shm")
-    default = scratch / "djl_sessions"
-    assert sessions_of(load_settings(on)).root == default
-    os.chown(default, STRANGER, STRANGER)
-    assert sessions_of(load_settings(on)).root == beside(default)

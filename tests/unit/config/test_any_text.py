@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_vllm.config.options import ALIAS_VARIABLES, ENVIRONMENT_SETTINGS, OPTIONS
+from lmi_vllm.config.options import ALIAS_VARIABLES, all_rows
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.config.variable_names import option_names, serving_rows
@@ -49,7 +49,7 @@ def test_no_option_crashes_on(text: str) -> None:
 
 NAMES = [
     *(f"SERVING_{row.name.upper()}" for row in serving_rows()),
-    *(row.name for row in ENVIRONMENT_SETTINGS),
+    *(row.name for row in all_rows().variables),
     *(row.source for row in ALIAS_VARIABLES),
     "TENSOR_PARALLEL_DEGREE", "PIPELINE_PARALLEL_DEGREE", "HF_MODEL_ID", "HF_REVISION", "HF_TASK",
     "SAGEMAKER_NUM_MODEL_WORKERS", "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_MAX_REQUEST_SIZE",
@@ -73,7 +73,9 @@ def test_no_variable_crashes_on_a_known_nasty_text(name: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from([f"option.{row.name}" for row in OPTIONS] + ["engine", "maxWorkers"]),
+        st.sampled_from(
+            [f"option.{row.name}" for row in all_rows().options] + ["engine", "maxWorkers"]
+        ),
         NASTY,
         max_size=8,
     ),

@@ -1,13 +1,20 @@
 """Settings that an extra brings: typed, with an origin, known by name, checked like the others."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from pydantic import ValidationError
 
 from lmi_vllm.config import parsers as parse
-from lmi_vllm.config.options.row import variable
-from lmi_vllm.config.settings import ExtraSettings, ServerSettings, load_settings
+from lmi_vllm.config.options.row import ENV, option, ours, variable
+from lmi_vllm.config.settings import (
+    CommandLine,
+    ExtraSettings,
+    ServerSettings,
+    load_settings,
+)
 from lmi_vllm.origin import Origin, OriginKind
 
 
@@ -20,6 +27,16 @@ class PetSettings(ExtraSettings):
         """Every pet wants a place in the queue."""
         if self.lmi_pets > server.job_queue_size:
             fail("too many pets")
+
+
+class PetOptions(ExtraSettings):
+    """An option of the model and a setting of the server, of that extra."""
+
+    section: ClassVar[str] = "Pets"
+
+    pet_name: str | None = option(parse.plain_text, ours())
+    pet_age: int = option(parse.count, ours(), default=1, aliases=("old_age",))
+    pet_places: int | None = option(parse.count, ours(), written=(ENV,))
 
 
 def pets(**environ: str) -> PetSettings:
@@ -52,6 +69,45 @@ def test_extra_settings_report_bad_values_and_what_does_not_fit() -> None:
     assert bad.startswith("LMI_PETS=cat (LMI_PETS) cannot be used")
     environ = {"LMI_PETS": "5000"}
     assert "too many pets" in load_settings(environ, kinds=(PetSettings,)).errors
+
+
+MISSING = {
+    "option": ({"OPTION_SESSIONS_PATH": "/x"}, "OPTION_SESSIONS_PATH", "sessions"),
+    "setting": ({"SERVING_CACHE_BATCH": "2"}, "SERVING_CACHE_BATCH", "deferred"),
+    "variable": ({"LMI_CACHE_URI": "/x"}, "LMI_CACHE_URI", "compile_cache"),
+    "foreign variable": ({"OTEL_SERVICE_NAME": "x"}, "OTEL_SERVICE_NAME", "traces"),
+}
+
+
+@pytest.mark.parametrize(("environ", "name", "extra"), MISSING.values(), ids=MISSING)
+def test_name_of_a_missing_extra_says_so(environ: dict[str, str], name: str, extra: str) -> None:
+    """Nothing that an extra would read is ignored in silence; in strict mode it is an error."""
+    reason = f"{name} has no effect: it needs the extra {extra}, which is not installed"
+    assert load_settings(environ, kinds=()).warnings == (reason,)
+    assert load_settings({**environ, "LMI_STRICT": "true"}, kinds=()).errors == (reason,)
+
+
+@pytest.mark.parametrize("folder_file", ["serving.properties", "config.properties"])
+def test_key_of_a_missing_extra_says_so(tmp_path: Path, folder_file: str) -> None:
+    """In a file as well."""
+    key = "option.sessions_path" if folder_file == "serving.properties" else "cache_batch"
+    (tmp_path / folder_file).write_text(f"{key}=2\n")
+    line = CommandLine(model_store=str(tmp_path), config_file=str(tmp_path / "config.properties"))
+    settings = load_settings({}, line, kinds=())
+    assert any(f"{key} (" in text and "needs the extra" in text for text in settings.warnings)
+
+
+def test_options_of_an_extra_are_read_like_the_core_s() -> None:
+    """By file and variable, with alias, origin and default; a value is read once."""
+    environ = {"OPTION_PET_NAME": "Rex", "SERVING_PET_PLACES": "3"}
+    settings = load_settings(environ, kinds=(PetOptions,))
+    found = settings.extra(PetOptions)
+    assert (found.pet_name, found.pet_places, found.pet_age) == ("Rex", 3, 1)
+    assert settings.warnings == ()
+    assert str(found.details["pet_name"].origin) == "OPTION_PET_NAME"
+    assert "pet_name" in {setting.name for setting in settings.all_details()}
+    (bad,) = load_settings({"OPTION_OLD_AGE": "x"}, kinds=(PetOptions,)).errors
+    assert bad.startswith("option.old_age=x (OPTION_OLD_AGE) cannot be used")
 
 
 def test_settings_are_frozen() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTINGS
+from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.properties import read_properties
-from lmi_vllm.config.settings import extra_settings
 from lmi_vllm.config.vllm_schema import load_release
 from tests.unit.conftest import ExplainRun
 
@@ -32,15 +31,14 @@ def test_reference_names_every_option_and_argument() -> None:
     page = (ROOT / "config" / "option-reference.md").read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
     written = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
-    brought = [row for kind in extra_settings() for row in kind.rows]
-    rows = (*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought)
+    rows = (*all_rows().options, *all_rows().server, *all_rows().variables)
     assert {name for row in rows for name in (row.name, *row.aliases)} <= written
     assert set(load_release().engine) <= written
 
 
 def test_every_row_says_what_it_is() -> None:
     """A row has a note, or a reason for having no effect."""
-    for row in (*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS):
+    for row in (*all_rows().options, *all_rows().server, *all_rows().variables):
         assert row.note or row.effect.text or row.effect.is_fallback, row.name
 
 

@@ -9,8 +9,8 @@ import pytest
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import Fault
+from lmi_vllm.server.beside import ServerEvents, running_extras
 from lmi_vllm.server.service_start import new_service
-from lmi_vllm.server.telemetry_start import running_telemetry
 from tests.unit.conftest import Ended
 
 
@@ -19,7 +19,7 @@ async def tell(environ: Mapping[str, str], ended: Ended, sent: list[str] | None 
     settings = load_settings(environ)
     service = new_service(settings, Clock())
     service.telemetry.send_line = None if sent is None else sent.append
-    async with running_telemetry(service, settings, environ):
+    async with running_extras(service, settings, environ, ServerEvents()):
         for observe in service.telemetry.observers:
             observe(ended(500, fault=Fault.ENGINE))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
+from lmi_vllm.inference.context import RequestStep
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -20,6 +21,14 @@ from lmi_vllm.web.request import PEER
 from tests.web.conftest import lifecycle_of
 
 PIECES = 5
+
+
+class Bound(RequestStep):
+    """A step of an extra that keeps something in the first process."""
+
+    def binds(self, properties: Mapping[str, str]) -> bool:
+        """Whether the request is about that."""
+        return "x-bound" in properties
 
 
 async def tell(request: web.Request) -> web.StreamResponse:
@@ -69,6 +78,7 @@ async def second(
     await web.UnixSite(runner, socket).start()
     forwarder = Forwarder(socket)
     service = InferenceService(RequestQueue(Lifecycle()))
+    service.steps.append(Bound())
     service.lifecycle.become(State.HEALTHY)
     client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
     yield client
@@ -94,8 +104,8 @@ FORWARDED = (
     ("GET", "/v2/models/m", {}),
     ("DELETE", "/adapters/a%2Fb", {}),
     ("POST", "/nowhere", {}),
-    ("POST", "/invocations", {"x-synchronous": "false"}),
-    ("POST", "/invocations", {"X-Amzn-SageMaker-Custom-Attributes": "x-starting-token=abc"}),
+    ("POST", "/invocations", {"X-Bound": "1"}),
+    ("POST", "/invocations", {"X-Amzn-SageMaker-Custom-Attributes": "x-bound=abc"}),
 )
 
 

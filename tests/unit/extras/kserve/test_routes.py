@@ -8,6 +8,8 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
+from lmi_vllm.extras.deferred.results import DeferredResults
+from lmi_vllm.extras.deferred.start import DeferredStep
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import Routes, WebOptions
@@ -260,6 +262,8 @@ async def test_infer_on_a_server_that_always_streams(serve: ServeScripted, frami
 async def test_infer_is_recorded_and_never_deferred(serve: ServeScripted) -> None:
     """Requests count and are logged under the dialect `kserve`; nothing here is answered later."""
     client, seen = await serve(), []
+    service = client.app[SERVICE]
+    service.steps.append(DeferredStep(DeferredResults(), service.queue))
     client.app[SERVICE].telemetry.observers = (seen.append,)
     answer = await client.post(
         INFER, json={"inputs": [texts("x")]}, headers={"x-synchronous": "false"}

@@ -1,31 +1,47 @@
-"""What reads the server's telemetry: what extras export, request metrics, statistics."""
+"""What runs beside a server: what extras do with it, request metrics, the engine's statistics."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments
 from lmi_vllm.telemetry.observers import RequestMetricLog
 
-RunTelemetry = Callable[
-    [InferenceService, Settings, Mapping[str, str]], AbstractAsyncContextManager[None]
+
+@dataclass(slots=True)
+class ServerEvents:
+    """What extras are told of the life of a server; `is_first` is false in a further process."""
+
+    is_first: bool = True
+    # Of each engine that is to be started, or joined by a further process.
+    on_plan: list[Callable[[Settings, EngineArguments], None]] = field(default_factory=list)
+    # Of each start of a model, with the seconds by phase.
+    on_ready: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
+    # Awaited when the last request has been answered, while the engine still is there.
+    on_drained: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+
+BesideServer = Callable[
+    [InferenceService, Settings, Mapping[str, str], ServerEvents], AbstractAsyncContextManager[None]
 ]
 
 
 @contextlib.asynccontextmanager
-async def running_telemetry(
-    service: InferenceService, settings: Settings, environ: Mapping[str, str]
+async def running_extras(
+    service: InferenceService, settings: Settings, environ: Mapping[str, str], events: ServerEvents
 ) -> AsyncIterator[None]:
-    """Run what extras do with the server's telemetry, while the body runs."""
+    """Run what extras do beside a server, while the body runs."""
     async with contextlib.AsyncExitStack() as running:
         for extra in extras().values():
-            if extra.telemetry is not None:
-                run = extra.telemetry.load()
-                await running.enter_async_context(run(service, settings, environ))
+            if extra.beside_server is not None:
+                run = extra.beside_server.load()
+                await running.enter_async_context(run(service, settings, environ, events))
         yield
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.inference.sessions import Sessions
+from lmi_vllm.extras.sessions.sessions import Sessions
+from lmi_vllm.extras.sessions.start import SessionStep
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.golden.dialogues import Dialogue, load_dialogues
 
+DIALOGUES = load_dialogues(Path(__file__).parent / "dialogues")
 HEADER = "X-Amzn-SageMaker-Session-Id"
 GREETING = {"inputs": "x"}
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
@@ -35,11 +38,16 @@ def clock() -> Clock:
     return Clock()
 
 
+def use(client: TestClient, sessions: Sessions) -> None:
+    """Let the server behind a client keep these sessions."""
+    client.app[SERVICE].steps[:] = [SessionStep(sessions)]
+
+
 @pytest.fixture
 async def client(serve: ServeScripted, tmp_path: Path, clock: Clock) -> TestClient:
     """Return a client of a server whose sessions are below tmp_path."""
     client = await serve()
-    client.app[SERVICE].sessions = Sessions(tmp_path / "sessions", 1200, now=clock)
+    use(client, Sessions(tmp_path / "sessions", 1200, now=clock))
     return client
 
 
@@ -142,7 +150,7 @@ async def test_sessions_come_back_from_the_disk(
     name = await create(client)
     (tmp_path / "sessions" / "other").mkdir()
     (tmp_path / "sessions" / UNKNOWN).mkdir()
-    client.app[SERVICE].sessions = Sessions(tmp_path / "sessions", 1200, now=clock)
+    use(client, Sessions(tmp_path / "sessions", 1200, now=clock))
     assert (await post(client, GREETING, name))[0] == 200
     assert (await post(client, GREETING, UNKNOWN))[0] == 424
     await create(client)
@@ -163,7 +171,7 @@ async def test_sessions_switched_off_refuse_only_what_needs_them(
     client: TestClient, tmp_path: Path
 ) -> None:
     """Requests without a session are served as ever."""
-    client.app[SERVICE].sessions = Sessions(tmp_path, is_enabled=False)
+    use(client, Sessions(tmp_path, is_enabled=False))
     off = (424, '{"error":"stateful sessions not enabled","code":424}\n')
     assert await post(client, GREETING, UNKNOWN) == off
     assert await post(client, {"requestType": "NEW_SESSION"}) == off
@@ -181,6 +189,16 @@ async def test_session_directory_that_cannot_be_written_is_named(
 ) -> None:
     """The operator's fault: 500, naming the option."""
     (tmp_path / "file").write_text("")
-    client.app[SERVICE].sessions = Sessions(tmp_path / "file" / "below")
+    use(client, Sessions(tmp_path / "file" / "below"))
     status, text = await post(client, {"requestType": "NEW_SESSION"})
     assert (status, "sessions_path" in text) == (500, True)
+
+
+@pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda dialogue: dialogue.name)
+async def test_golden_dialogue_is_exact(
+    serve: ServeScripted, tmp_path: Path, dialogue: Dialogue
+) -> None:
+    """Sessions are answered with these bytes and headers."""
+    client = await serve(dialogue.profile)
+    use(client, Sessions(tmp_path / "sessions"))
+    await dialogue.check(client)

@@ -145,8 +145,8 @@ class Sessions:
 
 def is_session_request(payload: Mapping[str, Any]) -> bool:
     """Return whether a payload asks for a session instead of an answer."""
-    is_other = any(key in payload for key in ("prompt", "inputs", "messages"))
-    return REQUEST_TYPE in payload and not is_other
+    others = ("prompt", "inputs", "messages")
+    return REQUEST_TYPE in payload and not any(key in payload for key in others)
 
 
 def _session_id(properties: Mapping[str, str]) -> str:

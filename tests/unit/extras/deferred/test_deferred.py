@@ -9,9 +9,9 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.engine.scripted import Fail
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.deferred import DeferredResults
-from lmi_vllm.web.request import SERVICE
+from lmi_vllm.extras.deferred.results import DeferredResults
 from tests.conftest import ServeScripted
+from tests.unit.extras.deferred.conftest import keep
 from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, queue_of, until
 
 LATER = {"x-synchronous": "false"}
@@ -147,7 +147,7 @@ async def test_deferred_max_items_must_be_a_number(
 async def test_deferred_pieces_come_in_batches(serve: ServeScripted, engine: GatedEngine) -> None:
     """With SERVING_CACHE_BATCH=2 a single piece is not readable, unless it is the last."""
     client = await serve()
-    client.app[SERVICE].deferred = DeferredResults(batch=2)
+    keep(client, DeferredResults(batch=2))
     token = await start(client)
     await until(lambda: engine.running_requests == 1)
     assert (await read(client, token)).status == 202
@@ -158,7 +158,7 @@ async def test_deferred_pieces_come_in_batches(serve: ServeScripted, engine: Gat
 async def test_deferred_results_are_bounded(serve: ServeScripted, engine: GatedEngine) -> None:
     """The one that nobody asked for longest goes, a running one is aborted, the last stays."""
     client = await serve()
-    client.app[SERVICE].deferred = results = DeferredResults(capacity=2)
+    results = keep(client, DeferredResults(capacity=2))
     tokens = [await start(client) for _ in range(2)]
     await until(lambda: engine.running_requests == 2)
     await read(client, tokens[0])
@@ -176,7 +176,7 @@ async def test_deferred_results_are_bounded_in_bytes(
     """A few large answers count like many small ones."""
     engine.gate.set()
     client = await serve()
-    client.app[SERVICE].deferred = results = DeferredResults(max_bytes=len(ROW_A + ROW_B))
+    results = keep(client, DeferredResults(max_bytes=len(ROW_A + ROW_B)))
     for _ in range(3):
         await start(client)
         await until(lambda: queue_of(client).in_flight == 0)

@@ -1,0 +1,10 @@
+"""Deferred answers: a request is answered with a token, and its result is read later."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra, Lazy
+
+EXTRA: Final = Extra(
+    settings=(Lazy("lmi_vllm.extras.deferred.start:DeferredSettings"),),
+    beside_server=Lazy("lmi_vllm.extras.deferred.start:deferring"),
+)

@@ -1,0 +1,10 @@
+"""Sticky sessions: a client's directory, created, named by its requests and closed."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra, Lazy
+
+EXTRA: Final = Extra(
+    settings=(Lazy("lmi_vllm.extras.sessions.start:SessionSettings"),),
+    beside_server=Lazy("lmi_vllm.extras.sessions.start:keeping_sessions"),
+)

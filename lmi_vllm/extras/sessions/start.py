@@ -1,0 +1,145 @@
+"""Sessions of a server: where they lie, the requests that are about them, their copy at the end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from lmi_vllm.checks.trusted_folders import beside, distrust_of_folder, trusted_folder
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import option, ours
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.errors import LmiError, StartupError
+from lmi_vllm.extras.sessions.sessions import (
+    DEFAULT_ROOT,
+    SESSION_PROPERTY,
+    Sessions,
+    is_session_request,
+)
+from lmi_vllm.inference.context import RequestContext, RequestStep
+from lmi_vllm.inference.pooling import GENERATE
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments, InferenceCall, Reply
+from lmi_vllm.server.beside import ServerEvents
+from lmi_vllm.sources.table import upload_directory
+
+logger = logging.getLogger(__name__)
+
+COPY_SECONDS: Final = 8.0
+_FOLDER: Final = "the directory of sessions"
+
+
+class SessionSettings(ExtraSettings):
+    """Sticky sessions."""
+
+    section: ClassVar[str] = "Sessions"
+
+    # fmt: off
+    enable_stateful_sessions: bool = option(parse.boolean, ours(), default=True,
+        note="Sticky sessions.")
+    sessions_path: str = option(parse.plain_text, ours(), default="/dev/shm/djl_sessions",
+        values="path", note="Directory of the session files.")
+    sessions_expiration: float = option(parse.seconds, ours(), default=1200, values="seconds",
+        note="Life of a session after its creation.")
+    sessions_s3url: str | None = option(parse.plain_text, ours(), values="`s3://…`",
+        note="Sessions are copied there at exit.")
+    # fmt: on
+
+
+@contextlib.asynccontextmanager
+async def keeping_sessions(
+    service: InferenceService,
+    settings: Settings,
+    environ: Mapping[str, str],
+    events: ServerEvents,
+) -> AsyncIterator[None]:
+    """Keep sessions as the settings of the model ask for it; copied while the engine ends."""
+    step, copies = SessionStep(Sessions()), list[asyncio.Task[None]]()
+    url = settings.extra(SessionSettings).sessions_s3url
+
+    def take(settings: Settings, _: EngineArguments) -> None:
+        nonlocal url
+        step.sessions, url = sessions_of(settings), settings.extra(SessionSettings).sessions_s3url
+
+    async def copy() -> None:
+        copies.append(asyncio.create_task(copy_sessions(step.sessions, url, environ)))
+
+    service.steps.append(step)
+    events.on_plan.append(take)
+    if events.is_first:
+        events.on_drained.append(copy)
+    yield
+    await asyncio.gather(*copies)
+
+
+class SessionStep(RequestStep):
+    """Checks the session that a request names, and answers those that are about a session."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+
+    async def check(self, call: InferenceCall) -> None:
+        """Refuse a session that there is not."""
+        if SESSION_PROPERTY in call.properties:
+            await self.sessions.check(call.properties)
+
+    async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
+        """Create or close a session; None for every other payload."""
+        if context.runtime.profile.task != GENERATE or not is_session_request(payload):
+            return None
+        return await self.sessions.answer(payload, context.call.properties)
+
+
+def sessions_of(settings: Settings) -> Sessions:
+    """Return the sessions of these settings; where they are enabled their directory is made.
+
+    Raises:
+        StartupError: the directory that is asked for cannot be made or written, or there is none
+            that others cannot change.
+    """
+    asked = settings.extra(SessionSettings)
+    is_enabled, setting = asked.enable_stateful_sessions, asked.given("sessions_path")
+    root = Path(asked.sessions_path).absolute()
+    if setting is None:
+        # /dev/shm is not everywhere, nor everybody's.
+        if not os.access(root.parent, os.W_OK):
+            root = Path(tempfile.gettempdir()) / DEFAULT_ROOT.name
+        if is_enabled:
+            root = trusted_folder(root, beside(root), _FOLDER, "option.sessions_path")
+    elif is_enabled:
+        _check(root, setting)
+    return Sessions(root, asked.sessions_expiration, is_enabled=is_enabled)
+
+
+async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[str, str]) -> None:
+    """Copy the directory to `url`, where there is one; a failure is only logged."""
+    if not url or not sessions.root.is_dir():
+        return
+    shown = mask_urls(url)
+    upload = asyncio.to_thread(upload_directory, sessions.root, url, environ)
+    try:
+        count = await asyncio.wait_for(upload, COPY_SECONDS)
+    except TimeoutError:
+        logger.error("sessions are NOT all at %s: %g s were not enough", shown, COPY_SECONDS)
+    except (LmiError, OSError) as error:
+        logger.error("sessions could NOT be copied to %s: %s", shown, error)
+    else:
+        logger.info("copied %d session files to %s", count, shown)
+
+
+def _check(root: Path, setting: Setting) -> None:
+    origin = setting.origin
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"sessions_path ({origin}): {root}: {error.strerror}") from error
+    if not os.access(root, os.W_OK):
+        raise StartupError(f"sessions_path ({origin}): {root} cannot be written")
+    if reason := distrust_of_folder(root, _FOLDER):
+        logger.warning("sessions_path (%s): %s", origin, reason)
