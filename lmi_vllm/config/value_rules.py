@@ -106,13 +106,13 @@ def rolling_batch(setting: Setting) -> Verdict:
 def output_formatter(setting: Setting) -> Verdict:
     """A formatter's name, or None for those that no longer exist."""
     text = str(setting.value)
-    if text in ("none", "3p", "3p_stream"):
+    if text == "none":
         return Verdict(None, (f"{setting.label}: {text} counts as unset; use json or jsonlines",))
-    if text.isidentifier():
+    if text.isidentifier() or text in ("3p", "3p_stream"):
         return Verdict(text)
     sentence = (
-        f"{setting.label}: {text!r} is no formatter; allowed are json, jsonlines, sse or the name "
-        f"of a function in model.py"
+        f"{setting.label}: {text!r} is no formatter; allowed are json, jsonlines, sse, 3p, "
+        f"3p_stream or the name of a function in model.py"
     )
     return Verdict(None, errors=(sentence,))
 

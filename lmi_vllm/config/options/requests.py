@@ -11,8 +11,9 @@ class Serving(Section):
 
     # fmt: off
     output_formatter: str | None = option(parse.plain_text, ours(),
-        values="json, jsonlines, sse, or a function of model.py",
-        note="Shape of replies; unset: json, and jsonlines when streaming.")
+        values="json, jsonlines, sse, 3p, 3p_stream, or a function of model.py",
+        note="Shape of replies; unset: json, and jsonlines when streaming; 3p: text, token counts "
+        "and metering.")
     tgi_compat: bool = option(parse.boolean, ours(), default=False,
         note="Answer in the schema of Text Generation Inference.")
     stream_logprobs: bool = option(parse.boolean, ours(), default=True,

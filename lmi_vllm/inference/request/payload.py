@@ -27,7 +27,7 @@ from lmi_vllm.inference.request.sampling import (
     request_sampling,
     wants_details,
 )
-from lmi_vllm.inference.response.formatters import streams_by_default
+from lmi_vllm.inference.response.formatters import METERED, streams_by_default
 from lmi_vllm.messages import ServingProfile, TgiRoute
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
@@ -205,7 +205,7 @@ def parse_lmi_request(
         wants_logprobs=wants_logprobs,
         unread=_unread(parameters, profile),
     )
-    _check_stream(request)
+    _check_stream(request, is_tgi=bool(tgi_route) or profile.tgi_compat)
     return request
 
 
@@ -231,7 +231,7 @@ def _wants_logprobs(
     """
     if profile.tgi_compat:
         return True
-    if parameters.logprobs is False:
+    if parameters.logprobs is False or profile.output_formatter in METERED:
         return False
     if not is_streaming:
         return bool(parameters.details) or candidates.returned > 1
@@ -253,14 +253,14 @@ def _is_streaming(
     return bool(stream) or streams_by_default(profile.output_formatter)
 
 
-def _check_stream(request: LmiRequest) -> None:
+def _check_stream(request: LmiRequest, *, is_tgi: bool) -> None:
     if not request.is_streaming:
         return
     if request.is_list:
         raise PayloadError("inputs: streaming takes one prompt, not a list")
     if request.candidates.generated > 1:
         raise PayloadError("parameters: n, best_of and num_beams above 1 cannot be streamed")
-    if request.decoder_input_details:
+    if request.decoder_input_details and is_tgi:  # as TGI has it
         raise PayloadError("parameters.decoder_input_details: not available when streaming")
 
 

@@ -1,10 +1,10 @@
-"""Chunks -> bytes: schemas (LMI, TGI-compatible) times framings (json, jsonlines, sse).
+"""Chunks -> bytes: schemas (LMI, TGI-compatible, metered) times framings (json, jsonlines, sse).
 
 No I/O here: a formatter is made per request, is told about chunks and returns bytes. The shapes are
 those of docs/requests.md; JSON is compact and not ASCII-escaped.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -39,13 +39,20 @@ class Framing:
         return self.before + orjson.dumps(row) + self.after
 
 
+_JSON: Final = Framing("application/json", before=b"", after=b"\n", is_streamed=False)
+_JSON_LINES: Final = Framing("application/jsonlines", before=b"", after=b"\n")
+# By the name of the output formatter that chooses it.
 FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
     {
-        "json": Framing("application/json", before=b"", after=b"\n", is_streamed=False),
-        "jsonlines": Framing("application/jsonlines", before=b"", after=b"\n"),
+        "json": _JSON,
+        "jsonlines": _JSON_LINES,
         "sse": Framing("text/event-stream", before=b"data: ", after=b"\n\n"),
+        "3p": _JSON,
+        "3p_stream": _JSON_LINES,
     }
 )
+# Those whose answers LMI meters for third parties' end points.
+METERED: Final = ("3p", "3p_stream")
 # What of an Accept header chooses the framing of a stream; anything else changes nothing.
 ACCEPTED_FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
     {framing.content_type: framing for framing in FRAMINGS.values() if framing.is_streamed}
@@ -110,6 +117,29 @@ def lmi_error(text: str, status: int) -> dict[str, Any]:
     return {"error": text, "code": status}
 
 
+def metered(text: str, reason: str | None, generated: int, prompt: int | None) -> dict[str, Any]:
+    """Return an answer of LMI's third-party format, or a row of one: text, counts and metering.
+
+    `prompt` is how many tokens the prompt has, None where that was said before.
+    """
+    metering = {"outputTokenCount": generated}
+    return {
+        "body": {
+            "generation": text,
+            "prompt_token_count": prompt,
+            "generation_token_count": generated,
+            "stop_reason": reason,
+        },
+        "metering": metering if prompt is None else {"inputTokenCount": prompt, **metering},
+    }
+
+
+def metered_error(text: str, status: int) -> dict[str, Any]:
+    """Return the row that says why a metered stream ended early."""
+    row = metered("", "error", 0, None) | {"content_type": _JSON_LINES.content_type}
+    return row | {"error": {"error_code": status, "error_msg": text}}
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """What distinguishes the dialects of generated text."""
@@ -118,9 +148,11 @@ class Schema:
     error: Callable[[str, int], Mapping[str, Any]]
     is_wrapped: bool  # a single non-streamed object comes in a one-element array
     is_tgi3: bool = False  # rows of a stream are numbered and hold what is not there as null
+    is_metered: bool = False  # texts and counts alone, without tokens or details
 
 
 LMI_SCHEMA: Final = Schema(lmi_token, lmi_error, is_wrapped=False)
+METERED_SCHEMA: Final = Schema(bare_token, metered_error, is_wrapped=False, is_metered=True)
 TGI_SCHEMA: Final = Schema(tgi_token, tgi_error, is_wrapped=True)
 # TGI's own routes: `/` wraps its answer, `/generate` does not.
 TGI_ROOT_SCHEMA: Final = replace(TGI_SCHEMA, is_tgi3=True)
@@ -131,6 +163,8 @@ def choose_schema(profile: ServingProfile, tgi_route: TgiRoute | None) -> Schema
     """Return the dialect of answers to `inputs`."""
     if tgi_route:
         return TGI_ROOT_SCHEMA if tgi_route.is_wrapped else TGI_GENERATE_SCHEMA
+    if profile.output_formatter in METERED:
+        return METERED_SCHEMA
     return TGI_SCHEMA if profile.tgi_compat else LMI_SCHEMA
 
 
@@ -155,6 +189,8 @@ class StreamFormatter:
 
     def rows(self, chunk: GenerationChunk) -> bytes:
         """Return the rows of `chunk`; the last one closes the stream when the chunk ends it."""
+        if self.schema.is_metered:
+            return b"".join(map(self.framing.frame, self._metered_rows(chunk)))
         self._texts.append(chunk.text)
         is_end = chunk.finish_reason is not None
         plain = chunk.tokens[:-1] if is_end else chunk.tokens
@@ -171,7 +207,7 @@ class StreamFormatter:
         has_logprob = logprob is not None
         template = self._templates.get(has_logprob)
         if template is None:
-            if self.schema.is_tgi3 or self.request.top_n_tokens:
+            if self.schema.is_tgi3 or self.schema.is_metered or self.request.top_n_tokens:
                 return self.rows(GenerationChunk(0, (GeneratedToken(token, text, logprob),), text))
             template = self._render_template(has_logprob=has_logprob)
         self._texts.append(text)
@@ -193,6 +229,17 @@ class StreamFormatter:
     def error(self, text: str, code: int) -> bytes:
         """Return the row that ends a stream which failed after its first byte."""
         return self.framing.frame(self.schema.error(text, code))
+
+    def _metered_rows(self, chunk: GenerationChunk) -> Iterator[dict[str, Any]]:
+        """Yield a row for each token; the first counts the prompt, the last says what ended it."""
+        texts = [token.text for token in chunk.tokens] or [""]  # an abort may bring no token
+        for position, text in enumerate(texts, start=1):
+            prompt = None if self._tokens else chunk.prompt_tokens
+            self._tokens += bool(chunk.tokens)
+            is_last = chunk.finish_reason is not None and position == len(texts)
+            reason = finish_reason(chunk) if is_last else None
+            row = metered(text, reason, self._tokens, prompt)
+            yield row | {"content_type": _JSON_LINES.content_type}
 
     def _row(self, token: GeneratedToken | None) -> dict[str, Any]:
         row: dict[str, Any] = {"index": 0}
@@ -218,6 +265,8 @@ class StreamFormatter:
                 "seed": self.request.seed,
                 "input_length": chunk.prompt_tokens,
             }
+            if self.request.decoder_input_details:
+                row["details"]["prefill"] = _prefill(chunk, self.schema)
         return row
 
 
@@ -231,6 +280,10 @@ def format_result(
 ) -> dict[str, Any]:
     """Return the result object of one prompt; `sequences` are its candidates, best first."""
     best = sequences[0]
+    if schema.is_metered:
+        text, reason = _full_text(request, prompt, best), finish_reason(best)
+        answer = metered(text, reason, len(best.tokens), best.prompt_tokens)
+        return answer | {"content_type": _JSON.content_type}
     result: dict[str, Any] = {"generated_text": _full_text(request, prompt, best)}
     others = sequences[1:]
     if request.details or others:

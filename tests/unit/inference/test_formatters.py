@@ -40,6 +40,7 @@ CHOICES = {
     "sse": ("", "sse", False, "sse"),
     "none": ("", "none", False, "jsonlines"),
     "3p": ("", "3p", False, "jsonlines"),
+    "3p_stream": ("", "3p_stream", False, "jsonlines"),
     "Accept sse": ("text/event-stream", None, False, "sse"),
     "Accept sse over jsonlines": ("text/event-stream", "jsonlines", False, "sse"),
     "Accept jsonlines over sse": ("application/jsonlines", "sse", False, "jsonlines"),

@@ -193,7 +193,9 @@ STREAMING: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "formatter jsonlines": ({}, {"output_formatter": "jsonlines"}, True),
     "formatter sse": ({"stream": False}, {"output_formatter": "sse"}, True),
     "formatter json": ({"stream": True}, {"output_formatter": "json"}, True),
-    "formatter unknown": ({}, {"output_formatter": "3p_stream"}, False),
+    "formatter 3p": ({}, {"output_formatter": "3p"}, False),
+    "formatter 3p_stream": ({}, {"output_formatter": "3p_stream"}, True),
+    "formatter unknown": ({}, {"output_formatter": "none"}, False),
 }
 
 
@@ -218,7 +220,6 @@ UNSTREAMABLE: dict[str, tuple[object, dict[str, Any], str]] = {
     "n": ("a", {"n": 2, "do_sample": True}, "n, best_of and num_beams"),
     "best_of": ("a", {"best_of": 2, "do_sample": True}, "n, best_of and num_beams"),
     "num_beams": ("a", {"num_beams": 2}, "n, best_of and num_beams"),
-    "decoder_input_details": ("a", {"decoder_input_details": True}, "decoder_input_details"),
 }
 
 
@@ -226,9 +227,17 @@ UNSTREAMABLE: dict[str, tuple[object, dict[str, Any], str]] = {
 def test_payload_what_cannot_stream_is_refused(
     inputs: object, parameters: dict[str, Any], text: str
 ) -> None:
-    """More than one sequence, and prompt details, need a whole answer."""
+    """More than one sequence needs a whole answer."""
     with pytest.raises(PayloadError, match=text):
         request(inputs, stream=True, parameters=parameters)
+
+
+def test_payload_prompt_details_are_streamed_but_in_tgi_mode() -> None:
+    """LMI has them in the last row, TGI refuses them."""
+    asked = {"stream": True, "parameters": {"decoder_input_details": True}}
+    assert request(**asked).decoder_input_details
+    with pytest.raises(PayloadError, match="decoder_input_details"):
+        request(profile={"tgi_compat": True}, **asked)
 
 
 CANDIDATES: dict[str, tuple[dict[str, Any], tuple[int, int], int | None]] = {
