@@ -15,7 +15,7 @@ from lmi_vllm.extras.custom_code.djl_python.shortcuts import (
     create_stream_chunk_output,
 )
 from lmi_vllm.extras.custom_code.functions import FileFunctions, InputFunction, OutputFunction
-from lmi_vllm.extras.custom_code.start import CustomCode
+from lmi_vllm.extras.custom_code.model_code import CustomCode
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
 from tests.support.hook_files import write_code

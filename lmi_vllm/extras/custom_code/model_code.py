@@ -1,0 +1,74 @@
+"""The code of one model, loaded: its own hooks, and those that its adapters bring."""
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.adapters.source import CODE_FILE
+from lmi_vllm.config.listen import PROCESSES
+from lmi_vllm.errors import AdapterRefusedError, LmiError
+from lmi_vllm.extras.custom_code.calling import CodeCaller
+from lmi_vllm.extras.custom_code.formatters import InputFormatter, OutputFormatter
+from lmi_vllm.extras.custom_code.functions import NO_FUNCTIONS, FileFunctions
+from lmi_vllm.extras.custom_code.handler import Handler
+from lmi_vllm.extras.custom_code.loading import CodeError, load_adapter_code
+from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
+
+logger = logging.getLogger(__name__)
+
+ONE_PROCESS_ONLY: Final = (
+    f"{CODE_FILE} would run in several processes: set {PROCESSES}=1, or LMI_CUSTOM_CODE=none"
+)
+
+
+class CustomCode:
+    """All code of one model: its own is here, and what adapters bring is loaded here."""
+
+    def __init__(
+        self,
+        functions: FileFunctions = NO_FUNCTIONS,
+        caller: CodeCaller | None = None,
+        *,
+        is_one_process: bool = True,
+    ) -> None:
+        self._caller = caller or CodeCaller()
+        self._handler = Handler(functions.handle, self._caller) if functions.handle else None
+        self._is_one_process = is_one_process
+        self.hooks = self._around_requests(functions, self._handler)
+
+    async def load_adapter(self, name: str, path: str) -> Hooks:
+        """Return the hooks that the adapter brings; none without a file.
+
+        Raises:
+            AdapterRefusedError: its file cannot be loaded, or would run in several processes.
+        """
+        if not (Path(path) / CODE_FILE).is_file():
+            return NO_HOOKS
+        if not self._is_one_process:
+            raise AdapterRefusedError(f"Adapter {name}: {ONE_PROCESS_ONLY}")
+        try:
+            functions = await self._caller.thread.run(load_adapter_code, Path(path))
+        except CodeError as error:
+            raise AdapterRefusedError(
+                f"Adapter {name}: its custom code cannot be loaded: {error}"
+            ) from error
+        return self._around_requests(functions)
+
+    async def call_handler_at_start(self) -> None:
+        """Give the handler its first call, with an empty input; its failure is only logged."""
+        if self._handler is None:
+            return
+        try:
+            await self._handler.call_at_start()
+        except LmiError as error:
+            logger.warning("the handler's first call, with an empty input: %s", error.text)
+
+    def _around_requests(self, functions: FileFunctions, handler: Handler | None = None) -> Hooks:
+        """Return the functions of a file as the pipeline calls them."""
+        to_payload, to_answer, caller = functions.input, functions.output, self._caller
+        return Hooks(
+            handler,
+            None if to_payload is None else InputFormatter(to_payload, caller),
+            None if to_answer is None else OutputFormatter(to_answer, caller),
+            functions.forget,
+        )
