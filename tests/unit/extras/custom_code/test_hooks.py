@@ -64,7 +64,7 @@ async def test_input_hook_may_read_bytes(serve: ServeScripted) -> None:
 async def test_input_hook_runs_on_openai_routes_too(
     serve: ServeScripted, engine: ScriptedEngine
 ) -> None:
-    """A check that somebody put before the model has no way around it."""
+    """A check that stands before the model has no way around it."""
     client = await serve(code=code(to_payload=lambda p: {**p, "checked": True}))
     await client.post("/v1/chat/completions", json={"messages": []})
     await client.post("/invocations", json={"messages": []})

@@ -71,7 +71,7 @@ def test_loading_takes_a_named_output_formatter(tmp_path: Path) -> None:
 def test_loading_failure_names_file_line_and_reason(
     tmp_path: Path, text: str, line: int, reason: str
 ) -> None:
-    """Whoever reads the message knows where to look; nothing half-loaded stays."""
+    """The message says where to look; nothing half-loaded stays."""
     path = write_code(tmp_path, text)
     with pytest.raises(CodeError) as caught:
         load_model_code(path, "handle", None)
@@ -96,7 +96,7 @@ def test_check_syntax_runs_nothing(tmp_path: Path) -> None:
     ],
     ids=["no-argument", "unknown-argument", "three-arguments"],
 )
-def test_loading_refuses_functions_nobody_can_call(tmp_path: Path, text: str, named: str) -> None:
+def test_loading_refuses_functions_that_cannot_be_called(tmp_path: Path, text: str, named: str) -> None:
     """What would fail on every request fails at the start."""
     imports = (
         "from djl_python.input_parser import input_formatter\n"
