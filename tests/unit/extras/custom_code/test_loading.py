@@ -96,7 +96,9 @@ def test_check_syntax_runs_nothing(tmp_path: Path) -> None:
     ],
     ids=["no-argument", "unknown-argument", "three-arguments"],
 )
-def test_loading_refuses_functions_that_cannot_be_called(tmp_path: Path, text: str, named: str) -> None:
+def test_loading_refuses_functions_that_cannot_be_called(
+    tmp_path: Path, text: str, named: str
+) -> None:
     """What would fail on every request fails at the start."""
     imports = (
         "from djl_python.input_parser import input_formatter\n"
