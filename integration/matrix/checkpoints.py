@@ -182,8 +182,7 @@ ARCHITECTURES: Final = (
         "ffn_dim": 256, "word_embed_proj_dim": HIDDEN, "init_std": SPREAD}),
     _row("starcoder2", "StarCoder2", "Starcoder2", _DENSE),
     _row("gpt_bigcode", "StarCoder, Octocoder (GPT-BigCode)", "GPTBigCode",
-         _GPT | {"multi_query": True},
-         remark="adapters with `c_attn` are refused: vLLM has no LoRA layer for it"),
+         _GPT | {"multi_query": True}),
     _row("gptj", "GPT-J", "GPTJ", _GPT | {"rotary_dim": 16, "tie_word_embeddings": False}),
     _row("phi", "Phi, Phi-2", "Phi", _DENSE | {
         "num_key_value_heads": HEADS, "partial_rotary_factor": 0.5}),
@@ -227,6 +226,14 @@ ARCHITECTURES: Final = (
         "initializer_range": SPREAD,
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 256, "moe_num_experts": 4, "moe_top_k": 2}}),
+    _row("dbrx_rope", "DBRX, `rope_theta` as published", "Dbrx", _TOKENS | {
+        "d_model": HIDDEN, "n_heads": HEADS, "n_layers": 2, "max_seq_len": POSITIONS,
+        "initializer_range": SPREAD,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 500000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 256, "moe_num_experts": 4, "moe_top_k": 2}},
+         renamed=RENAMED["dbrx"],
+         remark="500000, in `attn_config`, where Transformers 5 does not look for it"),
     _row("gpt_oss", "gpt-oss", "GptOss", _DENSE | {
         "vocab_size": 201088, "head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
         "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"],
@@ -308,17 +315,23 @@ def build(row: Architecture, folder: Path) -> Reference:
     if row.prepared is not None:
         with torch.no_grad():
             row.prepared(model)
+    write(row, model, folder)
+    if row.processor:
+        processor = write_processor(row.processor, folder)
+        return Reference(model, processor.tokenizer, processor)
+    for name in TOKENIZER_FILES:
+        shutil.copy(DEMO_MODEL_DIR / name, folder / name)
+    return Reference(model, AutoTokenizer.from_pretrained(DEMO_MODEL_DIR))
+
+
+def write(row: Architecture, model: Any, folder: Path) -> None:
+    """Write weights and configuration under the names that the family has."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     if row.renamed is not None:
         _rename(row, folder)
     if row.processor:
         published_names(folder)
-        processor = write_processor(row.processor, folder)
-        return Reference(model, processor.tokenizer, processor)
-    for name in TOKENIZER_FILES:
-        shutil.copy(DEMO_MODEL_DIR / name, folder / name)
-    return Reference(model, AutoTokenizer.from_pretrained(DEMO_MODEL_DIR))
 
 
 def _shake(model: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 CONFIG: Final = Path(__file__).resolve().parents[2] / "config"
 RESULTS: Final = CONFIG / "models"
+ADAPTER_RESULTS: Final = RESULTS / "adapters"
 PAGE: Final = CONFIG / "models.md"
 
 INTRODUCTION: Final = """\
@@ -44,6 +45,24 @@ QUANTIZATION: Final = """
 
 What a CPU can run of it, the same way; the reference rounds weights and activations as the
 scheme does. What becomes of each value of `option.quantize`: [quantization.md](quantization.md).
+"""
+ADAPTERS: Final = """
+## Adapters
+
+For each target module an adapter (rank 8, random, large enough to change the answer) was registered over HTTP with
+`option.enable_lora=true`. An answer to `inputs` had the token ids and log probabilities that Transformers gives with
+alpha / rank x B x A added to its weights; so had one adapter of all that works at once, and the base model's answer stayed
+as it was. Modules have the names that the family's published checkpoints have. *Refused*: registration fails with 424 and
+names the module; none was taken and answered wrongly.
+
+| model | adapters of | refused by name |
+| --- | --- | --- |
+"""  # noqa: E501 - lines of the page
+NO_ADAPTERS: Final = """
+With `option.enable_lora=true` these do not start, here on a CPU:
+
+| model | what was said |
+| --- | --- |
 """
 SPECULATION: Final = """
 ## Speculative decoding
@@ -89,7 +108,32 @@ def page() -> str:
     lines += ["\n## Does not work\n", *_failing(_those(models, works=False))]
     lines += [QUANTIZATION, *_working(_those(quantized, works=True))]
     lines += ["", *_failing(_those(quantized, works=False))]
-    return "\n".join(lines) + "\n" + SPECULATION + NOT_RUN
+    adapters = [json.loads(path.read_text("utf-8")) for path in ADAPTER_RESULTS.glob("*.json")]
+    adapters.sort(key=lambda outcome: str(outcome["title"]).lower())
+    return "\n".join(lines) + "\n" + _adapters(adapters) + SPECULATION + NOT_RUN
+
+
+def _adapters(outcomes: Iterable[Mapping[str, Any]]) -> str:
+    """The section about adapters."""
+    taken, untaken = [], []
+    for outcome in outcomes:
+        if outcome["error"]:
+            untaken.append(f"| {outcome['title']} | {_cell(outcome['error'])} |\n")
+            continue
+        works, refused, wrong = (_names(outcome[field]) for field in ("works", "refused", "wrong"))
+        answers = works + (f"; WRONG: {wrong}" if wrong else "")
+        taken.append(f"| {outcome['title']} | {answers} | {refused} |\n")
+    return ADAPTERS + "".join(taken) + NO_ADAPTERS + "".join(untaken)
+
+
+def _names(targets: Iterable[str]) -> str:
+    return ", ".join(f"`{target}`" for target in sorted(targets)).replace(
+        " (vision)`", "` (vision)"
+    )
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
 
 
 def _those(outcomes: Iterable[Mapping[str, Any]], *, works: bool) -> list[Mapping[str, Any]]:
@@ -125,7 +169,7 @@ def _failing(outcomes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     yield "| model | what was said |"
     yield "| --- | --- |"
     for outcome in outcomes:
-        error = " ".join(str(outcome["error"]).split()).replace("|", "\\|")
+        error = _cell(outcome["error"])
         extra = f" ({outcome['remark']})" if outcome["remark"] else ""
         yield f"| {outcome['title']}{extra} | {error} |"
 

@@ -256,6 +256,11 @@ def _phi3_v(tensors: Tensors, config: Config) -> None:
         tensors[new] = tensors.pop(name)
 
 
+def _dbrx(tensors: Tensors, config: Config) -> None:
+    """Published configurations state the base of the rotary positions in `attn_config` alone."""
+    del config["rope_parameters"]
+
+
 def _deepseek(tensors: Tensors, config: Config) -> None:
     """What published configurations state and Transformers 5 leaves out; vLLM reads it."""
     config.update(topk_method="noaux_tc", scoring_func="sigmoid")
@@ -285,6 +290,7 @@ RENAMED: Final[Mapping[str, Callable[[Tensors, Config], None]]] = MappingProxyTy
         "baichuan2_13b": _baichuan2_13b,
         "chatglm": _chatglm,
         "chatglm_6b": _chatglm_6b,
+        "dbrx": _dbrx,
         "decilm": _decilm,
         "deepseek": _deepseek,
         "deepseek_v2": _deepseek_v2,

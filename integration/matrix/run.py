@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -75,12 +76,7 @@ def run(row: Architecture, folder: Path) -> Outcome:
     given = {**OPTIONS, **row.options}
     if (dtype := given["OPTION_DTYPE"]) in DTYPES:
         reference.model.to(DTYPES[dtype])
-    environ = {**given, "HF_MODEL_ID": str(folder / row.name)}
-    paths = [os.getcwd()]  # noqa: PTH109 (as the environment has it)
-    if row.processor:
-        paths.insert(0, str(torchvision_copy()))
-    environ |= {"PYTHONPATH": os.pathsep.join(paths)}
-    server = start_server(folder, "--port", "0", environ=environ)
+    server = serve(row, folder)
     compared = Compared(LARGEST_DIFFERENCE[row.group])
     error = ""
     try:
@@ -109,6 +105,18 @@ def run(row: Architecture, folder: Path) -> Outcome:
         release=RELEASE,
         seconds=round(time.monotonic() - began, 1),
     )
+
+
+def serve(
+    row: Architecture, folder: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> ServerProcess:
+    """Start a server over the checkpoint of `row` below `folder`, with `more` options."""
+    environ = {**OPTIONS, **row.options, **more, "HF_MODEL_ID": str(folder / row.name)}
+    paths = [os.getcwd()]  # noqa: PTH109 (as the environment has it)
+    if row.processor:
+        paths.insert(0, str(torchvision_copy()))
+    environ |= {"PYTHONPATH": os.pathsep.join(paths)}
+    return start_server(folder, "--port", "0", environ=environ)
 
 
 class Compared:
@@ -271,8 +279,8 @@ def class_of(architecture: str) -> str:
     return str(getattr(entry, "class_name", "") or architecture)
 
 
-def save(outcome: Outcome, folder: Path) -> None:
-    """Keep the outcome for the page and for a run that goes on."""
+def save(outcome: Any, folder: Path) -> None:
+    """Keep an outcome, of a model or of its adapters, for the page and for a run that goes on."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(outcome), indent=1, ensure_ascii=False) + "\n"
     (folder / f"{outcome.name}.json").write_text(text, encoding="utf-8")

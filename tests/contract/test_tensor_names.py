@@ -9,8 +9,10 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 import torch
+from vllm.model_executor.models.utils import WeightsMapper
 
 from lmi_vllm.extras.legacy_models.classes import MllamaTextForCausalLM
+from lmi_vllm.extras.legacy_models.tensor_names import MLLAMA_NAMES, layers_anew
 
 pytestmark = pytest.mark.vllm
 PUBLISHED = (
@@ -40,3 +42,14 @@ def test_text_layers_are_found_and_numbered_anew(names: Iterable[str]) -> None:
         "model.norm.weight", "lm_head.weight",
     ]  # fmt: skip
     assert found["model.embed_tokens.weight"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("start", ["language_model.model.", "model.language_model.", "model."])
+def test_modules_of_adapters_are_numbered_as_the_layers_are(start: str) -> None:
+    """Layer 3 of five is layer 1 without the two that read pictures, whose own are not found."""
+    mapper = WeightsMapper(
+        orig_to_new_regex=layers_anew(5, [0, 2]), orig_to_new_prefix=dict(MLLAMA_NAMES)
+    )
+    found = [mapper._map_name(f"{start}layers.{layer}.mlp.up_proj") for layer in range(5)]
+    layers = ("picture_layers.0", "layers.0", "picture_layers.2", "layers.1", "layers.2")
+    assert found == [f"model.{layer}.mlp.up_proj" for layer in layers]

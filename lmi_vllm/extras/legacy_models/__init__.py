@@ -12,6 +12,7 @@ _CLASSES: Final = (
     "Baichuan2AlibiForCausalLM",
     "DbrxForCausalLM",
     "DeciLMForCausalLM",
+    "GPTBigCodeForCausalLM",
     "MllamaTextForCausalLM",
     "MptForCausalLM",
     "QwenForCausalLM",

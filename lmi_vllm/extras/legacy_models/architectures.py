@@ -29,7 +29,8 @@ class Family:
     served_as: str
     why: str
     fields: Callable[[_Config], _Config | None] = lambda _: {}
-    even_if_listed: bool = False  # vLLM has the name and cannot load the checkpoint
+    lack: str = ""  # what vLLM's own class lacks, where it has one
+    adapters_only: bool = False  # without them vLLM's own class is as good
 
 
 def _baichuan(config: _Config) -> _Config | None:
@@ -132,13 +133,19 @@ FAMILIES: Final[Mapping[str, tuple[Family, ...]]] = MappingProxyType(
         "DeciLMForCausalLM": (
             Family(
                 "LmiDeciLMForCausalLM", "Llama's layers, key-value heads repeated", _decilm,
-                even_if_listed=True,
+                lack="cannot load it",
             ),
         ),
         "DbrxForCausalLM": (
             Family(
                 "LmiDbrxForCausalLM", "its experts under the names vLLM has now",
-                even_if_listed=True,
+                lack="cannot load it",
+            ),
+        ),
+        "GPTBigCodeForCausalLM": (
+            Family(
+                "LmiGPTBigCodeForCausalLM", "adapters of its c_attn",
+                lack="has no LoRA layer for it", adapters_only=True,
             ),
         ),
     }
@@ -169,15 +176,16 @@ def _mapped(
     fitting = (
         (family, fields)
         for family in FAMILIES.get(own, ())
-        if (family.even_if_listed or own not in release.architectures)
+        if (family.lack or own not in release.architectures)
+        and (arguments.get("enable_lora") or not family.adapters_only)
         and (fields := family.fields(config)) is not None
     )
     family, fields = next(fitting, (None, {}))
     if family is None:
         return None
-    gone = "cannot load it" if family.even_if_listed else f"has no {own}"
+    lack = family.lack or f"has no {own}"
     sentence = (
         f"architecture {own} is served as {family.served_as} ({family.why}; vLLM "
-        f"{release.release} {gone}); architectures in option.hf_overrides would win"
+        f"{release.release} {lack}); architectures in option.hf_overrides would win"
     )
     return {"architectures": [family.served_as], **fields, **given}, sentence

@@ -2,13 +2,12 @@
 
 Each is a class vLLM has and a generator that renames, splits or repeats tensors while they are
 loaded; architectures.py says which checkpoint gets which, and config/models.md shows that
-the answers are Transformers'. Quantized tensors of these families are not translated.
+the answers are Transformers'. Quantized tensors of these families are not translated; adapters are.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -22,44 +21,20 @@ from vllm.model_executor.models.bloom import BloomForCausalLM, _get_alibi_slopes
 from vllm.model_executor.models.dbrx import DbrxForCausalLM as VllmDbrx
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.transformers import TransformersForCausalLM
+from vllm.model_executor.models.utils import WeightsMapper
 
-Weights = Iterable[tuple[str, torch.Tensor]]
-
-_QWEN_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "transformer.h.": "model.layers.",
-        "transformer.wte.": "model.embed_tokens.",
-        "transformer.ln_f.": "model.norm.",
-        ".ln_1.": ".input_layernorm.",
-        ".ln_2.": ".post_attention_layernorm.",
-        ".attn.c_proj.": ".self_attn.o_proj.",
-        ".mlp.w1.": ".mlp.up_proj.",
-        ".mlp.w2.": ".mlp.gate_proj.",  # modeling_qwen.py: w1(x) * silu(w2(x))
-        ".mlp.c_proj.": ".mlp.down_proj.",
-    }
-)
-_MPT_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "transformer.blocks.": "transformer.h.",
-        "transformer.wte.": "transformer.word_embeddings.",
-        "transformer.norm_f.": "transformer.ln_f.",
-        ".norm_1.": ".input_layernorm.",
-        ".norm_2.": ".post_attention_layernorm.",
-        ".attn.Wqkv.": ".self_attention.query_key_value.",
-        ".attn.out_proj.": ".self_attention.dense.",
-        ".ffn.up_proj.": ".mlp.dense_h_to_4h.",
-        ".ffn.down_proj.": ".mlp.dense_4h_to_h.",
-    }
+from lmi_vllm.extras.legacy_models.tensor_names import (
+    MLLAMA_NAMES,
+    MPT_NAMES,
+    ONE_QKV,
+    QWEN_NAMES,
+    Weights,
+    layers_anew,
+    renamed,
+    unpacked,
 )
 
-
-_MLLAMA_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "language_model.model.": "model.",  # as published
-        "model.language_model.": "model.",  # as Transformers 5 has it
-        "language_model.lm_head.": "lm_head.",
-    }
-)
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -82,9 +57,14 @@ class DbrxForCausalLM(VllmDbrx):
 class BaichuanForCausalLM(LlamaForCausalLM):
     """Baichuan-7B: Llama whose queries, keys and values lie in one tensor."""
 
+    packed_modules_mapping: dict[str, list[str]] = dict(ONE_QKV)  # noqa: RUF012 (vLLM's name)
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_substr={".self_attn.W_pack.": ".self_attn.qkv_proj."}
+    )
+
     def load_weights(self, weights: Weights) -> Any:
         """Load `W_pack` as three."""
-        return super().load_weights(_unpacked(weights))
+        return super().load_weights(unpacked(weights))
 
 
 class Baichuan2ForCausalLM(BaichuanForCausalLM):
@@ -163,9 +143,16 @@ class MllamaTextForCausalLM(LlamaForCausalLM):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         text = deepcopy(vllm_config.model_config.hf_config.get_text_config())
+        anew = layers_anew(text.num_hidden_layers, text.cross_attention_layers)
         text.num_hidden_layers -= len(text.cross_attention_layers)
         text.architectures = ["LlamaForCausalLM"]
         super().__init__(vllm_config=vllm_config.with_hf_config(text), prefix=prefix)
+        # What an adapter changes there never counts: a request with a picture is refused.
+        self.lora_skip_prefixes = [*(f"layers.{layer}." for layer in text.cross_attention_layers),
+                                   "vision_model.", "multi_modal_projector."]  # fmt: skip
+        self.hf_to_vllm_mapper = WeightsMapper(
+            orig_to_new_regex=anew, orig_to_new_prefix=dict(MLLAMA_NAMES)
+        )
 
     def load_weights(self, weights: Weights) -> Any:
         """Load the language model's tensors, its layers numbered without those left out."""
@@ -173,7 +160,7 @@ class MllamaTextForCausalLM(LlamaForCausalLM):
 
     def _of_text(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
         seeing = sorted(self.config.cross_attention_layers)
-        for name, weight in _renamed(weights, _MLLAMA_NAMES):
+        for name, weight in renamed(weights, MLLAMA_NAMES):
             if not name.startswith(("model.embed", "model.layers.", "model.norm.", "lm_head.")):
                 continue
             if name == "model.embed_tokens.weight":  # behind the vocabulary: the picture's tokens
@@ -189,8 +176,18 @@ class MllamaTextForCausalLM(LlamaForCausalLM):
 class DeciLMForCausalLM(LlamaForCausalLM):
     """DeciLM-7B: Llama whose layers differ in their number of key-value heads.
 
-    Heads are repeated until every layer has as many as the largest, which computes the same.
+    Heads are repeated until every layer has as many as the largest, which computes the same. Those
+    of an adapter are not: of the layers whose heads are repeated, keys and values have none.
     """
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        counts, heads = self.config.num_key_value_heads_per_layer, self.config.num_key_value_heads
+        fewer = "|".join(str(layer) for layer, own in enumerate(counts) if own != heads)
+        repeated = re.compile(rf"\.layers\.({fewer})\.self_attn\.([kv]_proj)\.")
+        self.hf_to_vllm_mapper = WeightsMapper(
+            orig_to_new_regex={repeated: r".layers.\1.repeated_heads.\2."} if fewer else {}
+        )
 
     def load_weights(self, weights: Weights) -> Any:
         """Load keys and values with as many heads as the configuration now says."""
@@ -206,12 +203,29 @@ class DeciLMForCausalLM(LlamaForCausalLM):
             yield name, weight
 
 
+class GPTBigCodeForCausalLM(TransformersForCausalLM):  # type: ignore[misc,unused-ignore]
+    """StarCoder and Octocoder, whose adapters may change `c_attn`.
+
+    vLLM 0.31 to 0.33 make it a `QKVParallelLinear` and do not say that it is one weight, which its
+    LoRA layers ask for: adapters were passed over.
+    """
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.packed_modules_mapping["c_attn"] = ["c_attn"]
+
+
 class QwenForCausalLM(Qwen2ForCausalLM):
     """Qwen of the first generation: Qwen2's layers under other names, attention in one tensor."""
 
+    packed_modules_mapping: dict[str, list[str]] = dict(ONE_QKV)  # noqa: RUF012 (vLLM's name)
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_substr=dict(QWEN_NAMES) | {".attn.c_attn.": ".self_attn.qkv_proj."}
+    )
+
     def load_weights(self, weights: Weights) -> Any:
         """Load the tensors under Qwen2's names."""
-        return super().load_weights(_unpacked(_renamed(weights, _QWEN_NAMES), ".attn.c_attn."))
+        return super().load_weights(unpacked(renamed(weights, QWEN_NAMES), ".attn.c_attn."))
 
 
 class MptForCausalLM(BloomForCausalLM):
@@ -232,26 +246,7 @@ class MptForCausalLM(BloomForCausalLM):
 
     def _as_bloom(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
         heads = self.config.num_attention_heads
-        for name, weight in _renamed(weights, _MPT_NAMES):
+        for name, weight in renamed(weights, MPT_NAMES):
             if ".query_key_value." in name:  # BLOOM's are grouped by head; BloomModel undoes it
                 weight = weight.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)  # noqa: PLW2901
             yield name, weight
-
-
-def _unpacked(weights: Weights, fused: str = ".self_attn.W_pack.") -> Iterator[Any]:
-    """`weights` with each fused tensor as queries, keys and values."""
-    for name, weight in weights:
-        if fused not in name:
-            yield name, weight
-            continue
-        for part, piece in zip("qkv", weight.chunk(3), strict=True):
-            yield name.replace(fused, f".self_attn.{part}_proj."), piece
-
-
-def _renamed(weights: Weights, names: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """`weights` under the names of another family."""
-    for name, weight in weights:
-        new = name
-        for before, after in names.items():
-            new = new.replace(before, after)
-        yield new, weight

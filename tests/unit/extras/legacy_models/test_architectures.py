@@ -42,6 +42,18 @@ def test_dbrx_is_served_by_our_class(tmp_path: Path) -> None:
     assert overrides == {"architectures": ["LmiDbrxForCausalLM"]}
 
 
+@pytest.mark.parametrize("enable_lora", [True, False])
+def test_starcoder_is_served_by_our_class_with_adapters(tmp_path: Path, enable_lora: bool) -> None:
+    """Without them vLLM's own is as good, and nothing is said."""
+    overrides, said = mapped(tmp_path, "GPTBigCodeForCausalLM", enable_lora=enable_lora)
+    if not enable_lora:
+        assert (overrides, said) == (None, ())
+        return
+    assert overrides == {"architectures": ["LmiGPTBigCodeForCausalLM"]}
+    assert "adapters of its c_attn; vLLM" in said[0]
+    assert "has no LoRA layer for it" in said[0]
+
+
 def test_every_class_of_ours_is_registered() -> None:
     """Under the names that overrides use, where the engine's processes start."""
     served = {family.served_as for families in FAMILIES.values() for family in families}
