@@ -71,6 +71,7 @@ class Dialect(StrEnum):
     LMI = "lmi"
     OPENAI = "openai"
     TGI = "tgi"
+    ANTHROPIC = "anthropic"
 
 
 class LmiError(Exception):
@@ -343,6 +344,7 @@ _DIALECT_STATUS: Final[Mapping[Dialect, Mapping[Fault, int]]] = MappingProxyType
     {
         Dialect.OPENAI: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
         Dialect.TGI: MappingProxyType({Fault.CLIENT: 422, Fault.OVERLOAD: 429}),
+        Dialect.ANTHROPIC: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
     }
 )
 
@@ -389,7 +391,7 @@ class StatusTable:
 
     def of(self, error: LmiError, dialect: Dialect) -> int:
         """Return the status of `error`, as an answer or in the last row of a stream."""
-        if dialect is Dialect.OPENAI and isinstance(
+        if dialect in (Dialect.OPENAI, Dialect.ANTHROPIC) and isinstance(
             error, (UnknownAdapterError, UnknownModelNameError)
         ):
             return 404  # vLLM's own code for a model it does not serve
@@ -415,3 +417,9 @@ def openai_error(error: LmiError, text: str, status: int) -> dict[str, object]:
     fault = Fault.NOT_FOUND if status == _STATUS[Fault.NOT_FOUND] else error.fault
     kind = OPENAI_TYPES.get(fault, "InternalServerError")
     return {"error": {"message": text, "type": kind, "param": None, "code": status}}
+
+
+def anthropic_error(error: LmiError, text: str, status: int) -> dict[str, object]:
+    """What vLLM's Anthropic routes say of a failed request, as a body or as an event."""
+    kind = dict(openai_error(error, text, status)["error"])["type"]  # type: ignore[call-overload]
+    return {"type": "error", "error": {"type": kind, "message": text}}

@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
+from lmi_vllm.errors import Dialect
 from lmi_vllm.origin import Origin
 
 
@@ -242,6 +244,36 @@ class OpenAIReply:
     stream: AsyncIterator[bytes] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     response: object = None
+
+
+class RouteKind(StrEnum):
+    """What a route of the engine's own HTTP application does."""
+
+    INFERENCE = "inference"  # answers a request, mostly by asking the engine
+    INFORMATION = "information"  # says something of the server, at once
+    MANAGEMENT = "management"  # acts on the server
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """One route of the engine's own HTTP application; `path` may have `{parameters}`."""
+
+    path: str
+    methods: frozenset[str]
+    kind: RouteKind
+    dialect: Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """A request for the engine's own HTTP application, as it came in."""
+
+    method: str
+    path: str
+    query_string: str
+    headers: Mapping[str, str]
+    body: bytes
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)

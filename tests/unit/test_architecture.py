@@ -17,7 +17,7 @@ ENGINE = r"engine\.base\..*"
 # No room of the core is allowed `extras`; an extra may import the core and itself.
 ROOMS = {
     "errors": r"",
-    "messages": r"origin\..*",
+    "messages": r"(origin|errors)\..*",
     "origin": r"",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.

@@ -1,0 +1,254 @@
+"""vLLM's own HTTP application over our engine, called in process as an ASGI application.
+
+It is built as `vllm serve` builds it, with the same arguments: what it answers are vLLM's bytes
+because vLLM made them. Which paths it has, what kind of route each is and how it writes errors is
+read from the application that is loaded, so that a route of a new release needs nothing here.
+
+What `vllm serve` does around the application is ours: keys, CORS, limits, the drain. Its own
+middleware for that is handed nothing to act upon: no `Origin`, and no `--api-key`.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterable, Mapping, MutableMapping, Sequence
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any, Final, Self
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+
+from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
+from lmi_vllm.errors import Dialect, EngineDeadError, EngineFailureError
+from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, RouteKind
+
+logger = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+GONE_SECONDS: Final = 5.0  # a handler gets to notice that its client has gone
+# Answered by the server itself: health, LMI's own route, metrics and the description of the API.
+_OURS: Final = frozenset(
+    {"/ping", "/invocations", "/health", "/metrics", "/openapi.json", "/docs", "/redoc",
+     "/docs/oauth2-redirect"}
+)  # fmt: skip
+_PACKAGE: Final = "vllm.entrypoints."
+# Rooms of vLLM's package whose routes act on the server instead of answering a request. An endpoint
+# below `serve` is one of them unless it is known to be harmless.
+_MANAGEMENT: Final = ("serve.", "rl.")
+_INFORMATION: Final = ("serve.instrumentator.", "openai.models.")
+_HARMLESS: Final = ("serve.tokenize.",)
+_NOT_GIVEN_ON: Final = (b"content-length", b"transfer-encoding", b"connection", b"date", b"server")
+_NOT_HANDED_IN: Final = ("origin", "content-length", "transfer-encoding", "connection", "host")
+
+
+class Bridge:
+    """vLLM's application: its routes, and its answers to calls."""
+
+    def __init__(self, app: FastAPI, llm: GuardedAsyncLLM) -> None:
+        self._app = app
+        self._llm = llm
+        # What vLLM's handler of a dead engine ends; the supervisor sees the death by itself.
+        app.state.server = SimpleNamespace(should_exit=False)
+
+    @classmethod
+    async def create(cls, llm: GuardedAsyncLLM, namespace: Namespace) -> Self:
+        """Return the application over `llm`, set up as `vllm serve` would be."""
+        tasks = await llm.get_supported_tasks()
+        app = build_app(namespace, tasks, llm.model_config)
+        await init_app_state(llm, app.state, namespace, tasks)
+        return cls(app, llm)
+
+    @property
+    def state(self) -> Any:
+        """Where vLLM keeps its handlers."""
+        return self._app.state
+
+    @functools.cached_property
+    def routes(self) -> tuple[HttpRoute, ...]:
+        """Every route of the application that this server does not answer itself."""
+        return tuple(_described(route) for route in self._routes)
+
+    @functools.cached_property
+    def _routes(self) -> tuple[APIRoute, ...]:
+        found = (route for route in self._app.routes if isinstance(route, APIRoute))
+        return tuple(route for route in found if route.path not in _OURS)
+
+    def find(self, method: str, path: str) -> HttpRoute | None:
+        """Return the route that a request means, also where only its method is wrong."""
+        scope = {"type": "http", "method": method, "path": path, "root_path": ""}
+        matches = [(route.matches(scope)[0], route) for route in self._routes]
+        wanted = [route for match, route in matches if match is Match.FULL]
+        known = wanted or [route for match, route in matches if match is Match.PARTIAL]
+        return _described(known[0]) if known else None
+
+    async def call(self, call: HttpCall) -> OpenAIReply:
+        """Return the application's answer; one that is not whole at once is a stream.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+            EngineFailureError: the application itself failed.
+        """
+        exchange = _Exchange(self._app, _scope(self._app, call), call.body)
+        try:
+            reply = await exchange.reply()
+        except BaseException:
+            await exchange.aclose()
+            raise
+        if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR and self._llm.errored:
+            await exchange.aclose()
+            raise EngineDeadError
+        return reply
+
+
+class _Exchange(AsyncIterator[bytes]):
+    """One call of the application: a task that is handed the request and hands back its answer.
+
+    A chunk waits until the one before it has been taken, so that a slow reader slows the handler.
+    """
+
+    def __init__(self, app: FastAPI, scope: Message, body: bytes) -> None:
+        self._body: bytes | None = body
+        self._has_gone = asyncio.Event()
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        self._error: Exception | None = None
+        self._first = b""
+        self._is_over = self._is_closed = False
+        self._task = asyncio.create_task(self._run(app, scope))
+
+    async def _run(self, app: FastAPI, scope: Message) -> None:
+        try:
+            await app(scope, self._receive, self._send)
+        except Exception as error:
+            if not self._is_closed:
+                logger.exception("vLLM's application failed on %s", scope["path"])
+            self._error = error
+        if not self._is_closed:
+            await self._messages.put(None)
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._has_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if not self._is_closed:
+            await self._messages.put(message)
+
+    async def reply(self) -> OpenAIReply:
+        """Return the answer once it is known to be whole or a stream."""
+        start = await self._next()
+        if start is None or start["type"] != "http.response.start":
+            raise EngineFailureError("vLLM's application gave no answer") from self._error
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in start.get("headers", ())
+            if name.lower() not in _NOT_GIVEN_ON
+        }
+        status, content_type = int(start["status"]), headers.pop("content-type", "")
+        body = await self._next()
+        if body is None or not body.get("more_body"):
+            content = b"" if body is None else bytes(body.get("body", b""))
+            await self._task  # what it does after the answer is part of it
+            return OpenAIReply(status, content, content_type, headers=headers)
+        self._first = bytes(body.get("body", b""))
+        return OpenAIReply(status, content_type=content_type, stream=self, headers=headers)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        while not self._is_over:
+            message = await self._next()
+            if message is None:
+                break
+            self._is_over = not message.get("more_body")
+            if chunk := message.get("body"):
+                return bytes(chunk)
+        if self._error is not None:
+            raise EngineFailureError("vLLM's application failed in a stream") from self._error
+        raise StopAsyncIteration
+
+    async def _next(self) -> Message | None:
+        """Return the next message of the application; None once it has returned."""
+        if self._task.done() and self._messages.empty():
+            return None
+        return await self._messages.get()
+
+    async def aclose(self) -> None:
+        """Tell the handler that its client has gone, which aborts what it has in the engine."""
+        self._is_closed = True
+        # A handler that is cancelled while it sends leaves its generator, and so its request in the
+        # engine, to the garbage collector: let it come back to where it waits for the next token.
+        while not self._messages.empty():
+            self._messages.get_nowait()
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self._has_gone.set()
+        await asyncio.wait([self._task], timeout=GONE_SECONDS)
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+
+def _scope(app: FastAPI, call: HttpCall) -> Message:
+    headers = {
+        name.lower(): value
+        for name, value in call.headers.items()
+        if name.lower() not in _NOT_HANDED_IN
+    }
+    headers |= {"x-request-id": call.request_id, "content-length": str(len(call.body))}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": call.method,
+        "scheme": "http",
+        "path": call.path,
+        "raw_path": call.path.encode("utf-8", "surrogateescape"),
+        "query_string": call.query_string.encode("utf-8", "surrogateescape"),
+        "root_path": "",
+        "headers": _raw(headers),
+        "client": None,
+        "server": None,
+        "state": {},
+    }
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+        for name, value in headers.items()
+    ]
+
+
+def _described(route: APIRoute) -> HttpRoute:
+    return HttpRoute(route.path, frozenset(route.methods), _kind(route), _dialect(route))
+
+
+def _kind(route: APIRoute) -> RouteKind:
+    """Return what a route does, by the room of vLLM's package that its endpoint is from."""
+    module = str(getattr(route.endpoint, "__module__", ""))
+    room = module.removeprefix(_PACKAGE)
+    if room.startswith(_INFORMATION):
+        return RouteKind.INFORMATION
+    if room.startswith(_HARMLESS):
+        return RouteKind.INFERENCE
+    return RouteKind.MANAGEMENT if room.startswith(_MANAGEMENT) else RouteKind.INFERENCE
+
+
+def _dialect(route: APIRoute) -> Dialect:
+    """Return how a route writes errors: by the model that it declares for them."""
+    models: Iterable[Any] = (answer.get("model") for answer in route.responses.values())
+    names: Sequence[str] = [getattr(model, "__name__", "") for model in models]
+    return Dialect.ANTHROPIC if "AnthropicErrorResponse" in names else Dialect.OPENAI
