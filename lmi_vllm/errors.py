@@ -252,10 +252,11 @@ class UnauthorizedError(LmiError):
     fault = Fault.UNAUTHORIZED
     kind = "UnauthorizedException"
 
-    def __init__(self) -> None:
-        super().__init__(
-            "A valid API key is required: Authorization: Bearer <key>, or x-api-key: <key>"
-        )
+    def __init__(
+        self,
+        text: str = "A valid API key is required: Authorization: Bearer <key>, or x-api-key: <key>",
+    ) -> None:
+        super().__init__(text)
 
 
 class CrossSiteError(LmiError):
@@ -414,12 +415,16 @@ def tgi_error(text: str, status: int) -> dict[str, str]:
 
 def openai_error(error: LmiError, text: str, status: int) -> dict[str, object]:
     """What vLLM's OpenAI routes say of a failed request, as a body or as an event."""
-    fault = Fault.NOT_FOUND if status == _STATUS[Fault.NOT_FOUND] else error.fault
-    kind = OPENAI_TYPES.get(fault, "InternalServerError")
-    return {"error": {"message": text, "type": kind, "param": None, "code": status}}
+    return {
+        "error": {"message": text, "type": _vllm_type(error, status), "param": None, "code": status}
+    }
 
 
 def anthropic_error(error: LmiError, text: str, status: int) -> dict[str, object]:
     """What vLLM's Anthropic routes say of a failed request, as a body or as an event."""
-    kind = dict(openai_error(error, text, status)["error"])["type"]  # type: ignore[call-overload]
-    return {"type": "error", "error": {"type": kind, "message": text}}
+    return {"type": "error", "error": {"type": _vllm_type(error, status), "message": text}}
+
+
+def _vllm_type(error: LmiError, status: int) -> str:
+    fault = Fault.NOT_FOUND if status == _STATUS[Fault.NOT_FOUND] else error.fault
+    return OPENAI_TYPES.get(fault, "InternalServerError")

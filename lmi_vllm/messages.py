@@ -274,6 +274,7 @@ class HttpCall:
     headers: Mapping[str, str]
     body: bytes
     request_id: str
+    adapter: AdapterRef | None = None  # that load of it answers, whatever `model` says
 
 
 @dataclass(frozen=True, slots=True)

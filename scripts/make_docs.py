@@ -219,13 +219,13 @@ def vllm_section(release: VllmRelease) -> Iterator[str]:
         "`option.max_logprobs=5` or `OPTION_MAX_LOGPROBS=5`, and means what it means on vLLM's\n"
         "command line. These are the ones that are not in the tables above:\n"
     )
-    rows = [argument for name, argument in release.engine.items() if name not in known]
+    rows = [argument for name, argument in release.passed.items() if name not in known]
     yield from table(
         ("argument", "values", "vLLM's default", "vLLM's words"),
         ((f"`{row.name}`", vllm_values(row), vllm_default(row), row.help) for row in rows),
     )
     front_end = ", ".join(f"`{name}`" for name in release.front_end if name not in known)
-    yield "\nFlags of vLLM's own HTTP server are known and have no effect here, with one warning:\n"
+    yield "\nFlags of vLLM's own listener are known and have no effect here, with one warning:\n"
     yield f"{front_end}."
 
 

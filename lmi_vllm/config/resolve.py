@@ -167,8 +167,7 @@ class Resolver:
             name = key.removeprefix(FILE_PREFIX)
             if key == name or key in self.used:
                 continue
-            if name in release.engine:
-                argument = release.engine[name]
+            if argument := release.passed.get(name):
                 effect = replace(_PASSES, targets=(name,))
                 setting = self._settle(Option(as_vllm, effect, name, note=argument.help), [raw])
             elif name in release.front_end:
@@ -192,7 +191,7 @@ _FRONT_END: Final = replace(
 
 def vllm_reader(row: Option) -> Parser:
     """VLLM's own reading of the row's first target."""
-    argument = load_release().engine[row.effect.targets[0]]
+    argument = load_release().passed[row.effect.targets[0]]
     return lambda text: coerce(argument, text)
 
 

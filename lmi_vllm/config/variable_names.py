@@ -61,7 +61,7 @@ def find_option(name: str) -> Option | None:
 def is_known_option(name: str) -> bool:
     """Whether `name` is in the table or is an argument of vLLM."""
     release = load_release()
-    return find_option(name) is not None or name in release.engine or name in release.front_end
+    return find_option(name) is not None or name in release.passed or name in release.front_end
 
 
 def option_names() -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def option_names() -> tuple[str, ...]:
     release = load_release()
     table = [name for row in all_rows().options for name in (row.name, *row.aliases)]
     server = [alias.removeprefix(FILE_PREFIX) for row in all_rows().server for alias in row.aliases]
-    return tuple(dict.fromkeys([*table, *server, *release.engine, *release.front_end]))
+    return tuple(dict.fromkeys([*table, *server, *release.passed, *release.front_end]))
 
 
 def closest(name: str, known: Iterable[str]) -> str:

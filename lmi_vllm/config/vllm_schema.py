@@ -16,6 +16,22 @@ from types import MappingProxyType
 
 from lmi_vllm.config import parsers as text_parsers
 
+# Flags of `vllm serve` for what this server does itself: addresses, TLS, keys, CORS, the log of
+# requests, the description of the API, adapters, processes.
+_REPLACED = frozenset(
+    {
+        "allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins", "api_key",
+        "api_server_count", "config", "data_parallel_supervisor_port",
+        "disable_access_log_for_endpoints", "disable_fastapi_docs", "disable_uvicorn_access_log",
+        "dp_supervisor_probe_failure_threshold", "dp_supervisor_probe_interval_s",
+        "dp_supervisor_probe_timeout_s", "enable_offline_docs", "enable_request_id_headers",
+        "enable_ssl_refresh", "grpc", "grpc_port", "h11_max_header_count",
+        "h11_max_incomplete_event_size", "headless", "host", "lora_modules", "port", "root_path",
+        "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_ciphers", "ssl_keyfile", "uds",
+        "uvicorn_log_level",
+    }
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class VllmArgument:
@@ -37,7 +53,8 @@ class VllmRelease:
 
     release: str
     engine: Mapping[str, VllmArgument]
-    front_end: Mapping[str, VllmArgument]
+    passed: Mapping[str, VllmArgument]  # these, and those of its HTTP application
+    front_end: Mapping[str, VllmArgument]  # of its listener and processes, which do not run here
     quantization_methods: tuple[str, ...]
     deprecated_quantization_methods: tuple[str, ...]
     tool_parsers: tuple[str, ...]
@@ -86,10 +103,17 @@ def load_release() -> VllmRelease:
 def read_release(record: Path) -> VllmRelease:
     """One recorded release."""
     data = json.loads(record.read_text(encoding="utf-8"))
+    served = data["front_end_arguments"]
     return VllmRelease(
         release=data["release"],
         engine=_arguments(data["engine_arguments"]),
-        front_end=_arguments(data["front_end_arguments"]),
+        passed=_arguments(
+            {
+                **data["engine_arguments"],
+                **{name: row for name, row in served.items() if name not in _REPLACED},
+            }
+        ),
+        front_end=_arguments({n: row for n, row in served.items() if n in _REPLACED}),
         quantization_methods=tuple(data["quantization_methods"]),
         deprecated_quantization_methods=tuple(data["deprecated_quantization_methods"]),
         tool_parsers=tuple(data["tool_parsers"]),

@@ -12,6 +12,8 @@ from lmi_vllm.messages import (
     AdapterRef,
     GenerationChunk,
     GenerationJob,
+    HttpCall,
+    HttpRoute,
     OpenAICall,
     OpenAIReply,
     OpenAISchemas,
@@ -84,6 +86,28 @@ class SharedState(Protocol):
         ...
 
 
+class HttpApplication(Protocol):
+    """An HTTP application that an engine brings: routes that this server hands on to it."""
+
+    @property
+    def routes(self) -> Sequence[HttpRoute]:
+        """Every route that may be handed on."""
+        ...
+
+    def find(self, method: str, path: str) -> HttpRoute | None:
+        """Return the route that a request means, also where only its method is wrong."""
+        ...
+
+    async def call(self, call: HttpCall) -> OpenAIReply:
+        """Return the answer; one that is not whole at once is a stream.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+            EngineFailureError: the application itself failed.
+        """
+        ...
+
+
 class EngineProcess(Protocol):
     """What watches an engine asks of it: whether it is alive, whether it moves, and its end."""
 
@@ -136,6 +160,11 @@ class Engine(EngineProcess, Protocol):
     @property
     def task(self) -> str:
         """What the loaded model does: `generate`, or a pooling task such as `embed`."""
+        ...
+
+    @property
+    def http(self) -> HttpApplication | None:
+        """Its own HTTP application; None where it has none."""
         ...
 
     @property

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmi_vllm.engine.base import DirectChunks, DirectEvents, Engine
+from lmi_vllm.engine.base import DirectChunks, DirectEvents, Engine, HttpApplication
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
 from lmi_vllm.messages import (
     AdapterRef,
@@ -76,6 +76,7 @@ class ScriptedEngine:
     max_model_len: int = 2048
     task: str = "generate"
     tokenizer: object = None
+    http: HttpApplication | None = None
     openai_schemas: OpenAISchemas = field(default_factory=OpenAISchemas)
     openai_error: Mapping[str, object] = field(default_factory=dict)  # ends streams as vLLM's
     refused_adapters: Mapping[str, str] = field(default_factory=dict)  # name -> reason

@@ -17,10 +17,11 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference import pipeline
 from lmi_vllm.inference.context import RequestContext, RequestStep, Runtime
+from lmi_vllm.inference.engine_routes import forward
 from lmi_vllm.inference.model_control import ModelControl, ModelInfo, OneModelOnly
 from lmi_vllm.inference.openai_lane import ask_unqueued
 from lmi_vllm.inference.queue import RequestQueue
-from lmi_vllm.messages import InferenceCall, Reply, ServingProfile
+from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, Reply, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import current_record
 
@@ -122,6 +123,18 @@ class InferenceService:
         if kind == "models":
             return await self.answer(call, lambda it: ask_unqueued(it.runtime, call, kind, {}))
         return await self.answer(call, partial(pipeline.ask, kind=kind))
+
+    def find_route(self, method: str, path: str) -> HttpRoute | None:
+        """Return the route of the engine's own HTTP application that a request means."""
+        application = None if self._runtime is None else self._runtime.engine.http
+        return None if application is None else application.find(method, path)
+
+    async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
+        """Answer a route of the engine's own HTTP application."""
+        if route.kind is not RouteKind.INFERENCE:
+            context = RequestContext(self.runtime, self.queue, call, self.statuses)
+            return await forward(context, http, route)
+        return await self.answer(call, partial(forward, http=http, route=route))
 
     def expect_room(self) -> None:
         """Refuse what could not be admitted now, before its body is read into memory.

@@ -17,13 +17,13 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import ReverseProxy, Routes, WebOptions, create_app
+from lmi_vllm.web.app import ReverseProxy, WebOptions, create_app
 from lmi_vllm.web.connection import (
     TLS_HANDSHAKE_SECONDS,
     ClientConnection,
     ClientPatience,
 )
-from lmi_vllm.web.request import RouteGroup
+from lmi_vllm.web.request import RouteGroup, Routes
 from lmi_vllm.web.tls import tls_context
 
 BACKLOG: Final = 2048

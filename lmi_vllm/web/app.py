@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
@@ -16,16 +15,8 @@ from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.middleware import REQUEST_ID_HEADER, add_headers, allow_body, request_middleware
 from lmi_vllm.web.model_routes import add_model_routes
-from lmi_vllm.web.request import GROUPS, OPTIONS, SERVICE, WRITE_TURN, RouteGroup
+from lmi_vllm.web.request import GROUPS, OPTIONS, SERVICE, WRITE_TURN, RouteGroup, Routes
 from lmi_vllm.web.row_writer import WriteTurn
-
-
-class Routes(StrEnum):
-    """Which routes a listener has: all, or with a management address one half each."""
-
-    ALL = "all"
-    INFERENCE = "inference"
-    MANAGEMENT = "management"
 
 
 class ReverseProxy(Protocol):

@@ -16,6 +16,7 @@ from lmi_vllm.errors import (
     PayloadTooLargeError,
     ResourceNotFoundError,
     StatusTable,
+    anthropic_error,
     openai_error,
     tgi_error,
 )
@@ -47,6 +48,8 @@ def error_response(
 def _body(error: LmiError, text: str, status: int, dialect: Dialect) -> bytes:
     if dialect is Dialect.OPENAI:
         return orjson.dumps(openai_error(error, text, status))
+    if dialect is Dialect.ANTHROPIC:
+        return orjson.dumps(anthropic_error(error, text, status))
     if dialect is Dialect.TGI and error.fault is not Fault.UNAUTHORIZED:
         return orjson.dumps(tgi_error(text, status))
     if dialect is Dialect.LMI and error.fault in _HANDLER_LEVEL:

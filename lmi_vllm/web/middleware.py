@@ -29,6 +29,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.connection import NO_CACHE_HEADERS, ClientConnection, watch_body
+from lmi_vllm.web.engine_routes import engine_route
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY
 from lmi_vllm.web.request import (
@@ -129,8 +130,11 @@ def _one_request(request: web.Request, options: "WebOptions") -> Iterator[None]:
 async def _answer(
     request: web.Request, handler: Handler, options: "WebOptions"
 ) -> web.StreamResponse:
+    """Return the answer of the handler, or of its error where the answer has not begun."""
     try:
         _check_headers(request, options)
+        if isinstance(request.match_info.http_exception, web.HTTPNotFound):
+            handler = engine_route
         return await handler(request)
     except web.HTTPException as error:
         return _refusal(request, from_http_exception(error, options.max_request_size), options)
@@ -139,17 +143,21 @@ async def _answer(
         return _refusal(request, known, options)
     except Exception as error:
         request[RECORD].fault = Fault.ENGINE
-        begun: web.StreamResponse | None = request.get(BEGUN)
-        if begun is not None and isinstance(error, ConnectionError):
-            return begun  # the client went away while we wrote
-        logger.exception("request %s failed", request[REQUEST_ID])
-        if begun is not None and request.transport is not None:
-            # A status line cannot follow one: cut the stream, so that no client takes it for whole.
-            request.transport.abort()
-            return begun
+        is_gone = BEGUN in request and isinstance(error, ConnectionError)  # while we wrote
+        if not is_gone:
+            logger.exception("request %s failed", request[REQUEST_ID])
+        if BEGUN in request:
+            return _begun_answer(request, is_whole=is_gone)
         request.app[SERVICE].lifecycle.error_rates.record(LmiError())
         # An unknown fault's text may hold anything: it goes to the log only.
         return error_answer(request, LmiError("Internal server error"))
+
+
+def _begun_answer(request: web.Request, *, is_whole: bool = False) -> web.StreamResponse:
+    """Return the answer that has begun, cut: no client may take it for whole."""
+    if not is_whole and request.transport is not None:
+        request.transport.abort()  # a status line cannot follow one
+    return request[BEGUN]
 
 
 def _check_headers(request: web.Request, options: "WebOptions") -> None:
@@ -161,8 +169,10 @@ def _check_headers(request: web.Request, options: "WebOptions") -> None:
     check_expectation(request)
 
 
-def _refusal(request: web.Request, error: LmiError, options: "WebOptions") -> web.Response:
+def _refusal(request: web.Request, error: LmiError, options: "WebOptions") -> web.StreamResponse:
     request[RECORD].fault = error.fault
+    if BEGUN in request:
+        return _begun_answer(request)
     response = error_answer(request, error)
     if isinstance(error, MethodNotAllowedError):
         response.headers["Allow"] = ", ".join(error.allowed)

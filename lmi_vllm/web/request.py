@@ -6,6 +6,7 @@ those under which the application and its requests keep things.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
@@ -65,6 +66,14 @@ UNTRACED: Final = OPEN_PATHS | {
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
+class Routes(StrEnum):
+    """Which routes a listener has: all, or with a management address one half each."""
+
+    ALL = "all"
+    INFERENCE = "inference"
+    MANAGEMENT = "management"
+
+
 @dataclass(frozen=True, slots=True)
 class RouteGroup:
     """Routes of an extra, which come before the core's: one of them may stand in for those.
@@ -110,7 +119,7 @@ DIALECT: Final = web.RequestKey("dialect", Dialect)
 FORWARDED: Final = web.RequestKey("forwarded", bool)
 
 
-def dialect_of(path: str, profile: ServingProfile, groups: Sequence[RouteGroup]) -> Dialect:
+def dialect_of(path: str, profile: ServingProfile, groups: tuple[RouteGroup, ...]) -> Dialect:
     """Return the dialect in which requests for `path` are refused."""
     if path.startswith("/v1/") or path in OPENAI_ROUTES:
         return Dialect.OPENAI
@@ -122,8 +131,12 @@ def dialect_of(path: str, profile: ServingProfile, groups: Sequence[RouteGroup])
 
 def path_dialect(request: web.Request) -> Dialect:
     """Return the dialect in which a request is refused, as far as its path says."""
-    groups = request.app[GROUPS]
-    return dialect_of(request.path, request.app[SERVICE].profile, groups)
+    service = request.app[SERVICE]
+    is_ours = request.match_info.http_exception is None
+    route = None if is_ours else service.find_route(request.method, request.path)
+    if route is not None:
+        return route.dialect
+    return dialect_of(request.path, service.profile, request.app[GROUPS])
 
 
 def group_of(request: web.Request) -> RouteGroup | None:

@@ -4,16 +4,18 @@ It is built as `vllm serve` builds it, with the same arguments: what it answers 
 because vLLM made them. Which paths it has, what kind of route each is and how it writes errors is
 read from the application that is loaded, so that a route of a new release needs nothing here.
 
-What `vllm serve` does around the application is ours: keys, CORS, limits, the drain. Its own
-middleware for that is handed nothing to act upon: no `Origin`, and no `--api-key`.
+What `vllm serve` does around the application is ours: keys, CORS, limits, the drain. So its own
+middleware for keys and CORS is left out; that of `--middleware` stays.
 """
 
 import asyncio
 import contextlib
 import functools
+import json
 import logging
+import secrets
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final, Self
@@ -23,10 +25,18 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.lora.request import LoRARequest
 
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.errors import Dialect, EngineDeadError, EngineFailureError
-from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, RouteKind
+from lmi_vllm.messages import (
+    AdapterRef,
+    HttpCall,
+    HttpRoute,
+    OpenAIReply,
+    RouteKind,
+    ServingProfile,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,31 +53,66 @@ _PACKAGE: Final = "vllm.entrypoints."
 _MANAGEMENT: Final = ("serve.", "rl.")
 _INFORMATION: Final = ("serve.instrumentator.", "openai.models.")
 _HARMLESS: Final = ("serve.tokenize.",)
+# Adapters have a registry here, which such a route would go around.
+_REFUSED: Final = ("serve.lora.",)
+# It ends requests of others.
+_ABORTING: Final = "/abort_requests"
+# Keys and CORS are checked before.
+_REPLACED: Final = ("AuthenticationMiddleware", "CORSMiddleware")
 _NOT_GIVEN_ON: Final = (b"content-length", b"transfer-encoding", b"connection", b"date", b"server")
-_NOT_HANDED_IN: Final = ("origin", "content-length", "transfer-encoding", "connection", "host")
+_NOT_HANDED_IN: Final = ("content-length", "transfer-encoding", "connection", "host")
 
 
 class Bridge:
     """vLLM's application: its routes, and its answers to calls."""
 
     def __init__(self, app: FastAPI, llm: GuardedAsyncLLM) -> None:
-        self._app = app
+        self.app = app  # vLLM's handlers are in its state
         self._llm = llm
+        self._secret = secrets.token_hex(16)
         # What vLLM's handler of a dead engine ends; the supervisor sees the death by itself.
         app.state.server = SimpleNamespace(should_exit=False)
 
     @classmethod
-    async def create(cls, llm: GuardedAsyncLLM, namespace: Namespace) -> Self:
-        """Return the application over `llm`, set up as `vllm serve` would be."""
+    async def create(
+        cls, llm: GuardedAsyncLLM, namespace: Namespace, profile: ServingProfile
+    ) -> Self:
+        """Return the application over `llm`, set up as `vllm serve` would with the same arguments.
+
+        Keys and the allowed origins are this server's business, before the application.
+        """
+        namespace.served_model_name = list(profile.served_names)
+        namespace.enable_auto_tool_choice = profile.enable_auto_tool_choice
+        namespace.tool_call_parser = profile.tool_call_parser
+        namespace.chat_template = profile.chat_template
+        namespace.chat_template_content_format = profile.chat_template_content_format
         tasks = await llm.get_supported_tasks()
-        app = build_app(namespace, tasks, llm.model_config)
+        with _same_root_logger():
+            app = build_app(namespace, tasks, llm.model_config)
+        app.user_middleware = [one for one in app.user_middleware if _name(one) not in _REPLACED]
+        app.middleware_stack = None  # built anew out of these
         await init_app_state(llm, app.state, namespace, tasks)
         return cls(app, llm)
 
-    @property
-    def state(self) -> Any:
-        """Where vLLM keeps its handlers."""
-        return self._app.state
+    def add_adapter(self, adapter: AdapterRef) -> None:
+        """Let calls that carry this load of the adapter reach it.
+
+        The path is the one users know; the engine's guard puts its private copy in its place.
+        """
+        known = self.app.state.openai_serving_models.lora_requests
+        known[self.key(adapter)] = LoRARequest(adapter.name, adapter.engine_id, adapter.path)
+
+    def remove_adapter(self, adapter: AdapterRef) -> None:
+        """Stop calls from finding this load of the adapter; others of its name stay."""
+        self.app.state.openai_serving_models.lora_requests.pop(self.key(adapter), None)
+
+    def key(self, adapter: AdapterRef) -> str:
+        """Return what stands for one load in `model`: never a name that a client could send.
+
+        vLLM looks adapters up by the name in the request, which by then may mean another load, or
+        one that is being removed. The answer carries the adapter's own name all the same.
+        """
+        return f"{self._secret}-{adapter.engine_id}"
 
     @functools.cached_property
     def routes(self) -> tuple[HttpRoute, ...]:
@@ -76,8 +121,12 @@ class Bridge:
 
     @functools.cached_property
     def _routes(self) -> tuple[APIRoute, ...]:
-        found = (route for route in self._app.routes if isinstance(route, APIRoute))
-        return tuple(route for route in found if route.path not in _OURS)
+        found = (route for route in self.app.routes if isinstance(route, APIRoute))
+        return tuple(
+            route
+            for route in found
+            if route.path not in _OURS and not _room(route).startswith(_REFUSED)
+        )
 
     def find(self, method: str, path: str) -> HttpRoute | None:
         """Return the route that a request means, also where only its method is wrong."""
@@ -94,7 +143,8 @@ class Bridge:
             EngineDeadError: the engine is gone.
             EngineFailureError: the application itself failed.
         """
-        exchange = _Exchange(self._app, _scope(self._app, call), call.body)
+        body = call.body if call.adapter is None else _for_model(call.body, self.key(call.adapter))
+        exchange = _Exchange(self.app, _scope(call, len(body)), body)
         try:
             reply = await exchange.reply()
         except BaseException:
@@ -201,13 +251,37 @@ class _Exchange(AsyncIterator[bytes]):
             await self._task
 
 
-def _scope(app: FastAPI, call: HttpCall) -> Message:
+@contextlib.contextmanager
+def _same_root_logger() -> Iterator[None]:
+    """Undo what SageMaker's library for vLLM's own `/invocations` does to the log when imported."""
+    root = logging.getLogger()
+    level, handlers = root.level, [(handler, handler.level) for handler in root.handlers]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = [handler for handler, _ in handlers]
+        for handler, own_level in handlers:
+            handler.setLevel(own_level)
+
+
+def _name(middleware: Any) -> str:
+    return str(getattr(middleware.cls, "__name__", ""))
+
+
+def _for_model(body: bytes, model: str) -> bytes:
+    """Return the body of a request for another model; the adapter is no field of vLLM's."""
+    payload = {name: value for name, value in json.loads(body).items() if name != "adapters"}
+    return json.dumps({**payload, "model": model}).encode()
+
+
+def _scope(call: HttpCall, length: int) -> Message:
     headers = {
         name.lower(): value
         for name, value in call.headers.items()
         if name.lower() not in _NOT_HANDED_IN
     }
-    headers |= {"x-request-id": call.request_id, "content-length": str(len(call.body))}
+    headers |= {"x-request-id": call.request_id, "content-length": str(length)}
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -238,13 +312,18 @@ def _described(route: APIRoute) -> HttpRoute:
 
 def _kind(route: APIRoute) -> RouteKind:
     """Return what a route does, by the room of vLLM's package that its endpoint is from."""
-    module = str(getattr(route.endpoint, "__module__", ""))
-    room = module.removeprefix(_PACKAGE)
+    room = _room(route)
     if room.startswith(_INFORMATION):
         return RouteKind.INFORMATION
     if room.startswith(_HARMLESS):
         return RouteKind.INFERENCE
-    return RouteKind.MANAGEMENT if room.startswith(_MANAGEMENT) else RouteKind.INFERENCE
+    acts = room.startswith(_MANAGEMENT) or route.path.endswith(_ABORTING)
+    return RouteKind.MANAGEMENT if acts else RouteKind.INFERENCE
+
+
+def _room(route: APIRoute) -> str:
+    """Return the module of a route's endpoint below vLLM's package of them."""
+    return str(getattr(route.endpoint, "__module__", "")).removeprefix(_PACKAGE)
 
 
 def _dialect(route: APIRoute) -> Dialect:

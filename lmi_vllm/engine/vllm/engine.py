@@ -21,6 +21,7 @@ from lmi_vllm.engine.base import (
     OtherClients,
 )
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
+from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
@@ -72,8 +73,8 @@ async def start_vllm_engine(
     started = await start_vllm(arguments, thread, seats)
     async with ended_unless_ready(started):
         adapters = await started.llm.guard(is_cpu=started.is_cpu)
-        openai, task = await prepared(started, profile)
-        return (LeadingEngine if seats else VllmEngine)(started, openai, task, adapters)
+        bridge, task = await prepared(started, profile)
+        return (LeadingEngine if seats else VllmEngine)(started, bridge, task, adapters)
 
 
 @contextlib.asynccontextmanager
@@ -89,24 +90,24 @@ async def ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
         raise
 
 
-async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[VllmOpenAI, str]:
+async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bridge, str]:
     """Return vLLM's handlers and what the model does, once both guards are in place."""
     llm = started.llm
     if profile.limits.grammar_timeout:
         llm.grammars = GrammarGuard(llm, profile.limits.grammar_timeout, started.thread)
     guard_media(profile.media)
-    openai = await VllmOpenAI.create(llm, started.namespace, profile)
+    bridge = await Bridge.create(llm, started.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()
     if "generate" in tasks:
-        return openai, "generate"
-    return openai, str(llm.model_config.get_pooling_task(tasks))
+        return bridge, "generate"
+    return bridge, str(llm.model_config.get_pooling_task(tasks))
 
 
 class VllmClient:
     """What a client of a running vLLM does, started here or elsewhere; most of `Engine`."""
 
-    def __init__(self, started: StartedEngine, openai: VllmOpenAI, task: str) -> None:
+    def __init__(self, started: StartedEngine, bridge: Bridge, task: str) -> None:
         self.max_model_len = int(started.llm.model_config.max_model_len)
         self.task = task  # what vLLM made of the model
         self.tokenizer: Any = started.llm.renderer.tokenizer  # not safe to share with a thread
@@ -114,8 +115,9 @@ class VllmClient:
         self.others: OtherClients = NO_OTHERS
         self._llm = started.llm
         self._thread = started.thread  # kept alive: the kernel ends the engine with this thread
-        self._openai = openai
-        self._jobs = JobRunner(started.llm, openai)
+        self.http = bridge
+        self._openai = VllmOpenAI(bridge)
+        self._jobs = JobRunner(started.llm, self._openai)
         self._tokenizer = PromptTokenizer(self.tokenizer)
         self._is_closing = False
 
@@ -198,20 +200,20 @@ class VllmEngine(VllmClient):
     """The real engine, in processes that were started here."""
 
     def __init__(
-        self, started: StartedEngine, openai: VllmOpenAI, task: str, adapters: EngineAdapters
+        self, started: StartedEngine, bridge: Bridge, task: str, adapters: EngineAdapters
     ) -> None:
-        super().__init__(started, openai, task)
+        super().__init__(started, bridge, task)
         self.adapters = adapters
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Load a private copy of the adapter and let OpenAI calls find it by name."""
         with our_errors():
             await self._while_alive(self.adapters.load(adapter))
-        self._openai.add_adapter(adapter)
+        self.http.add_adapter(adapter)
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
         """Forget the adapter's name, then its weights."""
-        self._openai.remove_adapter(adapter)
+        self.http.remove_adapter(adapter)
         with our_errors():
             await self._while_alive(self.adapters.unload(adapter))
 

@@ -4,19 +4,15 @@ The file that a vLLM upgrade changes most: its request models and handlers have 
 """
 
 import logging
-import secrets
-from argparse import Namespace
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import (
@@ -26,64 +22,23 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import DirectEvents
-from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
+from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.events import TextEvents, may_be_direct
 from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
 from lmi_vllm.engine.vllm.routes import ROUTES, STORED_ROUTES, HandlerRoute, request_adapter
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
-from lmi_vllm.messages import AdapterRef, OpenAICall, OpenAIReply, ServingProfile
+from lmi_vllm.messages import OpenAICall, OpenAIReply
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _App:
-    """What vLLM's handlers look up on a request's application."""
-
-    state: State
-
-
 class VllmOpenAI:
-    """vLLM's handlers over one engine."""
+    """vLLM's handlers over one engine: those of its HTTP application."""
 
-    def __init__(self, app: _App) -> None:
-        self._app = app
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._app = bridge.app
         self._readers = {kind: request_adapter(kind) for kind in ROUTES}
-        self._secret = secrets.token_hex(16)
-
-    @classmethod
-    async def create(
-        cls, llm: GuardedAsyncLLM, namespace: Namespace, profile: ServingProfile
-    ) -> "VllmOpenAI":
-        """Return the handlers, set up as `vllm serve` would with the same arguments."""
-        namespace.served_model_name = list(profile.served_names)
-        namespace.enable_auto_tool_choice = profile.enable_auto_tool_choice
-        namespace.tool_call_parser = profile.tool_call_parser
-        namespace.chat_template = profile.chat_template
-        namespace.chat_template_content_format = profile.chat_template_content_format
-        state = State()
-        await init_app_state(llm, state, namespace, await llm.get_supported_tasks())
-        return cls(_App(state))
-
-    def add_adapter(self, adapter: AdapterRef) -> None:
-        """Let calls that carry this load of the adapter reach it.
-
-        The path is the one users know; the engine's guard puts its private copy in its place.
-        """
-        known = self._app.state.openai_serving_models.lora_requests
-        known[self._key(adapter)] = LoRARequest(adapter.name, adapter.engine_id, adapter.path)
-
-    def remove_adapter(self, adapter: AdapterRef) -> None:
-        """Stop calls from finding this load of the adapter; others of its name stay."""
-        self._app.state.openai_serving_models.lora_requests.pop(self._key(adapter), None)
-
-    def _key(self, adapter: AdapterRef) -> str:
-        """Return what stands for one load in `model`: never a name that a client could send.
-
-        vLLM looks adapters up by the name in the request, which by then may mean another load, or
-        one that is being removed. The answer carries the adapter's own name all the same.
-        """
-        return f"{self._secret}-{adapter.engine_id}"
 
     def beam_search(
         self, prompt: Any, request_id: str, params: Any, lora_request: LoRARequest | None
@@ -132,7 +87,7 @@ class VllmOpenAI:
             return _unsupported(route)
         body = dict(call.body)
         if call.adapter is not None:
-            body["model"] = self._key(call.adapter)
+            body["model"] = self._bridge.key(call.adapter)
         try:
             request = self._readers[call.kind].validate_python(body)
         except ValidationError as error:

@@ -6,9 +6,9 @@ from contextlib import AbstractAsyncContextManager
 
 from lmi_vllm.engine.base import SharedState
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
+from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
-from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.start import StartedEngine, join_vllm
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.messages import AdapterRef, EngineArguments, EngineSeat, ServingProfile, SharedAdapter
@@ -61,9 +61,9 @@ class JoinedEngine(VllmClient):
     """The engine of another process, as one of its clients."""
 
     def __init__(
-        self, started: StartedEngine, openai: VllmOpenAI, task: str, adapters: SharedAdapters
+        self, started: StartedEngine, bridge: Bridge, task: str, adapters: SharedAdapters
     ) -> None:
-        super().__init__(started, openai, task)
+        super().__init__(started, bridge, task)
         self._adapters = adapters
 
     def share(self, adapters: Iterable[SharedAdapter]) -> None:
@@ -83,11 +83,11 @@ class JoinedEngine(VllmClient):
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Let requests use an adapter of the engine; nothing is asked of the engine itself."""
         self._adapters.load(adapter)
-        self._openai.add_adapter(adapter)
+        self.http.add_adapter(adapter)
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
         """Forget the adapter."""
-        self._openai.remove_adapter(adapter)
+        self.http.remove_adapter(adapter)
         self._adapters.unload(adapter)
 
     def engine_died(self) -> None:
@@ -111,5 +111,5 @@ async def join_vllm_engine(
     async with ended_unless_ready(started):
         adapters = SharedAdapters(shared, seat.base_adapter)
         started.llm.join(adapters, is_cpu=started.is_cpu)
-        openai, task = await prepared(started, profile)
-        return JoinedEngine(started, openai, task, adapters)
+        bridge, task = await prepared(started, profile)
+        return JoinedEngine(started, bridge, task, adapters)

@@ -26,9 +26,8 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import Reply
-from lmi_vllm.web.app import Routes
 from lmi_vllm.web.inference_routes import json_answer, read_call, request_properties
-from lmi_vllm.web.request import OPTIONS, RECORD, SERVICE, RouteGroup
+from lmi_vllm.web.request import OPTIONS, RECORD, SERVICE, RouteGroup, Routes
 
 PREFIX: Final = "/v2"
 PLATFORM: Final = "vllm"

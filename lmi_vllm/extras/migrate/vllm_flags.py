@@ -135,7 +135,7 @@ def _joined(flags: list[Flag]) -> list[Flag]:
 def _all_arguments() -> Mapping[str, VllmArgument]:
     """Every argument of `vllm serve`, the engine's and the front end's."""
     release = load_release()
-    return {**release.front_end, **release.engine}
+    return {**release.front_end, **release.passed}
 
 
 def _find(written: str, name: str) -> VllmArgument | None:

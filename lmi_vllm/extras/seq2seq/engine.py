@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from lmi_vllm.engine.base import DirectChunks, DirectEvents
+from lmi_vllm.engine.base import DirectChunks, DirectEvents, HttpApplication
 from lmi_vllm.engine.vllm.routes import openai_schemas
 from lmi_vllm.errors import (
     AdapterRefusedError,
@@ -68,6 +68,7 @@ class TransformersEngine:
     """The engine of encoder-decoder models."""
 
     task = "generate"
+    http: HttpApplication | None = None
 
     def __init__(
         self, loaded: LoadedModel, arguments: EngineArguments, profile: ServingProfile

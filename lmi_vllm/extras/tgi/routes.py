@@ -14,7 +14,6 @@ from aiohttp.typedefs import Handler
 from lmi_vllm.errors import Dialect, ResourceNotFoundError
 from lmi_vllm.extras.tgi.answers import describe, is_tokenize_body, tokenize
 from lmi_vllm.messages import ServingProfile, TgiRoute
-from lmi_vllm.web.app import Routes
 from lmi_vllm.web.inference_routes import (
     CALL_METHODS,
     READ_METHODS,
@@ -25,7 +24,7 @@ from lmi_vllm.web.inference_routes import (
     root,
     send,
 )
-from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, SERVICE, RouteGroup, check_method
+from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, SERVICE, RouteGroup, Routes, check_method
 
 ROOT: Final = "/"
 GENERATE: Final[Mapping[str, TgiRoute]] = MappingProxyType(

@@ -15,8 +15,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, ManagementError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import adapter_registry
-from lmi_vllm.web.app import Routes
-from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup
+from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes
 
 Fields = dict[str, Any]
 

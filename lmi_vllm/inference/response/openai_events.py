@@ -1,6 +1,6 @@
 """vLLM's OpenAI answers as each route gives them: its errors, and its streams to their ends."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -14,6 +14,7 @@ from lmi_vllm.errors import (
     NotReadyError,
     RequestError,
     StatusTable,
+    anthropic_error,
     openai_error,
     tgi_error,
 )
@@ -134,6 +135,25 @@ class ResponsesEvents:
         return last_event + _framed(
             {"type": "response.failed", "response": failed, "sequence_number": number + 1}
         )
+
+
+def stream_end(dialect: Dialect, content_type: str) -> Callable[[LmiError], bytes]:
+    """Return what ends a stream of the engine's own application that fails, in its dialect.
+
+    Where the stream is of no events its end would look like that of a whole answer: the error is
+    raised, which cuts the connection.
+    """
+
+    def cut(error: LmiError) -> bytes:
+        raise error
+
+    def anthropic(error: LmiError) -> bytes:
+        status = DEFAULT_STATUSES.of(error, dialect)
+        return _framed(anthropic_error(error, error.text, status))
+
+    if not content_type.startswith("text/event-stream"):
+        return cut
+    return anthropic if dialect is Dialect.ANTHROPIC else V1_EVENTS.error
 
 
 def lmi_reply(answer: OpenAIReply, content_type: str = "application/json") -> Reply:

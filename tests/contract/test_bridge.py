@@ -1,0 +1,188 @@
+"""vLLM's own HTTP application, called in process over the engine that serves everything else."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from lmi_vllm.engine.base import Engine, HttpApplication
+from lmi_vllm.errors import Dialect
+from lmi_vllm.messages import AdapterRef, HttpCall, OpenAIReply, RouteKind
+from tests.contract.conftest import LoopThread
+
+pytestmark = pytest.mark.vllm
+
+QUESTION = {
+    "model": "lmi",
+    "max_tokens": 8,
+    "temperature": 0,
+    "messages": [{"role": "user", "content": "hello"}],
+}
+
+
+@pytest.fixture
+def application(vllm_engine: Engine) -> HttpApplication:
+    """The application over the session's engine."""
+    assert vllm_engine.http is not None
+    return vllm_engine.http
+
+
+def http_call(path: str, body: object = None, method: str = "POST", **more: Any) -> HttpCall:
+    """Return a call with a JSON body, or with bytes as they are."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", "Origin": "http://elsewhere.example"}
+    return HttpCall(method, path, "", headers, content, "an-id", **more)
+
+
+async def whole(reply: OpenAIReply) -> bytes:
+    """Return all bytes of an answer."""
+    if reply.stream is None:
+        return reply.body
+    return b"".join([chunk async for chunk in reply.stream])
+
+
+def test_routes_say_what_they_do_and_how_they_refuse(application: HttpApplication) -> None:
+    """All of it is read from the application: no list of ours."""
+    found = {route.path: (route.kind, route.dialect) for route in application.routes}
+    assert found["/v1/messages"] == (RouteKind.INFERENCE, Dialect.ANTHROPIC)
+    assert found["/v1/chat/completions/batch"] == (RouteKind.INFERENCE, Dialect.OPENAI)
+    assert found["/tokenize"][0] is RouteKind.INFERENCE
+    assert found["/version"][0] is RouteKind.INFORMATION
+    assert found["/scale_elastic_ep"][0] is RouteKind.MANAGEMENT
+    assert found["/inference/v1/abort_requests"][0] is RouteKind.MANAGEMENT
+    assert not {"/ping", "/invocations", "/metrics", "/docs", "/v1/load_lora_adapter"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "found"),
+    [
+        ("POST", "/v1/messages", "/v1/messages"),
+        ("DELETE", "/v1/messages", "/v1/messages"),
+        ("GET", "/v1/responses/an-id", "/v1/responses/{response_id}"),
+        ("POST", "/v1/nothing", None),
+        ("GET", "/metrics", None),
+    ],
+)
+def test_path_means_a_route(
+    application: HttpApplication, method: str, path: str, found: str | None
+) -> None:
+    """Also with another method than its own, which the answer then names."""
+    route = application.find(method, path)
+    assert (None if route is None else route.path) == found
+
+
+def test_whole_answer_is_vllm_s(run: LoopThread, application: HttpApplication) -> None:
+    """The id is that of the request; no header of vLLM's CORS is in it."""
+    reply = run(application.call(http_call("/v1/messages", QUESTION)))
+    answer = json.loads(reply.body)
+    assert (reply.status, reply.content_type) == (200, "application/json")
+    assert answer["content"][0]["text"].startswith("Hello!")
+    assert answer["id"].endswith("an-id")
+    assert not {"vary", "access-control-allow-origin", "content-length"} & set(reply.headers)
+
+
+def test_stream_has_the_text_of_the_whole_answer(
+    run: LoopThread, application: HttpApplication
+) -> None:
+    """An event at a time, as vLLM frames them."""
+    answer = json.loads(run(application.call(http_call("/v1/messages", QUESTION))).body)
+
+    async def streamed() -> bytes:
+        call = http_call("/v1/messages", {**QUESTION, "stream": True})
+        return await whole(await application.call(call))
+
+    lines = run(streamed()).decode().splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    text = "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
+    assert text == answer["content"][0]["text"]
+    assert events[-1]["type"] == "message_stop"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/messages", b"{", 400, "JSON decode error"),
+        ("/v1/messages", {**QUESTION, "model": "other"}, 404, "`other` does not exist"),
+        ("/v1/chat/completions/batch", {"model": "lmi"}, 400, "messages"),
+        ("/inference/v1/generate", {"token_ids": [1]}, 403, "--enable-scale-out"),
+    ],
+)
+def test_refusal_is_an_answer(
+    run: LoopThread,
+    application: HttpApplication,
+    path: str,
+    body: object,
+    status: int,
+    words: str,
+) -> None:
+    """In vLLM's words; nothing is raised."""
+    reply = run(application.call(http_call(path, body)))
+    assert (reply.status, words in reply.body.decode()) == (status, True)
+
+
+def test_adapter_of_the_call_answers(
+    run: LoopThread, application: HttpApplication, vllm_engine: Engine, adapter_folder: Any
+) -> None:
+    """Whatever `model` says; the answer carries the adapter's own name, and a client cannot."""
+    adapter = AdapterRef("shouts", adapter_folder("capitals"), 9_001)
+
+    async def asked() -> tuple[Any, OpenAIReply]:
+        await vllm_engine.load_adapter(adapter)
+        try:
+            call = http_call("/v1/messages", QUESTION, adapter=adapter)
+            named = http_call("/v1/messages", {**QUESTION, "model": "shouts"})
+            return json.loads((await application.call(call)).body), await application.call(named)
+        finally:
+            await vllm_engine.unload_adapter(adapter)
+
+    answer, by_name = run(asked())
+    assert answer["model"] == "shouts"
+    assert answer["content"][0]["text"].isupper()
+    assert by_name.status == 404
+
+
+def test_client_that_goes_takes_its_request_along(
+    run: LoopThread, application: HttpApplication, vllm_engine: Engine
+) -> None:
+    """In a stream that was read, in one that was not, and before the answer."""
+
+    async def left(chunks: int) -> int:
+        call = http_call("/v1/messages", {**QUESTION, "max_tokens": 1000, "stream": True})
+        reply = await application.call(call)
+        assert reply.stream is not None
+        for _ in range(chunks):
+            await anext(reply.stream)
+        await reply.stream.aclose()  # type: ignore[attr-defined]
+        return vllm_engine.running_requests
+
+    async def given_up() -> int:
+        call = http_call("/v1/messages", {**QUESTION, "max_tokens": 1000})
+        task = asyncio.create_task(application.call(call))
+        while not vllm_engine.running_requests:  # noqa: ASYNC110 - nothing tells when it begins
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        return vllm_engine.running_requests
+
+    assert [run(left(0)), run(left(5)), run(given_up())] == [0, 0, 0]
+
+
+def test_slow_reader_holds_the_handler_back(run: LoopThread, application: HttpApplication) -> None:
+    """One chunk waits for its reader; the rest is vLLM's to join."""
+
+    async def chunks() -> int:
+        call = http_call("/v1/messages", {**QUESTION, "max_tokens": 60, "stream": True})
+        reply = await application.call(call)
+        await asyncio.sleep(1.5)
+        assert reply.stream is not None
+        return len([chunk async for chunk in reply.stream])
+
+    assert run(chunks()) < 30
+
+
+def test_log_is_as_it_was(vllm_engine: Engine) -> None:
+    """SageMaker's library for vLLM's own `/invocations` sets the root logger's level to ERROR."""
+    assert vllm_engine.http is not None
+    assert logging.getLogger().level <= logging.WARNING

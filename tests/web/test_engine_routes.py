@@ -1,0 +1,231 @@
+"""Routes of the engine's own HTTP application: keys, queue, adapters and limits are around them."""
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.errors import Dialect, EngineDeadError
+from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, RouteKind, ServingProfile
+from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.request import Routes
+from tests.conftest import ServeScripted
+from tests.web.conftest import lifecycle_of, queue_of
+
+POST: Final = frozenset({"POST"})
+MESSAGES: Final = HttpRoute("/v1/messages", POST, RouteKind.INFERENCE, Dialect.ANTHROPIC)
+BATCH: Final = HttpRoute("/v1/batch", POST, RouteKind.INFERENCE, Dialect.OPENAI)
+VERSION: Final = HttpRoute(
+    "/version", frozenset({"GET"}), RouteKind.INFORMATION, Dialect.OPENAI
+)  # fmt: skip
+SLEEP: Final = HttpRoute("/sleep", POST, RouteKind.MANAGEMENT, Dialect.OPENAI)
+KEY: Final = {"x-api-key": "secret"}
+
+
+@dataclass
+class Application:
+    """An application with four routes that keeps its calls."""
+
+    routes: tuple[HttpRoute, ...] = (MESSAGES, BATCH, VERSION, SLEEP)
+    calls: list[HttpCall] = field(default_factory=list)
+    dies_after: int | None = None  # so many chunks of a stream
+    content_type: str = "text/event-stream"
+    closed: int = 0
+
+    def find(self, method: str, path: str) -> HttpRoute | None:
+        """Return the route of that path."""
+        del method
+        return next((route for route in self.routes if route.path == path), None)
+
+    async def call(self, call: HttpCall) -> OpenAIReply:
+        """Return the body that was sent, or a stream of it."""
+        self.calls.append(call)
+        headers = {"x-of-vllm": "1"}
+        if b'"stream"' in call.body:
+            return OpenAIReply(
+                200, content_type=self.content_type, stream=self._chunks(), headers=headers
+            )
+        return OpenAIReply(200, call.body, "application/json", headers=headers)
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        try:
+            for count in range(3):
+                if count == self.dies_after:
+                    raise EngineDeadError
+                yield b"data: %d\n\n" % count
+        finally:
+            self.closed += 1
+
+
+@pytest.fixture
+def application(engine: ScriptedEngine) -> Application:
+    """The application of the scripted engine."""
+    engine.http = Application()
+    return engine.http
+
+
+async def test_body_goes_on_as_it_came(serve: ServeScripted, application: Application) -> None:
+    """Query, headers and the request's id too; status, body and headers come back."""
+    client = await serve()
+    body = b'{"a": NaN, "a": 1e999}'
+    response = await client.post("/v1/messages?beta=true", data=body, headers={"x-mine": "1"})
+    assert (response.status, await response.read()) == (200, body)
+    assert response.headers["x-of-vllm"] == "1"
+    (call,) = application.calls
+    assert (call.method, call.path, call.query_string) == ("POST", "/v1/messages", "beta=true")
+    assert (call.body, call.headers["x-mine"]) == (body, "1")
+    assert call.request_id == response.headers["x-request-id"]
+
+
+async def test_unknown_path_is_no_route(serve: ServeScripted, application: Application) -> None:
+    """404 as before, from us."""
+    client = await serve()
+    assert (await client.post("/v1/nothing", data=b"{}")).status == 404
+    assert application.calls == []
+
+
+async def test_no_route_is_known_before_there_is_a_model(serve: ServeScripted) -> None:
+    """A path where such routes are is 503 as long as the server starts, any other 404."""
+    client = await serve(is_ready=False)
+    response = await client.post("/v1/messages", data=b"{}")
+    assert (response.status, "Retry-After" in response.headers) == (503, True)
+    assert (await client.get("/nothing")).status == 404
+
+
+async def test_other_method_is_refused_with_those_allowed(
+    serve: ServeScripted, application: Application
+) -> None:
+    """In the dialect of the route."""
+    client = await serve()
+    response = await client.delete("/v1/messages")
+    assert (response.status, response.headers["Allow"]) == (405, "POST")
+    assert (await response.json())["type"] == "error"
+    assert (await client.options("/v1/messages")).status == 200
+    assert application.calls == []
+
+
+@pytest.mark.parametrize(("path", "shape"), [("/v1/messages", "type"), ("/v1/batch", "error")])
+async def test_missing_key_is_refused_in_the_route_s_dialect(
+    serve: ServeScripted, application: Application, path: str, shape: str
+) -> None:
+    """Anthropic's error object has a type of its own beside it."""
+    client = await serve(options=WebOptions(api_keys=("secret",)))
+    response = await client.post(path, data=b"{}")
+    document = await response.json()
+    assert (response.status, next(iter(document))) == (401, shape)
+    assert document["error"]["type"] == "AuthenticationError"
+    assert (await client.post(path, data=b"{}", headers=KEY)).status == 200
+    assert len(application.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"stop_sequences": ["x"] * 65}, "LMI_MAX_STOP_STRINGS"),
+        ({"sampling_params": {"n": 17}}, "sampling_params.n: at most 16"),
+        ({"prompt": ["x"] * 101}, "job_queue_size"),
+    ],
+)
+async def test_limits_hold(
+    serve: ServeScripted, application: Application, body: object, words: str
+) -> None:
+    """Also of a body that only Python's own parser reads."""
+    client = await serve(limit=100)
+    for content in (json.dumps(body), json.dumps(body)[:-1] + ', "x": NaN}'):
+        response = await client.post("/v1/messages", data=content)
+        assert (response.status, words in await response.text()) == (400, True)
+    assert application.calls == []
+
+
+async def test_full_queue_refuses(serve: ServeScripted, application: Application) -> None:
+    """Before the body is read; what only informs is answered all the same."""
+    client = await serve(limit=1)
+    with queue_of(client).admit():
+        assert (await client.post("/v1/messages", data=b"{}")).status == 503
+        assert (await client.get("/version")).status == 200
+    assert [call.path for call in application.calls] == ["/version"]
+    assert queue_of(client).in_flight == 0
+
+
+async def test_named_adapter_answers(
+    serve: ServeScripted, engine: ScriptedEngine, application: Application
+) -> None:
+    """By `model` or by SageMaker's header; one that is not registered is never the base model."""
+    client = await serve(ServingProfile(model_name="demo", enable_lora=True))
+    created = await client.post("/adapters?name=a1&src=/tmp/a1")
+    assert created.status == 200, await created.text()
+    await client.post("/v1/messages", json={"model": "a1"})
+    await client.post("/v1/messages", json={"model": "other"})
+    header = {"x-amzn-sagemaker-adapter-identifier": "a1"}
+    await client.post("/v1/messages", json={"model": "lmi"}, headers=header)
+    found = [None if call.adapter is None else call.adapter.name for call in application.calls]
+    assert found == ["a1", None, "a1"]
+    header = {"x-amzn-sagemaker-adapter-identifier": "a2"}
+    assert (await client.post("/v1/messages", json={}, headers=header)).status == 404
+    assert len(application.calls) == 3
+
+
+async def test_stream_is_given_on(serve: ServeScripted, application: Application) -> None:
+    """Each chunk as it is; the slot and the stream end with it."""
+    client = await serve()
+    response = await client.post("/v1/messages", json={"stream": True})
+    assert response.headers["Content-Type"] == "text/event-stream"
+    assert await response.read() == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+    assert (queue_of(client).in_flight, application.closed) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":'),
+        ("/v1/batch", b'data: {"error":{"message":'),
+    ],
+)
+async def test_cut_stream_ends_in_its_dialect(
+    serve: ServeScripted, application: Application, path: str, end: bytes
+) -> None:
+    """The engine's death is the last event."""
+    application.dies_after = 2
+    client = await serve()
+    response = await client.post(path, json={"stream": True})
+    assert end in await response.read()
+    assert lifecycle_of(client).error_rates is not None
+
+
+async def test_cut_stream_of_no_events_does_not_look_whole(
+    serve: ServeScripted, application: Application
+) -> None:
+    """The connection is cut: its end would be that of a whole answer."""
+    application.dies_after, application.content_type = 2, "application/octet-stream"
+    client = await serve()
+    response = await client.post("/v1/messages", json={"stream": True})
+    with pytest.raises(Exception, match=r"closed|payload|not completed|reset"):
+        await response.read()
+
+
+async def test_route_that_acts_on_the_server_needs_a_key(
+    serve: ServeScripted, application: Application
+) -> None:
+    """Where there is none to send, it does not exist for anybody."""
+    client = await serve()
+    response = await client.post("/sleep")
+    assert (response.status, "LMI_API_KEY" in await response.text()) == (401, True)
+    guarded = await serve(options=WebOptions(api_keys=("secret",)))
+    assert (await guarded.post("/sleep")).status == 401
+    assert (await guarded.post("/sleep", headers=KEY)).status == 200
+    assert [call.path for call in application.calls] == ["/sleep"]
+
+
+@pytest.mark.parametrize(
+    ("routes", "statuses"), [(Routes.INFERENCE, [200, 404]), (Routes.MANAGEMENT, [404, 200])]
+)
+async def test_route_is_on_the_listener_of_its_kind(
+    serve: ServeScripted, application: Application, routes: Routes, statuses: list[int]
+) -> None:
+    """Management has an address of its own where one is configured."""
+    client = await serve(options=WebOptions(api_keys=("secret",), routes=routes))
+    found = [(await client.post(path, headers=KEY)).status for path in ("/v1/batch", "/sleep")]
+    assert found == statuses
