@@ -298,7 +298,7 @@ def api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
     Raises:
         StartupError: the key file cannot be read, or holds no key: never an open server instead.
     """
-    keys = [environ["LMI_API_KEY"]] if environ.get("LMI_API_KEY") else []
+    keys = [key for name in ("LMI_API_KEY", "VLLM_API_KEY") if (key := environ.get(name))]
     if path := environ.get("LMI_API_KEY_FILE"):
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()

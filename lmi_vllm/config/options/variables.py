@@ -13,6 +13,8 @@ class Variables(Section):
     lmi_strict: bool = variable(parse.boolean, "Unknown names are errors (--strict).",
         default=False, values="bool")
     lmi_api_key: str | None = variable(parse.any_text, "The key clients must send.")
+    vllm_api_key: str | None = variable(parse.any_text,
+        "As LMI_API_KEY, under the name that `vllm serve` reads.")
     lmi_api_key_file: str | None = variable(parse.any_text, "File with one key a line.",
         values="path")
     lmi_custom_code: str = variable(parse.one_of("local", "roots", "all", "none"), "Whose Python "

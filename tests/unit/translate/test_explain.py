@@ -82,6 +82,7 @@ def test_missing_model_is_said_without_being_an_error(explained: ExplainRun) -> 
 SECRETS = {
     "HF_TOKEN": "s3cret-hub",
     "LMI_API_KEY": "s3cret-key",
+    "VLLM_API_KEY": "s3cret-vllm-key",
     "OPTION_HF_TOKEN": "s3cret-option",
     "OPTION_ENV": "A=1,AWS_SECRET_ACCESS_KEY=s3cret-env,MY_PASSWORD=s3cret-pass",
     "OPTION_KV_TRANSFER_CONFIG": '{"kv_role": "kv_both", "api_key": "s3cret-json"}',
