@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.code_start import CodeLoader
     from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.server.model_files import StartVariables
+    from lmi_vllm.server.model_keeper import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.server.process_group import MakeProcesses
     from lmi_vllm.translate.draft import ArgumentDraft
@@ -100,6 +101,8 @@ class Extra:
     start_variables: "tuple[Lazy[StartVariables], ...]" = ()
     # What `serve` does with these settings instead of opening a port; None where it opens one.
     instead_of_serving: "tuple[Lazy[Callable[[Settings], ServeOtherwise | None]], ...]" = ()
+    # What a server runs that is started without a model; one extra can have it.
+    without_model: "Lazy[WithoutModel] | None" = None
     # What it does around each start of a model; None where the settings do not ask for it.
     around_start: "Lazy[Callable[[PlannedStart], AroundStart | None]] | None" = None
     # What it does beside the server, from an open port to the end: steps of requests, telemetry.

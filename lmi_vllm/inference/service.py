@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
 from lmi_vllm.adapters.adapter import Adapter
@@ -18,7 +18,6 @@ from lmi_vllm.errors import (
 from lmi_vllm.inference import pipeline
 from lmi_vllm.inference.context import RequestContext, RequestStep, Runtime
 from lmi_vllm.inference.engine_routes import forward
-from lmi_vllm.inference.model_control import ModelControl, ModelInfo, OneModelOnly
 from lmi_vllm.inference.openai_lane import ask_unqueued
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, Reply, RouteKind, ServingProfile
@@ -27,6 +26,22 @@ from lmi_vllm.telemetry.records import current_record
 
 _SUCCESS = 200
 Answer = Callable[[RequestContext], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a description says of the model besides its state."""
+
+    url: str = ""
+    is_loaded_at_startup: bool = True
+    start_time: str = ""
+    device_type: str = "cpu"
+    batch_size: int = 1
+    max_batch_delay: int = 100  # milliseconds
+    max_idle_time: int = 60  # seconds
+    # Figures for clients that check them: one engine serves whatever comes.
+    min_workers: int = 1
+    max_workers: int = 1
 
 
 class InferenceService:
@@ -43,7 +58,7 @@ class InferenceService:
         self.lifecycle = queue.lifecycle
         self.profile = profile or ServingProfile()
         self.model = ModelInfo()
-        self.models: ModelControl = OneModelOnly()
+        self.models: object | None = None  # an extra's that loads models; None: the start's stays
         self.steps: list[RequestStep] = []  # of extras, in the way of /invocations and its like
         self.telemetry = Telemetry()
         self.statuses = statuses
@@ -52,16 +67,6 @@ class InferenceService:
     def expect(self, model: ModelInfo, profile: ServingProfile) -> None:
         """Describe the model that is being started; requests reach it when its runtime is there."""
         self.model, self.profile = model, profile
-
-    def show_workers(self, least: int | None, most: int | None) -> None:
-        """Describe the model with as many workers as a client asked for; 1 where it did not say."""
-        least = least or 1
-        most = max(most or least, least)
-        self.model = replace(self.model, min_workers=least, max_workers=most)
-
-    def manage_models(self, control: ModelControl) -> None:
-        """Let the management routes load and unload models with `control`."""
-        self.models = control
 
     def attach(self, runtime: Runtime) -> None:
         """Let requests reach the engine."""

@@ -5,13 +5,14 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from typing import Protocol
 
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import LmiError, StartupError
-from lmi_vllm.inference.model_control import ModelInfo
+from lmi_vllm.extension import extras
+from lmi_vllm.inference.service import ModelInfo
 from lmi_vllm.server.beside import log_request_metrics
 from lmi_vllm.server.model_settings import complete_settings
-from lmi_vllm.server.model_slot import ModelSlot
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.service_start import ServerContext
@@ -24,6 +25,22 @@ from lmi_vllm.translate.explain import as_document, explain
 logger = logging.getLogger(__name__)
 
 
+class ModelRun(Protocol):
+    """A model that is started and kept, or the place of those that come later."""
+
+    async def run(self) -> Outcome:
+        """Return how the server has to end because of a model."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine, if there is one."""
+        ...
+
+
+MakeSupervisor = Callable[[StartPlan, Settings], Supervisor]
+WithoutModel = Callable[[ServerContext, CommandLine, MakeSupervisor], ModelRun]
+
+
 class ModelKeeper:
     """Starts what the settings ask for, keeps it up, and ends it."""
 
@@ -31,7 +48,7 @@ class ModelKeeper:
         self._context = context
         self._settings = settings
         self._typed = typed
-        self._running: Supervisor | ModelSlot | None = None  # what has an engine to close
+        self._running: ModelRun | None = None  # what has an engine to close
         self._translation: Translation | None = None  # a registered model brings its own
 
     async def run(self, url: str, curl: str) -> Outcome:
@@ -73,12 +90,16 @@ class ModelKeeper:
         )
         return as_document(explain(translation))
 
-    async def _wait_for_models(
-        self, url: str, make: Callable[[StartPlan, Settings], Supervisor]
-    ) -> Outcome:
+    async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
         """Be healthy without a model; POST /models loads one."""
-        self._running = slot = ModelSlot(self._context, self._typed, make)
-        self._context.service.manage_models(slot)
+        found = (extra.without_model for extra in extras().values())
+        place = next((place for place in found if place is not None), None)
+        if place is None:
+            raise StartupError(
+                "a server that is started without a model needs the extra model_control, which is "
+                "not installed"
+            )
+        self._running = slot = place.load()(self._context, self._typed, make)
         print(f"Ready on {url} without a model: POST /models loads one", flush=True)
         return await slot.run()
 
@@ -89,7 +110,7 @@ class ModelKeeper:
         self._translation = plan.translation
         service, policy = self._context.service, FailurePolicy.of(settings)
         service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
-        is_registered = isinstance(self._running, ModelSlot)
+        is_registered = self._running is not None
         model = _model_info(plan, settings, self._context.environ, is_registered=is_registered)
         service.queue.resize(settings.server.job_queue_size)  # which the model may have brought
         service.expect(model, plan.profile)

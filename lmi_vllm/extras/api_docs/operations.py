@@ -450,6 +450,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         example={"url": "/opt/ml/model", "model_name": "model"},
         answer_example={"status": 'Model "model" registered.'},
         statuses=(202, 404, 409, 507),
+        extra="model_control",
     ),
     *(
         Operation(
@@ -473,6 +474,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             "status": 'Workflow "model" worker scaled. New Worker configuration min workers:1 max '
             "workers:1"
         },
+        extra="model_control",
     ),
     Operation(
         "delete",
@@ -481,6 +483,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Unload a model that POST /models loaded; 405 for the one of the start.",
         {JSON: "Status"},
         answer_example={"status": 'Model or workflow "model" unregistered'},
+        extra="model_control",
     ),
     *_adapters("/adapters"),
     *_adapters("/models/{model}/adapters"),

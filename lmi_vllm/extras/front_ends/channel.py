@@ -21,7 +21,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, NotReadyError
 from lmi_vllm.inference.error_rates import ErrorKind
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.model_control import ModelInfo
+from lmi_vllm.inference.service import ModelInfo
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile, SharedAdapter
 
 _LENGTH: Final = struct.Struct("!I")

@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import EngineStartError
+from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import Phase, State
-from tests.server.conftest import Engines, Serve, Serving, until
+from lmi_vllm.server import model_keeper
+from tests.server.conftest import Engines, Serve, Serving, engines, serve, until
+
+__all__ = ["engines", "serve"]
 
 URL = "/models?url=some/model&model_name=one"
 
@@ -122,3 +126,14 @@ async def test_models_are_not_loaded_while_draining(empty: Serving) -> None:
     """A stop ends a server without a model at once."""
     empty.stop.set()
     assert await empty.ended() == (0, "")
+
+
+async def test_without_this_extra_the_start_says_what_is_missing(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that nothing could ever load a model into would be healthy for nothing."""
+    left = {name: extra for name, extra in extras().items() if name != "model_control"}
+    monkeypatch.setattr(model_keeper, "extras", lambda: left)
+    server = await serve(model=None, SERVING_LOAD_MODELS="NONE")
+    code, reason = await server.ended()
+    assert (code, "needs the extra model_control" in reason) == (1, True)

@@ -7,9 +7,10 @@ free again.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,7 +25,7 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
 )
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.model_control import NewModel
+from lmi_vllm.server.model_keeper import MakeSupervisor
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.service_start import ServerContext
@@ -47,7 +48,16 @@ _NO_MEMORY: Final = (
     "less than desired cpu memory",
     "larger than the available kv cache memory",
 )
-MakeSupervisor = Callable[[StartPlan, Settings], Supervisor]
+
+
+@dataclass(frozen=True, slots=True)
+class NewModel:
+    """A model to load: `url` is a folder, a URL that a source claims, or a hub id."""
+
+    url: str
+    name: str = ""  # empty: as the URL says
+    is_synchronous: bool = True
+    arguments: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class ModelSlot:
@@ -60,6 +70,7 @@ class ModelSlot:
         make: MakeSupervisor,
     ) -> None:
         self._service = context.service
+        self._service.models = self
         self._typed = typed
         self._environ = context.environ
         self._make = make
@@ -74,7 +85,13 @@ class ModelSlot:
         return await self._ended
 
     async def register(self, new: NewModel) -> str:
-        """Load the model; see `ModelControl.register`."""
+        """Load the model and return its name; not synchronous, only begin to.
+
+        Raises:
+            ModelCapacityError: another model is there, or memory is not enough.
+            ResourceNotFoundError: there is nothing at the URL.
+            BadParameterError: it cannot be served.
+        """
         lifecycle = self._service.lifecycle
         if lifecycle.state is State.DRAINING:
             raise NotReadyError("the server is shutting down")
@@ -97,7 +114,7 @@ class ModelSlot:
         return plan.model.name
 
     async def unregister(self) -> None:
-        """Unload the model; see `ModelControl.unregister`."""
+        """Refuse new requests, let the running ones end, and free what the model holds."""
         async with self._turn:
             supervisor, life = self._supervisor, self._life
             self._empty()  # new requests are for a model that is not there
