@@ -17,9 +17,15 @@ from lmi_vllm.extras.model_control.slot import ModelSlot, NewModel
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web import model_routes
-from lmi_vllm.web.app import Routes
 from lmi_vllm.web.inference_routes import READ_METHODS, json_answer
-from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, check_method, given_arguments
+from lmi_vllm.web.request import (
+    OPTIONS,
+    SERVICE,
+    RouteGroup,
+    Routes,
+    check_method,
+    given_arguments,
+)
 
 logger = logging.getLogger(__name__)
 
