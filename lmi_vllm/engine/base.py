@@ -64,11 +64,17 @@ class OtherClients(Protocol):
         """Steps they have seen it complete, added up."""
         ...
 
+    @property
+    def not_finite(self) -> int:
+        """Their requests of the model itself whose numbers were not finite."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _NoOthers:
     running_requests: int = 0
     steps: int = 0
+    not_finite: int = 0
 
 
 NO_OTHERS: Final = _NoOthers()
@@ -155,6 +161,11 @@ class Engine(EngineProcess, Protocol):
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus answer, in tokens."""
+        ...
+
+    @property
+    def not_finite(self) -> int:
+        """Requests without an adapter that failed because their numbers were not finite (NaN)."""
         ...
 
     @property

@@ -85,6 +85,7 @@ class ScriptedEngine:
     calls: list[OpenAICall] = field(default_factory=list)
     running_requests: int = 0
     progress: int = 0
+    not_finite: int = 0
     logged_statistics: int = 0
     is_closed: bool = False
     can_be_killed: bool = True

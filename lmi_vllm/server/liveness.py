@@ -15,6 +15,7 @@ from lmi_vllm.messages import GenerationJob, OpenAICall
 logger = logging.getLogger(__name__)
 
 WARM_UP_PROMPT: Final = "Hello"
+ANSWER_CHECK_SECONDS: Final = 1.0
 CHECKS: Final = 4  # looks at the engine within one stall time
 
 
@@ -80,6 +81,37 @@ class StallWatch:
                 now - self._since,
             )
             self._lifecycle.become(State.UNHEALTHY)
+
+
+class AnswerWatch:
+    """Asks the model anew after its own requests' numbers were not finite (NaN).
+
+    One such prompt says nothing of the others; a model that cannot say what it said at its start is
+    of no use: `spoilt` is set, and it is to be replaced.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self.spoilt = asyncio.Event()
+        self._engine = engine
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Watch until cancelled, or until it is of no use."""
+        known = 0
+        while not self.spoilt.is_set():
+            await self._clock.sleep(ANSWER_CHECK_SECONDS)
+            if self._engine.not_finite != known:
+                known = self._engine.not_finite
+                await self._look(known)
+
+    async def _look(self, known: int) -> None:
+        logger.error("the model's own numbers were not finite for a request: it is asked again")
+        try:
+            await warm_up(self._engine)
+        except LmiError as error:
+            logger.error("%s", error.text)
+            if self._engine.not_finite != known:  # else it failed for another reason
+                self.spoilt.set()
 
 
 async def _ask(engine: Engine) -> None:

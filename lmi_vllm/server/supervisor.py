@@ -13,7 +13,7 @@ from lmi_vllm.engine.factory import settle, settle_again
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.server.liveness import StallWatch
+from lmi_vllm.server.liveness import AnswerWatch, StallWatch
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.service_start import ServerContext
@@ -22,6 +22,7 @@ from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 logger = logging.getLogger(__name__)
 
 ENGINE_DIED: Final = "the engine process died"
+MODEL_SPOILT: Final = "the model's own answers are not finite any more (NaN)"
 ENGINE_HUNG: Final = "the engine completed no step for too long (LMI_STALL_RESTART_TIMEOUT)"
 FRONT_ENDS_DIED: Final = "more front-end processes ended than can be replaced over one engine"
 FAIL_FAST_CODE: Final = 137
@@ -145,14 +146,17 @@ class Supervisor:
         watch = StallWatch(
             engine, lifecycle, policy.stall_seconds, self._clock, policy.hang_seconds
         )
-        stall = asyncio.create_task(watch.run())
+        answers = AnswerWatch(engine, self._clock)
+        watches = [asyncio.create_task(work) for work in (watch.run(), answers.run())]
         dying = asyncio.create_task(engine.wait_until_dead())
         failing = asyncio.create_task(self._processes.failed.wait())
         hanging = asyncio.create_task(watch.hung.wait())
+        spoiling = asyncio.create_task(answers.spoilt.wait())
+        ends = (dying, failing, hanging, spoiling)
         try:
-            await asyncio.wait({dying, failing, hanging}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (stall, dying, failing, hanging):
+            for task in (*watches, *ends):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
@@ -161,20 +165,22 @@ class Supervisor:
             logger.error("the engine process is gone")
             return ENGINE_DIED
         if watch.hung.is_set():
-            return await self._end_hung(engine)
+            return await self._end(engine, ENGINE_HUNG)
+        if answers.spoilt.is_set():
+            return await self._end(engine, MODEL_SPOILT)
         return FRONT_ENDS_DIED
 
-    async def _end_hung(self, engine: Engine) -> str:
-        """End an engine that hangs, so that all who wait for it are answered; returns the reason.
+    async def _end(self, engine: Engine, reason: str) -> str:
+        """End an engine that runs, so that all who wait for it are answered; returns the reason.
 
-        What hangs must have ended before another takes its memory.
+        It must have ended before another takes its memory.
         """
-        logger.error("the engine hangs: it is ended")
+        logger.error("the engine is ended: %s", reason)
         self._processes.engine_died()
         self._can_restart = await engine.kill()
         if not self._can_restart:
-            logger.error("what hangs cannot be ended without this process: no restart")
-        return ENGINE_HUNG
+            logger.error("it cannot be ended without this process: no restart")
+        return reason
 
     async def _give_up(self, reason: str) -> Outcome:
         if self._policy.fail_fast:

@@ -77,6 +77,12 @@ DROPPED_LINES: Final = Counter(
     "Lines of the server's log that were dropped because what reads stderr had stopped; those of "
     "the engine's process are named in its own log only.",
 )
+NOT_FINITE: Final = Counter(
+    "lmi_not_finite_requests",
+    "Requests that ended with an error because the numbers the engine computed for them were not "
+    "finite (NaN), of an `adapter` or of the `model` itself; the latter makes health ask it again.",
+    ("of",),
+)
 DRAINS: Final = Counter("lmi_drains", "Shutdowns that let running requests end.")
 DRAINED: Final = Counter(
     "lmi_drained_requests",
@@ -123,6 +129,6 @@ ALL: Final[tuple[MetricWrapperBase, ...]] = (
     REQUESTS, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, TOKEN_SECONDS, QUEUE_SECONDS, PROMPT_TOKENS,
     GENERATED_TOKENS, STREAM_ERRORS, DISCONNECTS, IN_FLIGHT, ENGINE_SEQUENCES, QUEUE_LIMIT,
     ADAPTERS_REGISTERED, ADAPTERS_LOADED, STATE, STARTUP_SECONDS, DOWNLOAD_BYTES,
-    DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DROPPED_LINES, DRAINS,
-    DRAINED, ENGINE_RESTARTS, TASKS, BUILD,
+    DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DROPPED_LINES, NOT_FINITE,
+    DRAINS, DRAINED, ENGINE_RESTARTS, TASKS, BUILD,
 )  # fmt: skip

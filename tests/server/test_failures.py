@@ -1,14 +1,24 @@
 """An engine that fails: restarts up to the threshold, then the end that the settings ask for."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.errors import EngineStartError
+from lmi_vllm.engine.base import DirectChunks
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.errors import EngineFailureError, EngineStartError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.messages import AdapterRef
-from lmi_vllm.server.supervisor import ENGINE_DIED, ENGINE_HUNG, RESTART_PAUSE_SECONDS
+from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob
+from lmi_vllm.server.liveness import ANSWER_CHECK_SECONDS
+from lmi_vllm.server.supervisor import (
+    ENGINE_DIED,
+    ENGINE_HUNG,
+    MODEL_SPOILT,
+    RESTART_PAUSE_SECONDS,
+)
 from tests.server.conftest import REAL_SECONDS, Engines, Serve, Serving, Slow, until
 
 
@@ -209,3 +219,33 @@ async def test_an_adapter_that_hangs_the_engine_is_answered(serve: Serve, engine
     assert (await asyncio.wait_for(asking, REAL_SECONDS)).status >= 424
     await restarted(server, 2)
     assert await server.infer() == 200
+
+
+@dataclass
+class Spoilt(ScriptedEngine):
+    """Answers once; the numbers of every later request are not finite."""
+
+    async def generate(
+        self, job: GenerationJob, direct: DirectChunks | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Answer, or fail."""
+        if self.jobs:
+            self.not_finite += 1
+            raise EngineFailureError("not finite")
+        async for chunk in super().generate(job, direct):
+            yield chunk
+
+
+async def test_a_model_that_is_not_finite_any_more_is_replaced(
+    serve: Serve, engines: Engines
+) -> None:
+    """As an engine that hangs: within the threshold; then the server ends."""
+    engines.script = [Spoilt(), Spoilt()]
+    server = await (await serve(SERVING_RETRY_THRESHOLD="1")).ready()
+    assert await server.infer() == 500
+    await server.clock.advance(ANSWER_CHECK_SECONDS)
+    await restarted(server, 2)
+    assert engines.started[0].is_closed
+    assert await server.infer() == 500
+    await server.clock.advance(ANSWER_CHECK_SECONDS)
+    assert await server.ended() == (1, MODEL_SPOILT)

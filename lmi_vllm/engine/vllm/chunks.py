@@ -1,10 +1,16 @@
 """What vLLM says of a sequence, as our chunks and figures."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_NAME
+from lmi_vllm.engine.vllm.workarounds.not_finite import REASON
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob, TokenLogprob
+from lmi_vllm.telemetry.metrics import NOT_FINITE
 from lmi_vllm.telemetry.records import WorkFigures
+
+logger = logging.getLogger(__name__)
 
 MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
 
@@ -127,6 +133,14 @@ def _prompt_logprobs(output: Any) -> tuple[TokenLogprob, ...]:
         for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
         if entry is not None
     )
+
+
+def count_not_finite(adapter: str | None) -> bool:
+    """Count a request that ended because its numbers were not finite; whether it had no adapter."""
+    is_base = adapter in (None, BASE_ADAPTER_NAME)
+    NOT_FINITE.labels("model" if is_base else "adapter").inc()
+    logger.error("%s: it ends with an error (adapter: %s)", REASON, adapter or "none")
+    return is_base
 
 
 def finite(logprob: float) -> float:

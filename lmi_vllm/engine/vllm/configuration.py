@@ -27,6 +27,7 @@ from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import inspect_adapters
+from lmi_vllm.engine.vllm.workarounds.not_finite import end_not_finite
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments
 
@@ -145,6 +146,7 @@ def engine_config(
         _check_cpu_head_size(config.model_config)
         _check_cpu_experts(config)
     inspect_adapters(config)
+    end_not_finite(config)
     return config
 
 

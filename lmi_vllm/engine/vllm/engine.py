@@ -138,6 +138,11 @@ class VllmClient:
         own = self._llm.output_processor.steps + self._llm.calls.answered
         return own + self.others.steps
 
+    @property
+    def not_finite(self) -> int:
+        """Requests of the model itself whose numbers were not finite."""
+        return int(self._llm.output_processor.not_finite) + self.others.not_finite
+
     def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
     ) -> AsyncGenerator[GenerationChunk, None]:

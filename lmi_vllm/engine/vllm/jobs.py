@@ -68,7 +68,9 @@ class JobRunner:
                 while output is not None:
                     for completion in output.outputs:
                         if completion.finish_reason == "error":
-                            raise EngineFailureError("Internal server error")
+                            raise EngineFailureError(
+                                str(completion.stop_reason or "Internal server error")
+                            )
                         yield chunks.make(output, completion)
                     output = await anext(outputs, None)
         finally:

@@ -6,13 +6,11 @@ next token is called instead, from the output loop itself. Everything else goes 
 first and the last output, errors, aborts, and whatever comes while the reader is busy or its client
 reads slowly (vLLM joins what waits). Stop strings, counters and metrics come before, for both ways.
 
-The log probability of the sampled token alone is converted without vLLM's detour, which decodes the
-token once more and costs more than all the rest of a token (DECISIONS.md 48). Texts of byte-level
-tokens come from a table (`decoding`). What vLLM counts for a sequence goes to the record of its
-request.
+The log probability of the sampled token alone is converted without decoding the token once more
+(DECISIONS.md 48). Texts of byte-level tokens come from a table (`decoding`). What vLLM counts for a
+sequence goes to the record of its request.
 
-All of it are subclasses: an object that vLLM has made hands its state over to one of ours, and the
-output loop calls that one.
+All of it are subclasses: what vLLM has made hands its state over to one of ours, which is called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +24,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from lmi_vllm.engine.base import DirectChunks
-from lmi_vllm.engine.vllm.chunks import ChunkMaker, SequenceWork, finite
+from lmi_vllm.engine.vllm.chunks import ChunkMaker, SequenceWork, count_not_finite, finite
 from lmi_vllm.engine.vllm.decoding import NO_PIECES, UNFINISHED, Pieces, tables_for
 from lmi_vllm.engine.vllm.events import TextEvents
 from lmi_vllm.messages import GenerationChunk
@@ -74,6 +72,7 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc,unused-ignore
     """vLLM's output processor, whose sequences may be read directly, and which counts its steps."""
 
     steps: int  # of the engine, as far as their outputs have arrived
+    not_finite: int  # requests without an adapter whose logits were not
     report: Callable[[str], None] | None  # is called with the id of each request before the engine
     _tables: Mapping[bool, Pieces] | None
 
@@ -81,7 +80,8 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc,unused-ignore
     def of(cls, made: OutputProcessor) -> Self:
         """Return ours in place of one that has no request yet."""
         ours = _with_state_of(made, cls)
-        ours.steps, ours.report, ours._tables = 0, None, tables_for(made.tokenizer)
+        ours.steps, ours.not_finite, ours.report = 0, 0, None
+        ours._tables = tables_for(made.tokenizer)
         return ours
 
     def add_request(
@@ -105,11 +105,15 @@ class DirectOutputProcessor(OutputProcessor):  # type: ignore[misc,unused-ignore
         if self.report is not None:
             self.report(number)
 
-    def update_scheduler_stats(self, scheduler_stats: Any) -> None:
-        """As vLLM's, which is called once for each message of the engine, with tokens or not.
+    def process_outputs(self, engine_core_outputs: list[Any], *more: Any, **named: Any) -> Any:
+        """As vLLM's; counts the requests that ended because their logits were not finite."""
+        for output in engine_core_outputs:
+            if output.num_nans_in_logits and (state := self.request_states.get(output.request_id)):
+                self.not_finite += count_not_finite(state.lora_name)
+        return super().process_outputs(engine_core_outputs, *more, **named)
 
-        So are steps counted for requests that do not stream and get none.
-        """
+    def update_scheduler_stats(self, scheduler_stats: Any) -> None:
+        """As vLLM's, called for each message of the engine: counts steps without tokens, too."""
         self.steps += 1
         super().update_scheduler_stats(scheduler_stats)
 

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.extension import extras
 from lmi_vllm.telemetry.log_format import configure_logging
 
@@ -31,6 +32,8 @@ ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
 LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
 # Where vLLM 0.32 logs why an engine core or a worker could not start.
 ENGINE_LOGGERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+# Where it warns of a scheduler that is not its own, as ours is not.
+SCHEDULER_LOGGER: Final = "vllm.config.scheduler"
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _IS_LINUX: Final = sys.platform == "linux"
@@ -75,6 +78,7 @@ def watch_root_causes(path: str) -> Callable[[], None]:
     loggers = [logging.getLogger(name) for name in ENGINE_LOGGERS]
     for engine_logger in loggers:
         engine_logger.addFilter(watcher)
+    logging.getLogger(SCHEDULER_LOGGER).addFilter(is_expected)
 
     def stop() -> None:
         for engine_logger in loggers:

@@ -39,6 +39,7 @@ from lmi_vllm.engine.vllm.processes import (
     watch_root_causes,
 )
 from lmi_vllm.engine.vllm.workarounds import Scope
+from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments, EngineSeat
 
@@ -212,6 +213,7 @@ def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
     """Say in the environment and the log set-up what engine processes must know."""
     os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
     os.environ[ERROR_FILE_VARIABLE] = str(error_file)
+    os.environ.setdefault(NOT_FINITE_COUNT, "1")
     if is_cpu:
         # Lets the CPU platform keep the `uni` executor; the engine core is a child all the same.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-_FIELDS: Final = 4  # of each process: slots, running requests, steps of the engine, last sign
+# Of each process: slots, running requests, steps of the engine, last sign, requests not finite.
+_FIELDS: Final = 5
 _BYTES: Final = 8
 
 
@@ -49,11 +50,12 @@ class BoardRow:
         """Slots that all processes hold."""
         return self._sum(0)
 
-    def report_engine(self, running: int, steps: int) -> None:
-        """Say how many requests this process has in the engine, and how many steps it has seen."""
+    def report_engine(self, running: int, steps: int, not_finite: int = 0) -> None:
+        """Say what this process has in the engine, and what it has seen of it so far."""
         self._numbers[self._first + 1] = running
         self._numbers[self._first + 2] = steps
         self._numbers[self._first + 3] = time.monotonic_ns()  # one clock for all processes
+        self._numbers[self._first + 4] = not_finite
 
     @property
     def silent_seconds(self) -> float:
@@ -69,6 +71,11 @@ class BoardRow:
     def steps(self) -> int:
         """Steps of the engine that they have seen; it grows while the engine gets on."""
         return self._sum(2)
+
+    @property
+    def not_finite(self) -> int:
+        """Requests of the model itself whose numbers were not finite, as they have seen."""
+        return self._sum(4)
 
     def clear(self) -> None:
         """Forget a process that has ended: what it held is free. Its steps stay."""

@@ -164,7 +164,7 @@ class FrontEndProcess:
         told: tuple[str, ...] = ()
         while True:
             figures = self._model.figures()
-            self._row.report_engine(figures.running, figures.steps)
+            self._row.report_engine(figures.running, figures.steps, figures.not_finite)
             if figures.requests is not None and figures.requests != told:
                 told = figures.requests
                 self._channel.send(Running(told))

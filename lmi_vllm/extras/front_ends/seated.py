@@ -39,6 +39,7 @@ class Figures:
     running: int = 0
     steps: int = 0
     requests: tuple[str, ...] | None = None
+    not_finite: int = 0
 
 
 class SeatedModel:
@@ -96,7 +97,9 @@ class SeatedModel:
         """Return what is in the engine now."""
         if (engine := self._engine) is None:
             return Figures()
-        return Figures(engine.running_requests, engine.progress, engine.engine_requests)
+        return Figures(
+            engine.running_requests, engine.progress, engine.engine_requests, engine.not_finite
+        )
 
     async def close(self) -> None:
         """Leave the engine at the end of the process."""

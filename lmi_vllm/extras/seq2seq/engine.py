@@ -69,6 +69,7 @@ class TransformersEngine:
 
     task = "generate"
     http: HttpApplication | None = None
+    not_finite = 0  # it is not looked for: no adapter, and no cache that outlives a request
 
     def __init__(
         self, loaded: LoadedModel, arguments: EngineArguments, profile: ServingProfile

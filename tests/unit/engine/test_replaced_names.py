@@ -68,8 +68,13 @@ FIELDS_SET: Final = {
         "state.logprobs_processor",
     },
     "processes.py": {"threading.current_thread().name"},
-    "workarounds/cpu_worker.py": {"runner.intermediate_tensors"},
+    "workarounds/cpu_worker.py": {
+        "runner.intermediate_tensors",
+        "self.model_runner._zero_block_ids",
+    },
+    "workarounds/hostile_requests.py": {"cleared.__dict__"},
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
+    "workarounds/not_finite.py": {"scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
 }
 # Private names of foreign objects that are read.
@@ -79,6 +84,7 @@ PRIVATE_READ: Final = {
         "engine_args._api_process_rank",
         "parser._actions",
     },
+    "workarounds/cpu_worker.py": {"self.model_runner._zero_block_ids"},
     "workarounds/hostile_requests.py": {"outputs._backend"},
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
     "workarounds/prompt_logprobs.py": {

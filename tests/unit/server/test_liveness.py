@@ -8,9 +8,11 @@ import pytest
 from lmi_vllm.clock import Clock
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.messages import GenerationChunk, GenerationJob
-from lmi_vllm.server.liveness import StallWatch
+from lmi_vllm.server.liveness import ANSWER_CHECK_SECONDS, AnswerWatch, StallWatch
+from tests.server.conftest import ManualClock
 
 SECONDS = 0.08
 
@@ -95,3 +97,40 @@ async def test_zero_is_off(lifecycle: Lifecycle) -> None:
     """LMI_STALL_TIMEOUT=0."""
     await StallWatch(ScriptedEngine(running_requests=1), lifecycle, 0, Clock()).run()
     assert lifecycle.state is State.HEALTHY
+
+
+class SpoiltEngine(ScriptedEngine):
+    """Fails its jobs from a certain one on, as numbers that are not finite do, or otherwise."""
+
+    is_spoilt = False
+    fails = False
+
+    async def generate(
+        self, job: GenerationJob, direct: DirectChunks | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Fail, or answer."""
+        if self.is_spoilt or self.fails:
+            self.jobs.append(job)
+            self.not_finite += self.is_spoilt
+            raise EngineFailureError("not finite")
+        async for chunk in super().generate(job):
+            yield chunk
+
+
+async def test_a_model_that_cannot_answer_any_more_is_spoilt() -> None:
+    """A request of its own that was not finite makes it be asked; the answer decides."""
+    engine, clock = SpoiltEngine(), ManualClock()
+    watch = AnswerWatch(engine, clock)
+    running = asyncio.create_task(watch.run())
+    await clock.advance(10 * ANSWER_CHECK_SECONDS)
+    assert not engine.jobs
+    engine.not_finite = 1  # one prompt: the model itself is well
+    await clock.advance(2 * ANSWER_CHECK_SECONDS)
+    assert (len(engine.jobs), watch.spoilt.is_set()) == (1, False)
+    engine.fails, engine.not_finite = True, 2  # it cannot answer, for another reason
+    await clock.advance(2 * ANSWER_CHECK_SECONDS)
+    assert (len(engine.jobs), watch.spoilt.is_set()) == (2, False)
+    engine.is_spoilt, engine.not_finite = True, 3
+    await clock.advance(2 * ANSWER_CHECK_SECONDS)
+    await asyncio.wait_for(running, 1)
+    assert watch.spoilt.is_set()

@@ -2,7 +2,8 @@
 
 `WORKAROUNDS` is that list. Each row is in force only in its scope and for the releases it is for,
 can be undone, and names the test that says when it may go. What needs no replaced name is used
-where it belongs: `adapter_slots`, `zero_adapter`, `companions`, `hostile_requests`, `cpu_worker`.
+where it belongs: `adapter_slots`, `zero_adapter`, `companions`, `hostile_requests`,
+`not_finite`, `cpu_worker`.
 This module imports no vLLM: a row names what it replaces, and it is imported when it is applied.
 """
 

@@ -6,10 +6,15 @@ processes start. It applies the rows of `WORKAROUNDS` that belong to a worker.
 And one of its own: every pipeline stage but the first finds its input in buffers that a warm-up of
 vLLM makes, and without compilation there is no warm-up: the engine dies at the first request (seen
 with vLLM 0.32, integration/parallel_ranks.py). Here they are made with the model.
+
+Blocks of the KV cache are cleared in every attention layer (see `not_finite`): vLLM's way passes
+over those with a window.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -25,6 +30,7 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
         workarounds.apply(workarounds.Scope.WORKER)
         if self.vllm_config.lora_config is not None:
             workarounds.apply(workarounds.Scope.LORA_WORKER)
+        self.model_runner._zero_block_ids = self._clear_blocks
 
     def load_model(self, *args: Any, **named: Any) -> None:
         """As CPUWorker.load_model; then makes what a later pipeline stage finds its input in."""
@@ -37,3 +43,9 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
             dtype=runner.model_config.dtype,
             device=runner.device,
         )
+
+    def _clear_blocks(self, blocks: Sequence[int]) -> None:
+        caches = (one for one in self.model_runner.kv_caches if isinstance(one, torch.Tensor))
+        chosen = torch.tensor(blocks)
+        for cache in {one.data_ptr(): one for one in caches}.values():
+            cache[chosen] = 0

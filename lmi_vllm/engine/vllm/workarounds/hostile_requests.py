@@ -11,12 +11,15 @@ Media. vLLM checks neither the addresses that a host resolves to nor the targets
 tries three times with growing time limits (vllm/connections.py). Its connector gets our fetch
 (engine/media_fetch.py) by its own registry. May go: when tests/contract/test_media_guard.py does.
 
+Numbers that are not finite: see `not_finite`; the schedulers that end such requests are here.
+
 Releases: all that we support.
 """
 
 import asyncio
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +29,13 @@ import numpy as np
 from vllm.connections import HTTPConnection
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
@@ -37,6 +46,7 @@ from lmi_vllm.engine.vllm.workarounds.grammar_trials import (
     wait_for_verdict,
     walk,
 )
+from lmi_vllm.engine.vllm.workarounds.not_finite import REASON
 from lmi_vllm.messages import MediaPolicy
 
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
@@ -185,3 +195,70 @@ def guard_media(policy: MediaPolicy) -> None:
             self.connection = GuardedConnection(policy, tuple(self.allowed_media_domains))
 
     MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)
+
+
+class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]
+    """vLLM's description of a KV cache, whose blocks are cleared before a request gets them."""
+
+    needs_kv_cache_zeroing = True
+
+
+class _EndsNotFinite:
+    """What is added to vLLM's schedulers."""
+
+    vllm_config: Any
+    requests: dict[str, Any]
+    kv_cache_manager: Any
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, *more: Any, **named: Any) -> None:
+        if current_platform.is_cpu() and not vllm_config.use_v2_model_runner:
+            cleared = _ClearedBlocks.__new__(_ClearedBlocks)
+            cleared.__dict__ = vars(kv_cache_config)
+            kv_cache_config = cleared
+        super().__init__(vllm_config, kv_cache_config, *more, **named)  # type: ignore[call-arg]
+
+    def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
+        """As vLLM's; requests whose logits are not finite end here with an error."""
+        counts = computed.num_nans_in_logits
+        if not counts or not any(counts.values()) or self.vllm_config.speculative_config:
+            done: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
+            return done
+        spoilt = {name: count for name, count in counts.items() if count and name in self.requests}
+        self._forget_blocks(spoilt)
+        for name in spoilt:  # no token: vLLM gives it no output
+            computed.sampled_token_ids[computed.req_id_to_index[name]] = []
+        done = super().update_from_output(scheduled, computed)  # type: ignore[misc]
+        self._end(spoilt, done)
+        return done
+
+    def _forget_blocks(self, spoilt: Collection[str]) -> None:
+        """Let no later request find these blocks by what was to be in them."""
+        for name in spoilt:
+            for blocks in self.kv_cache_manager.get_block_ids(name):
+                self.kv_cache_manager.evict_blocks({block for block in blocks if block})
+
+    def _end(self, spoilt: dict[str, int], done: dict[int, Any]) -> None:
+        last: dict[int, list[Any]] = defaultdict(list)
+        ended = self.finish_requests(spoilt, RequestStatus.FINISHED_ERROR)  # type: ignore[attr-defined]
+        for request in ended:
+            last[request.client_index].append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=[],
+                    finish_reason=FinishReason.ERROR,
+                    stop_reason=REASON,
+                    events=request.take_events(),
+                    trace_headers=request.trace_headers,
+                    num_nans_in_logits=spoilt[request.request_id],
+                )
+            )
+        for client, outputs in last.items():
+            done.setdefault(client, EngineCoreOutputs()).outputs.extend(outputs)
+
+
+class GuardedScheduler(_EndsNotFinite, Scheduler):  # type: ignore[misc,unused-ignore]
+    """vLLM's scheduler, which ends requests whose logits are not finite."""
+
+
+class GuardedAsyncScheduler(_EndsNotFinite, AsyncScheduler):  # type: ignore[misc,unused-ignore]
+    """vLLM's scheduler that is a step ahead, which ends requests whose logits are not finite."""
