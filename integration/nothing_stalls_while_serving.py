@@ -1,13 +1,16 @@
 """What would stop every stream of a ready server for a while is done before, or not at all."""
 
+import http.client
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import unused_port
 
-from integration.client import call
+from integration.client import call, wait_until
 from integration.conftest import StartServer
 
 # A thread beside the server says what the collector would look through, then ends the process.
@@ -67,3 +70,39 @@ def test_no_log_probabilities_at_all_can_be_had(server_process: StartServer) -> 
     server = server_process("--demo", "--port", "0", environ=environ)
     url = server.url_when_ready()
     assert call(url, "/invocations", {"inputs": "The moon is"}).status == 200
+
+
+@pytest.mark.vllm
+def test_slow_grammars_of_others_delay_no_honest_one(server_process: StartServer) -> None:
+    """Sixteen clients that hang up, and sixteen that wait, from two addresses of their own."""
+    seconds = 5.0
+    server = server_process("--demo", "--port", "0", environ={"LMI_GRAMMAR_TIMEOUT": str(seconds)})
+    url = server.url_when_ready()
+    port = int(url.rpartition(":")[2])
+
+    def ask(address: str, number: int) -> http.client.HTTPConnection:
+        fields = {f"p{index}": {} for index in range(300)}
+        schema = {"type": "object", "properties": fields, "minProperties": number}
+        connection = http.client.HTTPConnection("127.0.0.1", port, 60, (address, 0))
+        payload = {"inputs": "a", "parameters": {"guided_json": schema}}
+        connection.request("POST", "/invocations", json.dumps(payload))
+        return connection
+
+    def honest(name: str) -> float:
+        began = time.monotonic()
+        payload = {"inputs": "a", "parameters": {"guided_regex": f"[0-9]{{4}}-{name}"}}
+        assert call(url, "/invocations", payload).status == 200
+        return time.monotonic() - began
+
+    for connection in [ask("127.0.0.2", 100 + number) for number in range(16)]:
+        connection.close()
+    after_hang_ups = honest("first")
+    waiting = [ask("127.0.0.3", 130 + number) for number in range(16)]
+    time.sleep(0.5)
+    beside_others = honest("second")
+    for connection in waiting:
+        connection.close()
+    assert (after_hang_ups < 2 * seconds, beside_others < 2 * seconds) == (True, True)
+    time.sleep(1)
+    assert honest("third") < 2 * seconds
+    assert wait_until(lambda: len(server.children()) == 1, 5)

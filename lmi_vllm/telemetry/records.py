@@ -96,10 +96,16 @@ class RequestRecord:
     is_background: bool = False
     fault: Fault | None = None
     span: Span | None = None
+    key: int | None = None  # which of the server's keys it brought
     trace_headers: Mapping[str, str] | None = None  # what the engine's span continues
     work: list[EngineWork] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     arrived: float = field(default_factory=time.time)
+
+    @property
+    def source(self) -> str:
+        """Who sent it, as far as that can be known: the holder of a key, or an address."""
+        return self.remote if self.key is None else f"key {self.key}"
 
     def use_adapter(self, name: str | None) -> None:
         """Note whose answer it is; a list may name more than one."""
@@ -118,6 +124,7 @@ class RequestRecord:
             self.observers,
             is_inference=self.is_inference,
             is_background=True,
+            key=self.key,
             trace_headers=self.trace_headers,
         )
 

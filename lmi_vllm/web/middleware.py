@@ -161,8 +161,8 @@ def _begun_answer(request: web.Request, *, is_whole: bool = False) -> web.Stream
 
 
 def _check_headers(request: web.Request, options: "WebOptions") -> None:
-    if options.api_keys and not is_open(request) and not has_key(request, options.api_keys):
-        raise UnauthorizedError
+    if options.api_keys and not is_open(request):
+        request[RECORD].key = key_of(request, options.api_keys)
     check_not_foreign(request, allows_cors=bool(options.cors_headers))
     if (group := group_of(request)) is not None:
         group.check(request)
@@ -207,18 +207,25 @@ def _request_id(request: web.Request, options: "WebOptions") -> str:
     return given if given and given.isascii() and given.isprintable() else str(uuid.uuid4())
 
 
-def has_key(request: web.Request, keys: Iterable[str]) -> bool:
-    """Whether the request brings one of `keys`, as a bearer token or in x-api-key."""
+def key_of(request: web.Request, keys: Iterable[str]) -> int:
+    """Return which of `keys` the request brings, as a bearer token or in x-api-key.
+
+    Raises:
+        UnauthorizedError: none of them.
+    """
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     given = [request.headers.get("x-api-key", "")]
     if scheme.lower() == "bearer":
         given.append(token.strip())
-    is_known = False
+    found = None
     for text in given:
         shown = text.encode("utf-8", "surrogateescape")
-        for key in keys:  # all of them, in full: the time taken says nothing about any
-            is_known |= hmac.compare_digest(shown, key.encode())
-    return is_known
+        for number, key in enumerate(keys):  # all, in full: the time taken says nothing about any
+            if hmac.compare_digest(shown, key.encode()):
+                found = number
+    if found is None:
+        raise UnauthorizedError
+    return found
 
 
 def check_expectation(request: web.Request) -> None:

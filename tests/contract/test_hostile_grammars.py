@@ -1,6 +1,8 @@
 """No schema, regular expression or grammar stalls or ends the real engine."""
 
 import asyncio
+import contextlib
+import time
 from typing import Any
 
 import orjson
@@ -10,6 +12,7 @@ import pytest
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.messages import GenerationJob, OpenAICall
+from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from tests.contract.conftest import LoopThread, collect, start_demo_engine
 
 pytestmark = pytest.mark.vllm
@@ -139,3 +142,51 @@ def test_guard_can_be_switched_off(run: LoopThread) -> None:
     assert bound.text.isdigit()
     assert plain.tokens
     run(engine.close())
+
+
+def test_clients_that_ask_for_slow_grammars_and_hang_up_delay_no_honest_one(
+    run: LoopThread, vllm_engine: Engine
+) -> None:
+    """Their trials end with them: sixteen would take 27 s, and one may take 5 s."""
+
+    async def scenario() -> float:
+        before = set(psutil.Process().children())
+        slow = [{"json": {**WIDE, "minProperties": 100 + number}} for number in range(16)]
+        hostile = [asyncio.create_task(collect(vllm_engine, job(one, 500))) for one in slow]
+        await asyncio.sleep(0.5)
+        for task in hostile:
+            task.cancel()
+        began = time.monotonic()
+        await collect(vllm_engine, job({"regex": "[0-9]{4}-honest"}))
+        seconds = time.monotonic() - began
+        await asyncio.gather(*hostile, return_exceptions=True)
+        while set(psutil.Process().children()) != before:  # noqa: ASYNC110 (the kernel has no event)
+            await asyncio.sleep(0.05)
+        return seconds
+
+    assert run(scenario()) < 5
+
+
+def test_sources_that_go_on_asking_for_slow_grammars_delay_no_other(
+    run: LoopThread, vllm_engine: Engine
+) -> None:
+    """Sixteen that wait, of one address: another's is tried at once."""
+
+    async def asked(remote: str, constraint: dict[str, Any]) -> None:
+        enter_record(RequestRecord("id", "POST", "/", "/", remote, "lmi"))
+        with contextlib.suppress(PayloadError):
+            await collect(vllm_engine, job(constraint, 500))
+
+    async def scenario() -> float:
+        slow = [{"json": {**WIDE, "minProperties": 120 + number}} for number in range(16)]
+        hostile = [asyncio.create_task(asked("192.0.2.1", one)) for one in slow]
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await asyncio.create_task(asked("198.51.100.7", {"regex": "[0-9]{4}-patient"}))
+        seconds = time.monotonic() - began
+        for task in hostile:
+            task.cancel()
+        await asyncio.gather(*hostile, return_exceptions=True)
+        return seconds
+
+    assert run(scenario()) < 10

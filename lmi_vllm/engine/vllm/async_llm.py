@@ -269,7 +269,9 @@ async def _checked(
     outputs: AsyncGenerator[Any, None], grammars: GrammarGuard, params: Any
 ) -> AsyncGenerator[Any, None]:
     async with contextlib.aclosing(outputs):
-        await grammars.check(params.structured_outputs, params.max_tokens)
+        record = current_record()
+        source = "" if record is None else record.source
+        await grammars.check(params.structured_outputs, params.max_tokens, source)
         async for output in outputs:
             yield output
 

@@ -3,11 +3,11 @@
 What each token cost is judged by `grammar_costs`. This module imports no vLLM.
 """
 
+import asyncio
 import contextlib
 import os
 import random
 import resource
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -46,23 +46,39 @@ def fork_trial(attempt: Callable[[], bytes]) -> tuple[int, int]:
     os._exit(0)
 
 
-def wait_for_verdict(pid: int, pipe: int, seconds: float) -> str:
-    """Return why the child refuses, or an empty text; it is gone afterwards."""
+async def wait_for_verdict(pid: int, pipe: int, seconds: float) -> str:
+    """Return why the child refuses, or an empty text; it ends with this, cancelled or not."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(pipe, readable.set)
     try:
-        ready, _, _ = select.select([pipe], [], [], seconds)
-        answer = os.read(pipe, _ANSWER_BYTES) if ready else None
+        async with asyncio.timeout(seconds):
+            await readable.wait()
+        answer = os.read(pipe, _ANSWER_BYTES)
+    except TimeoutError:
+        answer = None
     finally:
-        os.close(pipe)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+        loop.remove_reader(pipe)
+        gone = end_trial(pid, pipe)
+    await gone
     if answer == PASSED:
         return ""
     start = "The schema, regular expression or grammar is refused: "
     if answer is None:
         return f"{start}it does not compile within {seconds:g} s (LMI_GRAMMAR_TIMEOUT)"
     return start + (answer.decode("utf-8", "replace") or "compiling it takes too much memory")
+
+
+def end_trial(pid: int, pipe: int) -> "asyncio.Future[None]":
+    """End the child, wherever it is; what is returned is done when its memory is free."""
+    os.close(pipe)
+    os.kill(pid, signal.SIGKILL)  # it has not been waited for: the number is still its own
+    return asyncio.get_running_loop().run_in_executor(None, _reap, pid)
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def _become_child(parent: int) -> None:

@@ -19,7 +19,7 @@ Releases: all that we support.
 import asyncio
 import hashlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,8 +40,10 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from lmi_vllm.engine.media_fetch import MediaRefusedError, fetch_media
+from lmi_vllm.engine.vllm.workarounds.grammar_queue import FairPlaces, SharedTask
 from lmi_vllm.engine.vllm.workarounds.grammar_trials import (
     PASSED,
+    end_trial,
     fork_trial,
     wait_for_verdict,
     walk,
@@ -50,7 +52,6 @@ from lmi_vllm.engine.vllm.workarounds.not_finite import REASON
 from lmi_vllm.messages import MediaPolicy
 
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
-AT_ONCE: Final = 2  # children; more would only slow each other down
 REMEMBERED: Final = 4096  # verdicts
 
 
@@ -62,12 +63,16 @@ class GrammarGuard:
     seconds: float
     thread: ThreadPoolExecutor
     _verdicts: "OrderedDict[bytes, str]" = field(default_factory=OrderedDict)
-    _running: dict[bytes, "asyncio.Task[str]"] = field(default_factory=dict)
-    _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    _running: dict[bytes, SharedTask] = field(default_factory=dict)
+    _places: FairPlaces = field(default_factory=FairPlaces)
     _backend: Any = None  # XgrammarBackend, once one is needed
 
-    async def check(self, outputs: StructuredOutputsParams, max_tokens: int | None) -> None:
+    async def check(
+        self, outputs: StructuredOutputsParams, max_tokens: int | None, source: str
+    ) -> None:
         """Return when the engine may see this constraint for an answer of so many tokens.
+
+        Trials of one `source` do not stand in the way of others, and end with who waits for them.
 
         Raises:
             VLLMValidationError: it takes too long or too much memory, or is no grammar at all.
@@ -77,27 +82,39 @@ class GrammarGuard:
         key = _key_of(outputs, steps)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            task = self._running.get(key)
-            if task is None:  # single flight: equal requests wait for one child
-                task = self._running[key] = asyncio.create_task(self._judge(key, outputs, steps))
-                task.add_done_callback(lambda _: self._running.pop(key, None))
-            verdict = await asyncio.shield(task)
+            trial = self._running.get(key)
+            if trial is None or trial.is_over:  # single flight: equal requests wait for one child
+                trial = self._running[key] = SharedTask(self._judge(key, outputs, steps, source))
+            try:
+                verdict = await trial.result()
+            finally:
+                if trial.is_over and self._running.get(key) is trial:
+                    del self._running[key]
         if verdict:
             raise VLLMValidationError(verdict)
 
-    async def _judge(self, key: bytes, outputs: StructuredOutputsParams, steps: int) -> str:
-        async with self._places:
+    async def _judge(
+        self, key: bytes, outputs: StructuredOutputsParams, steps: int, source: str
+    ) -> str:
+        async with self._places.hold(source):
             if self._backend is None:
                 self._backend = await asyncio.to_thread(self._new_backend)
-            loop = asyncio.get_running_loop()
-            pid, pipe = await loop.run_in_executor(
-                self.thread, fork_trial, partial(self._try, outputs, steps)
-            )
-            verdict = await asyncio.to_thread(wait_for_verdict, pid, pipe, self.seconds)
+            verdict = await self._verdict(partial(self._try, outputs, steps))
         self._verdicts[key] = verdict
         while len(self._verdicts) > REMEMBERED:
             self._verdicts.popitem(last=False)
         return verdict
+
+    async def _verdict(self, attempt: Callable[[], bytes]) -> str:
+        """Let a child make the attempt; it ends, too, where it is given up while it is forked."""
+        loop = asyncio.get_running_loop()
+        forking = loop.run_in_executor(self.thread, fork_trial, attempt)
+        try:
+            pid, pipe = await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(lambda forked: end_trial(*forked.result()))
+            raise
+        return await wait_for_verdict(pid, pipe, self.seconds)
 
     def _new_backend(self) -> XgrammarBackend:
         """Read the vocabulary once; children share it."""
