@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -18,7 +19,7 @@ from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import Routes, WebOptions, create_app
 from lmi_vllm.web.request import OPEN_PATHS
-from tests.support.certificates import make_pair
+from tests.support.certificates import CURVE, as_traditional, make_pair
 
 ARGUMENTS = ("--demo", "--port", "0", "--engine", "scripted")
 KEY = "sesame-open"
@@ -76,6 +77,59 @@ def test_tls_answers_and_refuses_older_protocols(
         urllib.request.urlopen(f"{url}/ping", context=old, timeout=20)
     with pytest.raises((ConnectionError, http.client.HTTPException)):
         call(url.replace("https", "http"), "/ping", seconds=20)
+
+
+KEY_FORMS = {
+    "RSA, PKCS#8": (("rsa:2048",), False, "BEGIN PRIVATE KEY"),
+    "RSA, PKCS#1": (("rsa:2048",), True, "BEGIN RSA PRIVATE KEY"),
+    "curve, PKCS#8": (CURVE, False, "BEGIN PRIVATE KEY"),
+    "curve, SEC 1": (CURVE, True, "BEGIN EC PRIVATE KEY"),
+}
+
+
+@pytest.mark.parametrize(("kind", "is_old", "head"), KEY_FORMS.values(), ids=KEY_FORMS)
+def test_every_form_of_a_key_that_lmi_reads_serves_tls(
+    server_process: StartServer, tmp_path: Path, kind: tuple[str, ...], is_old: bool, head: str
+) -> None:
+    """From config.properties, by LMI's names, relative to its home."""
+    home = tmp_path / "home"
+    (home / "certs").mkdir(parents=True)
+    pair = make_pair(home / "certs", kind=kind)
+    if is_old:
+        as_traditional(pair.key)
+    assert head in pair.key.read_text()
+    config = tmp_path / "config.properties"
+    config.write_text(
+        "inference_address=https://127.0.0.1:0\n"
+        "private_key_file=certs/server.key\ncertificate_file=certs/server.crt\n"
+    )
+    server = server_process(
+        "--demo", "--engine", "scripted", "-f", str(config),
+        environ={"MODEL_SERVER_HOME": str(home)},
+    )  # fmt: skip
+    url = server.url_when_ready(20)
+    context = ssl.create_default_context(cafile=str(pair.certificate))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with urllib.request.urlopen(f"{url}/", context=context, timeout=20) as answer:
+        page = answer.read().decode()
+    assert answer.headers.get_content_type() == "text/html"
+    assert 'href="/console"' in page
+
+
+def test_lmis_series_are_there_where_lmi_has_them(server_process: StartServer) -> None:
+    """With its switch: by its names and labels, picked by `name[]`; without it they are not."""
+    lines = {}
+    for switch in ("true", "false"):
+        server = server_process(*ARGUMENTS, environ={"SERVING_PROMETHEUS": switch})
+        url = server.url_when_ready(20)
+        assert call(url, "/invocations", {"inputs": "x"}).status == 200
+        path = "/server/metrics?name[]=Response_2XX_total&name[]=LoadModel"
+        text = call(url, path).body.decode()
+        lines[switch] = [line for line in text.splitlines() if not line.startswith("#")]
+    host = socket.gethostname()
+    assert f'Response_2XX_total{{Host="{host}"}} 1.0' in lines["true"]
+    assert any(line.startswith('LoadModel{Model="model"}') for line in lines["true"])
+    assert lines["false"] == []
 
 
 def test_tls_fault_ends_the_start(server_process: StartServer, tmp_path: Path) -> None:

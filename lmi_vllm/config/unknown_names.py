@@ -27,6 +27,7 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "deferred": ("memory_cache_capacity", "cache_batch"),
         "exporters": (
             "LMI_METRICS_EMF", "LMI_METRICS_EMF_INTERVAL", "LMI_METRICS_EMF_NAMESPACE",
+            "prometheus",
             "SM_TELEMETRY_LOG_REV_2022_12",
         ),
         "sessions": (

@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from lmi_vllm.config.listen import ListenAddress, listen_plan
+from lmi_vllm.config.listen import ListenAddress, ListenPlan, listen_plan
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
@@ -87,7 +87,7 @@ async def open_listeners(
     plan = listen_plan(settings.server)
     options = _web_options(settings, environ)
     is_tls = plan.inference.is_tls or (plan.management is not None and plan.management.is_tls)
-    tls = tls_context(plan.certificate_file, plan.private_key_file) if is_tls else None
+    tls = _tls(plan, environ) if is_tls else None
     context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
         options = replace(options, groups=_groups(context))
@@ -110,6 +110,12 @@ async def open_listeners(
     return Listeners(url, _curl(address, options), (runner, second), address)
 
 
+def _tls(plan: ListenPlan, environ: Mapping[str, str]) -> ssl.SSLContext:
+    """Return the context of the PEM pair; relative paths begin at LMI's home, if that is set."""
+    home = Path(environ.get("MODEL_SERVER_HOME") or ".")
+    return tls_context(str(home / plan.certificate_file), str(home / plan.private_key_file))
+
+
 async def open_front_end(
     service: InferenceService,
     settings: Settings,
@@ -123,7 +129,7 @@ async def open_front_end(
         StartupError: the address cannot be shared.
     """
     plan = listen_plan(settings.server)
-    tls = tls_context(plan.certificate_file, plan.private_key_file) if address.is_tls else None
+    tls = _tls(plan, environ) if address.is_tls else None
     options = replace(_web_options(settings, environ), proxy=proxy)
     runner = await _set_up(service, options)
     await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))

@@ -11,6 +11,7 @@ from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import add_adapter_routes
 from lmi_vllm.web.connection import ClientPatience
+from lmi_vllm.web.front_page import add_front_page
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.management_routes import add_management_routes
 from lmi_vllm.web.middleware import REQUEST_ID_HEADER, add_headers, allow_body, request_middleware
@@ -68,6 +69,7 @@ def _add_routes(app: web.Application) -> None:
     app[GROUPS] = groups_of(options)
     for group in app[GROUPS]:
         group.add(app)
+    add_front_page(app)
     if options.routes is not Routes.MANAGEMENT:
         add_inference_routes(app)
     if options.routes is not Routes.INFERENCE:

@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lmi_vllm.errors import BadParameterError, PayloadError, ResourceNotFoundError
+from lmi_vllm.errors import BadParameterError, PayloadError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.openai_lane import ask_unqueued
 from lmi_vllm.inference.request.payload import form_field
@@ -36,7 +36,6 @@ def add_inference_routes(app: web.Application) -> None:
     for path in ("/ping", "/ready", "/health"):
         app.router.add_route("*", path, ping)
     app.router.add_route("*", "/live", live)
-    app.router.add_route("*", "/", root)
     app.router.add_route("*", "/invocations", invocations)
     for path in (
         "/predictions/{model}",
@@ -62,13 +61,6 @@ async def live(request: web.Request) -> web.Response:
     check_method(request, PING_METHODS)
     state = request.app[SERVICE].lifecycle.state
     return json_answer({"status": str(state)}, 503 if state is State.FAILED else 200)
-
-
-async def root(request: web.Request) -> web.Response:
-    """Answer `OPTIONS /`; an extra may answer more there."""
-    if request.method != "OPTIONS":
-        raise ResourceNotFoundError
-    return json_answer({})
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:

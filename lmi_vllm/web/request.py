@@ -5,7 +5,7 @@ those under which the application and its requests keep things.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -97,6 +97,8 @@ class RouteGroup:
     error_dialect: Dialect = Dialect.SERVER
     dialect_of: Callable[[str, ServingProfile], Dialect | None] = lambda _path, _profile: None
     is_shared: Callable[[str], bool] = lambda _: False
+    # What people open in a browser, and what it is: linked from `/`.
+    pages: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def owns(self, path: str) -> bool:
         """Whether the rules of this group are those for `path`."""

@@ -1,7 +1,11 @@
+import re
+
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
+from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.request import Routes
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of
 
@@ -38,7 +42,7 @@ async def test_routes_models_is_read_only(serve: ServeScripted) -> None:
     assert (await client.post("/v1/models")).status == 405
 
 
-UNKNOWN = ("/", "/nothing", "/ping/", "/predictions", "/predictions/", "/invocations/x")
+UNKNOWN = ("/nothing", "/ping/", "/predictions", "/predictions/", "/invocations/x")
 UNKNOWN += ("/v1", "/v1/", "/v1/nothing", "/v2/models", "/cluster/x", "/workflows/x", "/ping/x")
 
 
@@ -47,6 +51,35 @@ UNKNOWN += ("/v1", "/v1/", "/v1/nothing", "/v2/models", "/cluster/x", "/workflow
 async def test_routes_unknown_path_is_404(serve: ServeScripted, path: str, method: str) -> None:
     """What is not served is not found, by any method."""
     assert (await (await serve()).request(method, path)).status == 404
+
+
+@pytest.mark.parametrize("routes", Routes)
+async def test_front_page_is_for_people(serve: ServeScripted, routes: Routes) -> None:
+    """A short page on every listener, with links that lead somewhere; nothing else is there."""
+    client = await serve(options=WebOptions(routes=routes))
+    response = await client.get("/")
+    assert (response.status, response.content_type) == (200, "text/html")
+    page = await response.text()
+    assert "demo: Healthy" in page
+    links = re.findall(r'href="([^"]+)"', page)
+    assert ("/ping" in links, "/metrics" in links) == (
+        routes is not Routes.MANAGEMENT,
+        routes is not Routes.INFERENCE,
+    )
+    for link in links:
+        assert (await client.get(link)).status == 200, link
+    assert (await client.head("/")).status == 200
+    assert (await client.options("/")).status == 200
+    for method in ("POST", "PUT", "DELETE"):
+        assert (await client.request(method, "/")).status == 404
+
+
+async def test_front_page_escapes_the_model_s_name(serve: ServeScripted) -> None:
+    """A name is text, whatever is in it; no script could run anyway."""
+    client = await serve(ServingProfile(model_name="<script>"))
+    response = await client.get("/")
+    assert "&lt;script&gt;" in await response.text()
+    assert response.headers["Content-Security-Policy"] == "default-src 'none'"
 
 
 FORM = "application/x-www-form-urlencoded"

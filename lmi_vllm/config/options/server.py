@@ -133,6 +133,4 @@ class ServerKeys(Section):
         no_effect("vllm is the only feature and always on"), written=(ENV,))
     opts: str | None = option(parse.any_text, ours(), written=(ENV,),
         values="`-Dai.djl.logging.level=debug`", note="Only the log level is read from it.")
-    prometheus: str | None = option(parse.any_text, no_effect("metrics are always on"),
-        written=(ENV,))
     # fmt: on

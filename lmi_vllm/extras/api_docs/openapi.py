@@ -60,7 +60,7 @@ def _add(app: web.Application) -> None:
     app.router.add_get("/docs", docs)
 
 
-GROUP: Final = RouteGroup(_add)
+GROUP: Final = RouteGroup(_add, pages={"/docs": "how to ask it"})
 
 
 async def _document_of(request: web.Request) -> dict[str, Any]:

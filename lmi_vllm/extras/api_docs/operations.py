@@ -319,6 +319,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/live", "Whether the process can still become ready.", "Liveness", {"status": "Healthy"}
     ),
     _options("/", SERVER),
+    Operation("get", "/", SERVER, "What there is to look at, for people.", {"text/html": "Text"}),
     *_inference(
         "/invocations",
         "Answer a payload of any family: inputs, prompt, messages; on embedding models inputs, "

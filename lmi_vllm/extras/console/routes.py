@@ -84,6 +84,7 @@ def group(options: ConsoleOptions) -> RouteGroup:
         partial(_add, options=options),
         prefix=CONSOLE_PATH,
         title="Console",
+        pages=MappingProxyType({CONSOLE_PATH: "the console"}),
         is_open=is_open_page,
         check=check_console_request,
     )

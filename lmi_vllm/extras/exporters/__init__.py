@@ -1,4 +1,4 @@
-"""What AWS reads of a server: CloudWatch's embedded metrics and SageMaker's telemetry file."""
+"""What AWS reads of a server: CloudWatch's embedded metrics, SageMaker's file, LMI's series."""
 
 from typing import Final
 
@@ -7,6 +7,7 @@ from lmi_vllm.extension import Extra, Lazy
 EXTRA: Final = Extra(
     settings=(
         Lazy("lmi_vllm.extras.exporters.emf:EmfSettings"),
+        Lazy("lmi_vllm.extras.exporters.lmi_series:LmiSeriesSettings"),
         Lazy("lmi_vllm.extras.exporters.sagemaker_lines:SageMakerSettings"),
     ),
     beside_server=Lazy("lmi_vllm.extras.exporters.start:exporting"),

@@ -14,14 +14,12 @@ import orjson
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.settings import ExtraSettings
-from lmi_vllm.errors import Fault
+from lmi_vllm.extras.exporters.lmi_series import counted_as
 from lmi_vllm.telemetry.records import RequestSummary
 
 MOST_VALUES: Final = 100
 COUNT: Final = "Count"
 MILLISECONDS: Final = "Milliseconds"
-_WORKLOAD: Final = frozenset({Fault.OVERLOAD, Fault.NOT_READY})
-_FIRST_SERVER_ERROR: Final = 500
 
 # Metrics that are summed up over the interval (config/operations.md lists upstream's names).
 COUNTERS: Final = (
@@ -76,18 +74,13 @@ class EmfWriter:
             self.flush()
 
     def _count(self, summary: RequestSummary) -> None:
-        counts, status = self._counts, summary.status
+        counts = self._counts
         counts["Requests"] += 1
         counts["PromptTokens"] += summary.prompt_tokens
         counts["OutputTokens"] += summary.generated_tokens
-        if summary.is_disconnected:
-            counts["Disconnects"] += 1
-        elif f"Response_{status // 100}XX" in counts:
-            counts[f"Response_{status // 100}XX"] += 1
-        if summary.fault in _WORKLOAD:
-            counts["WlmError"] += 1
-        elif status >= _FIRST_SERVER_ERROR or summary.fault is Fault.ENGINE:
-            counts["ServerError"] += 1
+        counts["Disconnects"] += summary.is_disconnected
+        for name in counted_as(summary):
+            counts[name] += 1
 
     def flush(self) -> None:
         """Write what has come together since the last line; zeros are values, too."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.extras.exporters.emf import EmfSettings, EmfWriter
+from lmi_vllm.extras.exporters.lmi_series import LmiSeries, LmiSeriesSettings
 from lmi_vllm.extras.exporters.sagemaker_lines import (
     SageMakerSettings,
     TelemetryFile,
@@ -29,6 +30,10 @@ async def exporting(
     """Export while the body runs; CloudWatch's last line is written at its end."""
     if path := settings.extra(SageMakerSettings).sm_telemetry_log_rev_2022_12:
         _write_telemetry(service.telemetry, Path(path))
+    if settings.extra(LmiSeriesSettings).prometheus:
+        lmi = LmiSeries(lambda: service.lifecycle.model_name)
+        service.telemetry.observers.append(lmi)
+        events.on_ready.append(lmi.take_start)
     asked = settings.extra(EmfSettings)
     if not asked.lmi_metrics_emf:
         yield

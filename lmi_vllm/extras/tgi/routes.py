@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 from lmi_vllm.errors import Dialect, ResourceNotFoundError
 from lmi_vllm.extras.tgi.answers import describe, is_tokenize_body, tokenize
 from lmi_vllm.messages import ServingProfile, TgiRoute
+from lmi_vllm.web.front_page import front_page
 from lmi_vllm.web.inference_routes import (
     CALL_METHODS,
     READ_METHODS,
@@ -21,7 +22,6 @@ from lmi_vllm.web.inference_routes import (
     openai_handler,
     read_call,
     request_properties,
-    root,
     send,
 )
 from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, SERVICE, RouteGroup, Routes, check_method
@@ -43,21 +43,23 @@ def _add(app: web.Application) -> None:
     if app[OPTIONS].routes is Routes.MANAGEMENT:
         return
     for path, route in GENERATE.items():
-        otherwise = root if path == ROOT else not_found
-        app.router.add_route("*", path, generate_handler(route, otherwise))
+        app.router.add_route("*", path, generate_handler(route, path))
     app.router.add_route("*", INFO, info)
     app.router.add_route("*", TOKENIZE, tokenize_handler())
 
 
-def generate_handler(route: TgiRoute, otherwise: Handler) -> Handler:
-    """Return what answers one of the generating routes; `otherwise` does without `tgi_compat`."""
+def generate_handler(route: TgiRoute, path: str) -> Handler:
+    """Return what answers one of the generating routes; people who read `/` get its page."""
+    methods = (*CALL_METHODS, *READ_METHODS) if path == ROOT else CALL_METHODS
 
     async def handler(request: web.Request) -> web.StreamResponse:
+        if path == ROOT and (not _is_tgi(request) or request.method in READ_METHODS):
+            return await front_page(request)
         if not _is_tgi(request):
-            return await otherwise(request)
+            return await not_found(request)
         if request.method == "OPTIONS":
             return json_answer({})
-        check_method(request, CALL_METHODS)
+        check_method(request, methods)
         service = request.app[SERVICE]
         service.expect_room()
         call = await read_call(request, request_properties(request.headers))
