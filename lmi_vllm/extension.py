@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lmi_vllm.checks.secure_mode import Checks
     from lmi_vllm.commands.serve import ServeOtherwise
     from lmi_vllm.config.settings import ExtraSettings, Settings
     from lmi_vllm.engine.factory import EngineFactory
@@ -101,6 +102,8 @@ class Extra:
     start_variables: "tuple[Lazy[StartVariables], ...]" = ()
     # What `serve` does with these settings instead of opening a port; None where it opens one.
     instead_of_serving: "tuple[Lazy[Callable[[Settings], ServeOtherwise | None]], ...]" = ()
+    # What it forbids in a start and of an adapter.
+    checks: "Lazy[Checks] | None" = None
     # What a server runs that is started without a model; one extra can have it.
     without_model: "Lazy[WithoutModel] | None" = None
     # What it does around each start of a model; None where the settings do not ask for it.

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from lmi_vllm.adapters.check import BaseModel, check_adapter
-from lmi_vllm.checks.secure_mode import adapter_violations, read_secure_mode
+from lmi_vllm.checks.secure_mode import adapter_violations, is_secure_mode
 from lmi_vllm.checks.trusted_folders import distrust_of_code
 from lmi_vllm.errors import (
     AdapterConflictError,
@@ -103,7 +103,7 @@ class AdapterSources:
         Secure mode has some of its own then.
         """
         named = [item for item in self.environ.get(ROOTS, "").split(os.pathsep) if item]
-        if named or read_secure_mode(self.environ) is None:
+        if named or not is_secure_mode(self.environ):
             return tuple(map(Path, named)), False
         cache = cache_directory("", self.environ).parent.parent
         return (cache, *([self.model_directory] if self.model_directory else [])), True

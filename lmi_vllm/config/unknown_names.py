@@ -30,6 +30,7 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "prometheus",
             "SM_TELEMETRY_LOG_REV_2022_12",
         ),
+        "secure_mode": ("SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS"),
         "sessions": (
             "option.enable_stateful_sessions", "option.sessions_path",
             "option.sessions_expiration", "option.sessions_s3url",

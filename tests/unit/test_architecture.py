@@ -22,6 +22,7 @@ ROOMS = {
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.ArgumentDraft|web\.request\.RouteGroup"
+    r"|checks\.secure_mode\.Checks"
     r"|commands\.serve\.ServeOtherwise|config\.settings\.(Extra)?Settings"
     r"|server\.(model_files\.StartVariables|model_keeper\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"

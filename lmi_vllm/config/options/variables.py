@@ -87,10 +87,6 @@ class Variables(Section):
         "As SERVING_HEALTH_CHECK_OVERRIDE.", values="bool")
     sagemaker_secure_mode: bool | None = variable(parse.java_true,
         "Checks what a model directory may bring.", values="bool")
-    sagemaker_security_controls: list[str] | None = variable(parse.words,
-        "The checks of secure mode.", values="list")
-    sagemaker_untrusted_channels: list[str] | None = variable(parse.words,
-        "Directories secure mode scans.", values="list")
     allow_request_handler_override: bool = variable(parse.java_true, "A request's `handler` "
         "property is accepted, without effect, instead of 400.", default=False, values="bool")
     opt_out_tracking: str | None = variable(parse.any_text, "There is no tracking to opt out of.")

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.compiled_code import OURS, compiled_code_folder
-from lmi_vllm.checks.secure_mode import read_secure_mode
+from lmi_vllm.checks.secure_mode import is_secure_mode
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.compile_cache.archive import (
@@ -208,7 +208,7 @@ class CompileCache:
 def compile_cache(start: PlannedStart) -> CompileCache | None:
     """The cache of this start; None without LMI_CACHE_URI, in secure mode, or without a disk."""
     uri = start.settings.extra(CompileCacheSettings).lmi_cache_uri
-    if not uri or start.engine != "vllm" or read_secure_mode(start.environ) is not None:
+    if not uri or start.engine != "vllm" or is_secure_mode(start.environ):
         return None
     environ = {**start.environ, **start.settings.environment_exports}
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters.source import AdapterSources, local_adapters
-from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError, BadParameterError
+from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError
 from tests.support.adapter_files import CAPITALS, copy_adapter
 
 
@@ -178,24 +178,6 @@ def test_code_of_another_user_is_never_run(code: Path, name: str) -> None:
     os.chown(code / name, 65534, 65534)
     with pytest.raises(AdapterRefusedError, match="belongs to user 65534"):
         resolve(code, LMI_CUSTOM_CODE="all", LMI_ADAPTER_ROOTS=str(code.parent))
-
-
-@pytest.mark.parametrize(
-    ("control", "name"),
-    [
-        ("DISALLOW_PICKLE_FILES", "extra.PT"),
-        ("DISALLOW_CUSTOM_INFERENCE_SCRIPTS", "model.py"),
-        ("DISALLOW_REQUIREMENTS_TXT", "requirements.txt"),
-        ("DISALLOW_CHAT_TEMPLATE", "chat_template.jinja"),
-    ],
-)
-def test_secure_mode_refuses_what_it_forbids(adapter: Path, control: str, name: str) -> None:
-    """In secure mode each control is a 400 naming file and control; else nothing is said."""
-    (adapter / name).write_text("")
-    secure = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": f"X, {control}"}
-    with pytest.raises(BadParameterError, match=control):
-        resolve(adapter, **secure)
-    assert resolve(adapter, LMI_CUSTOM_CODE="none")
 
 
 def test_local_adapters_are_folders_that_are_not_hidden(tmp_path: Path) -> None:

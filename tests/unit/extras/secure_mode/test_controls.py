@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.checks.secure_mode import KNOWN_CONTROLS, adapter_violations, start_violations
+from lmi_vllm.checks import secure_mode
+from lmi_vllm.checks.secure_mode import adapter_violations, start_violations
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.settings import CommandLine, load_settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.errors import BadParameterError
+from lmi_vllm.extras.secure_mode.controls import KNOWN_CONTROLS
 from lmi_vllm.sources.archives import unpack
 from tests.support.s3_server import zip_file
+from tests.unit.adapters.test_adapter_source import adapter, resolve
 
+__all__ = ["adapter"]
 ALL = ",".join(KNOWN_CONTROLS)
 TEMPLATED = json.dumps({"chat_template": "{{ messages }}"})
 
@@ -262,3 +267,36 @@ def test_secure_mode_scans_what_was_unpacked_out_of_a_channel(tmp_path: Path) ->
     other = tmp_path / "other"
     other.mkdir()
     assert violations("DISALLOW_PICKLE_FILES", channels=str(other), **environ) == ()
+
+
+@pytest.mark.parametrize(
+    ("control", "name"),
+    [
+        ("DISALLOW_PICKLE_FILES", "extra.PT"),
+        ("DISALLOW_CUSTOM_INFERENCE_SCRIPTS", "model.py"),
+        ("DISALLOW_REQUIREMENTS_TXT", "requirements.txt"),
+        ("DISALLOW_CHAT_TEMPLATE", "chat_template.jinja"),
+    ],
+)
+def test_secure_mode_refuses_adapters_with_what_it_forbids(
+    adapter: Path, control: str, name: str
+) -> None:
+    """In secure mode each control is a 400 naming file and control; else nothing is said."""
+    (adapter / name).write_text("")
+    secure = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": f"X, {control}"}
+    with pytest.raises(BadParameterError, match=control):
+        resolve(adapter, **secure)
+    assert resolve(adapter, LMI_CUSTOM_CODE="none")
+
+
+def test_secure_mode_is_refused_where_nothing_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this extra a start and an adapter are refused, not let through."""
+    monkeypatch.setattr(secure_mode, "extras", dict)
+    on = {"SAGEMAKER_SECURE_MODE": "true"}
+    (text,) = start_violations(load_settings(on), on, None)
+    assert "needs the extra secure_mode, which is not installed" in text
+    assert adapter_violations(tmp_path, on) == (text,)
+    assert start_violations(load_settings({}), {}, None) == ()
+    assert adapter_violations(tmp_path, {}) == ()

@@ -1,0 +1,10 @@
+"""The checks of SageMaker's secure mode."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra, Lazy
+
+EXTRA: Final = Extra(
+    settings=(Lazy("lmi_vllm.extras.secure_mode.controls:SecureModeSettings"),),
+    checks=Lazy("lmi_vllm.extras.secure_mode.controls:CHECKS"),
+)
