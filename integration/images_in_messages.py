@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,9 +46,14 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
         cache = torchvision_copy()
     except NoTorchvisionError as error:
         pytest.skip(str(error))
+    published = tmp_path_factory.mktemp("published")
+    shutil.copytree(cache, published, dirs_exist_ok=True)
+    # As PyPI has it, and as the server must cope with: its operators are not those of a CPU torch.
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (published / "torchvision" / "_meta_registrations.py").write_text(broken, encoding="utf-8")
     folder = vision_model(tmp_path_factory.mktemp("vision") / "model")
     (folder / "serving.properties").write_text(PROPERTIES, encoding="utf-8")
-    paths = [str(cache), os.environ.get("PYTHONPATH", "")]
+    paths = [str(published), os.environ.get("PYTHONPATH", "")]
     return VisionModel(folder, {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
 
 
@@ -161,6 +167,34 @@ def test_what_is_no_image_or_too_many_is_the_client_s_error(
     assert 400 <= many.status < 500, (many.status, many.body)
     assert b"2 image" in many.body
     assert _text(call(server.url, path, _payload(good))) == before
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 400), ("/invocations", 424)])
+def test_a_template_without_a_place_for_the_image_is_named(
+    server: RunningServer, path: str, status: int
+) -> None:
+    """Checkpoints lack their processor's files, or were given another template: no bare 500."""
+    blind = _payload(_data_url(_picture(1)), chat_template_kwargs={"blind": True})
+    answer = call(server.url, path, blind)
+    assert answer.status == status, answer.body
+    assert b"chat template has no place for this picture" in answer.body
+    assert b"option.chat_template" in answer.body
+
+
+def test_without_torchvision_the_start_says_so(
+    vision: VisionModel, server_process: StartServer
+) -> None:
+    """The start names the package that is missing, and how it is installed."""
+    hidden = vision.folder.parent / "hidden"
+    hidden.mkdir()
+    text = "import sys\nsys.modules['torchvision'] = None\n"
+    (hidden / "sitecustomize.py").write_text(text, encoding="utf-8")
+    paths = os.pathsep.join((str(hidden), os.environ.get("PYTHONPATH", "")))
+    arguments = ("--model", str(vision.folder), "--port", "0")
+    server = server_process(*arguments, environ={"PYTHONPATH": paths})
+    assert server.wait_exit(120) != 0
+    assert "torchvision" in (last := server.stderr.splitlines()[-1])
+    assert "Models that take pictures need it" in last
 
 
 def test_a_private_address_is_refused(server: RunningServer, picture_url: str) -> None:

@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: "
     "{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}[IMG]{% endif %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% elif not blind %}[IMG]{% endif %}"
     "{% endfor %}{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )

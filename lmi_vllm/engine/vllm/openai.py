@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -30,6 +30,9 @@ from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
 from lmi_vllm.messages import OpenAICall, OpenAIReply
 
 logger = logging.getLogger(__name__)
+
+# vLLM's words, as assertions of its own, where a prompt has no place for a picture.
+_NO_PLACE_MARKS: Final = ("Failed to apply prompt replacement for", "Expected there to be ")
 
 
 class VllmOpenAI:
@@ -69,7 +72,7 @@ class VllmOpenAI:
         except VllmEngineDeadError as error:
             raise EngineDeadError from error
         except Exception as error:
-            reply = create_error_response(error)
+            reply = create_error_response(_explained(error))
             if reply.error.code >= 500:  # noqa: PLR2004 (the server's fault: worth a trace)
                 logger.exception("vLLM failed on %s", raw_request.url.path)
             return _json_reply(JSONResponse(reply.model_dump(), reply.error.code))
@@ -119,6 +122,21 @@ class VllmOpenAI:
                 "app": self._app,
             }
         )
+
+
+def _explained(error: Exception) -> Exception:
+    """Return a fault of the request where vLLM takes one for its own and does not say what it is.
+
+    A chat template without a place for what a message shows is one: the model's, or the user's own.
+    """
+    text = str(error)
+    if isinstance(error, (AssertionError, RuntimeError)) and text.startswith(_NO_PLACE_MARKS):
+        return ValueError(
+            "the model's chat template has no place for this picture, video or sound: give one "
+            "that has (option.chat_template), or a checkpoint with the files of its processor. "
+            f"vLLM: {text}"
+        )
+    return error
 
 
 def _unsupported(route: HandlerRoute) -> ErrorResponse:

@@ -30,8 +30,13 @@ SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
 # How lines of the log are written; set where ours is the format of vLLM's lines, too.
 LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
-# Where vLLM 0.32 logs why an engine core or a worker could not start.
-ENGINE_LOGGERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+# Where vLLM 0.32 logs why an engine core or a worker could not start, and why a model's class could
+# not be looked at (a package that it needs, for pictures say, is not there).
+ENGINE_LOGGERS: Final = (
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.model_executor.models.registry",
+)
 # Where it warns of a scheduler that is not its own, as ours is not.
 SCHEDULER_LOGGER: Final = "vllm.config.scheduler"
 

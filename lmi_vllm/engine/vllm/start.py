@@ -49,6 +49,11 @@ START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or f
 # As the user set it: vLLM writes its own choice over it at each start, also at one that fails.
 ASKED_METHOD: Final = os.environ.get(START_METHOD)
 OUT_OF_MEMORY_MARKS: Final = ("OutOfMemory", "MemoryError", "out of memory", "No available memory")
+NO_TORCHVISION_MARKS: Final = (
+    "No module named 'torchvision",
+    "import of torchvision halted",  # companions.py has hidden it
+    "requires the Torchvision library",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +239,11 @@ def _start_error(
         text = (
             f"OOM: {text}. Lower gpu_memory_utilization or max_model_len; with LoRA also "
             "max_loras or max_lora_rank"
+        )
+    if any(mark in text for mark in NO_TORCHVISION_MARKS):
+        text += (
+            ". Models that take pictures need it: pip install --no-deps torchvision, in the "
+            "release made for the installed torch"
         )
     return EngineStartError(_with_argument(f"the engine did not start: {text}", arguments))
 

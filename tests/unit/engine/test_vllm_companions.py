@@ -37,6 +37,43 @@ def package(folder: Path, name: str, version: str, body: str) -> None:
     (information / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
 
 
+def answer_of(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that finds the packages of `folder` and ours."""
+    ours = Path(importlib.util.find_spec("lmi_vllm").origin).parent.parent  # type: ignore[union-attr, arg-type]
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={"PYTHONPATH": f"{folder}:{ours}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_torchvision_is_used_without_its_compiled_operators(tmp_path: Path) -> None:
+    """Its transforms are Python, and models that see pictures ask for them."""
+    package(tmp_path, "torch", "9.9+cpu", "")
+    body = "from torchvision import extension, _meta_registrations, transforms"
+    package(tmp_path, "torchvision", "9.9", body)
+    for name, text in (
+        ("extension", "TIMES = 1"),
+        ("_meta_registrations", "raise RuntimeError('operator nms does not exist')"),
+        ("transforms", "resize = 'Python'"),
+    ):
+        (tmp_path / "torchvision" / f"{name}.py").write_text(text)
+    answer = answer_of(
+        tmp_path,
+        """\
+        import importlib.util
+        from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
+        assert hide_unfit_companions() == ()
+        assert importlib.util.find_spec("torchvision") is not None
+        import torchvision.transforms
+        print(torchvision.transforms.resize)
+        """,
+    )
+    assert answer.stdout == "Python\n"
+
+
 def test_a_companion_that_fails_to_import_is_absent_and_a_working_one_stays(
     tmp_path: Path,
 ) -> None:
@@ -44,7 +81,9 @@ def test_a_companion_that_fails_to_import_is_absent_and_a_working_one_stays(
     package(tmp_path, "torch", "9.9+cpu", "")
     package(tmp_path, "torchvision", "9.9", "raise RuntimeError('operator nms does not exist')")
     package(tmp_path, "torchaudio", "9.9", "")
-    program = textwrap.dedent("""\
+    answer = answer_of(
+        tmp_path,
+        """\
         import importlib.util
         from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
         assert hide_unfit_companions() == ("torchvision",)
@@ -54,14 +93,7 @@ def test_a_companion_that_fails_to_import_is_absent_and_a_working_one_stays(
             import torchvision.io
         except ImportError:
             print("absent")
-    """)
-    search = [str(tmp_path), str(Path(importlib.util.find_spec("lmi_vllm").origin).parent.parent)]  # type: ignore[union-attr, arg-type]
-    answer = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(search)},
-        capture_output=True,
-        text=True,
-        check=True,
+        """,
     )
     assert answer.stdout == "absent\n"
     assert "pip uninstall torchvision" in answer.stderr

