@@ -47,7 +47,6 @@ ROOMS = {
     "commands": rf"{SHARED}|(config|translate|checks|sources|telemetry|server)\..*"
     r"|engine\.(factory|vllm\.processes)\..*",
     "cli": SHARED,  # verbs are imported by name
-    "image": r"cli\.\w+|config\..*",
     "__main__": r"cli\.main",
     "__init__": r".*",  # the public names, imported when used
 }
@@ -75,7 +74,7 @@ LIBRARIES = {
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (
-    r"(cli|image)\.py|commands/serve\.py"
+    r"(cli|extras/image/__main__)\.py|commands/serve\.py"
     r"|engine/vllm/(configuration|start|processes|workarounds/cpu_compilation)\.py"
 )
 
