@@ -27,7 +27,7 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "deferred": ("memory_cache_capacity", "cache_batch"),
         "exporters": (
             "LMI_METRICS_EMF", "LMI_METRICS_EMF_INTERVAL", "LMI_METRICS_EMF_NAMESPACE",
-            "prometheus",
+            "log_request_metric", "metrics_aggregation", "prometheus",
             "SM_TELEMETRY_LOG_REV_2022_12",
         ),
         "secure_mode": ("SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS"),

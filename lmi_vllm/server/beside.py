@@ -1,4 +1,4 @@
-"""What runs beside a server: what extras do with it, request metrics, the engine's statistics."""
+"""What runs beside a server: what extras do with it, and the engine's statistics."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,6 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.telemetry.observers import RequestMetricLog
 
 
 @dataclass(slots=True)
@@ -62,12 +61,3 @@ async def _log_often(service: InferenceService, seconds: float, clock: Clock) ->
         await clock.sleep(seconds)
         if (engine := service.loaded_engine) is not None:
             await engine.log_statistics()
-
-
-def log_request_metrics(service: InferenceService, settings: Settings) -> None:
-    """Begin to write `log_request_metric`'s lines, where the model's settings ask for them."""
-    observers = service.telemetry.observers
-    observers[:] = [one for one in observers if not isinstance(one, RequestMetricLog)]
-    if settings.server.log_request_metric:
-        every = settings.server.metrics_aggregation
-        observers.append(RequestMetricLog(every))

@@ -11,7 +11,6 @@ from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import ModelInfo
-from lmi_vllm.server.beside import log_request_metrics
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
@@ -114,7 +113,6 @@ class ModelKeeper:
         model = _model_info(plan, settings, self._context.environ, is_registered=is_registered)
         service.queue.resize(settings.server.job_queue_size)  # which the model may have brought
         service.expect(model, plan.profile)
-        log_request_metrics(service, settings)
         for prepare in self._context.events.on_plan:
             prepare(settings, plan.arguments)
         log_plan(plan)

@@ -69,10 +69,6 @@ class ServerKeys(Section):
     gpu_reserved_memory_mb: int | None = option(parse.whole_number, ours(),
         name="gpu.reserved_memory_mb", written=(FILE,), values="MiB",
         note="As reserved_memory_mb, on each GPU.")
-    log_request_metric: bool = option(parse.boolean, ours(), default=False, written=(FILE,),
-        note="Log latency and throughput of requests.")
-    metrics_aggregation: int = option(parse.positive_int, ours(), default=1000, written=(FILE,),
-        values="requests", note="Requests between two such lines.")
     inference_address: str = option(parse.address, ours(), default="http://127.0.0.1:8080",
         written=SERVER_LEVEL, values="`http://host:port`", note="Where requests are answered.")
     management_address: str | None = option(parse.address, ours(), written=SERVER_LEVEL,

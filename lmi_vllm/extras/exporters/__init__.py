@@ -1,4 +1,4 @@
-"""What AWS reads of a server: CloudWatch's embedded metrics, SageMaker's file, LMI's series."""
+"""What AWS and LMI's tools read: CloudWatch's embedded metrics, SageMaker's file, LMI's lines."""
 
 from typing import Final
 
@@ -8,6 +8,7 @@ EXTRA: Final = Extra(
     settings=(
         Lazy("lmi_vllm.extras.exporters.emf:EmfSettings"),
         Lazy("lmi_vllm.extras.exporters.lmi_series:LmiSeriesSettings"),
+        Lazy("lmi_vllm.extras.exporters.percentiles:PercentileSettings"),
         Lazy("lmi_vllm.extras.exporters.sagemaker_lines:SageMakerSettings"),
     ),
     beside_server=Lazy("lmi_vllm.extras.exporters.start:exporting"),

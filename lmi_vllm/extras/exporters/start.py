@@ -10,6 +10,7 @@ from pathlib import Path
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.extras.exporters.emf import EmfSettings, EmfWriter
 from lmi_vllm.extras.exporters.lmi_series import LmiSeries, LmiSeriesSettings
+from lmi_vllm.extras.exporters.percentiles import log_request_metrics
 from lmi_vllm.extras.exporters.sagemaker_lines import (
     SageMakerSettings,
     TelemetryFile,
@@ -28,6 +29,9 @@ async def exporting(
     service: InferenceService, settings: Settings, _: Mapping[str, str], events: ServerEvents
 ) -> AsyncIterator[None]:
     """Export while the body runs; CloudWatch's last line is written at its end."""
+    events.on_plan.append(
+        lambda planned, _: log_request_metrics(service.telemetry, planned),
+    )
     if path := settings.extra(SageMakerSettings).sm_telemetry_log_rev_2022_12:
         _write_telemetry(service.telemetry, Path(path))
     if settings.extra(LmiSeriesSettings).prometheus:

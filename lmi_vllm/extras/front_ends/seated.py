@@ -25,7 +25,7 @@ from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.beside import ServerEvents, log_request_metrics
+from lmi_vllm.server.beside import ServerEvents
 from lmi_vllm.server.liveness import warm_up
 
 if TYPE_CHECKING:
@@ -122,7 +122,6 @@ class SeatedModel:
         service, profile = self._service, begin.profile
         service.expect(begin.model, profile)
         service.lifecycle.expect_model(begin.model_name)
-        log_request_metrics(service, begin.settings)
         for prepare in self._events.on_plan:
             prepare(begin.settings, begin.arguments)
         self._adapters = FollowedAdapters(

@@ -4,8 +4,12 @@ import logging
 
 import pytest
 
-from lmi_vllm.telemetry.observers import RequestMetricLog, percentile
-from tests.unit.conftest import Ended
+from lmi_vllm.config.properties import parse_properties
+from lmi_vllm.config.settings import load_settings
+from lmi_vllm.extras.exporters.percentiles import RequestMetricLog, log_request_metrics
+from lmi_vllm.telemetry.observers import Telemetry, percentile
+from tests.unit.config.test_types import check_accepted
+from tests.unit.conftest import Ended, ExplainRun
 
 
 def test_every_so_many_requests_are_one_line(
@@ -37,3 +41,24 @@ def test_percentiles_are_values_that_occurred(
 ) -> None:
     """Nearest rank."""
     assert percentile(values, percent) == expected
+
+
+@pytest.mark.parametrize("line", ["log_request_metric=true", "metrics_aggregation=10"])
+def test_setting_is_accepted(line: str, explained: ExplainRun) -> None:
+    """Known without a word."""
+    check_accepted(line, explained)
+
+
+def test_lines_are_those_of_the_last_model() -> None:
+    """A model's own serving.properties says whether, and after how many requests."""
+    hub = Telemetry()
+    usual = len(hub.observers)
+    for text, every in (
+        ("log_request_metric=true\nmetrics_aggregation=5", [5]),
+        ("log_request_metric=true", [1000]),
+        ("", []),
+    ):
+        file = parse_properties(text, "serving.properties")
+        log_request_metrics(hub, load_settings({}, extra_properties=file))
+        found = hub.observers[usual:]
+        assert [one.every for one in found if isinstance(one, RequestMetricLog)] == every
