@@ -75,11 +75,6 @@ def plain_text(text: str) -> str:
     return text
 
 
-_UNIT_SECONDS: Final[Mapping[str, int]] = MappingProxyType(
-    {"plain": 1, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
-)
-
-
 def whole_number(text: str) -> int:
     """An integer; `4.0` counts as one."""
     stripped = text.strip()
@@ -151,36 +146,6 @@ def seconds_or_off(text: str) -> float:
     if number < 0:
         raise ValueError("a number of seconds is needed, 0 switches it off")
     return int(number) if number.is_integer() else number
-
-
-_ERROR_RATE: Final = re.compile(
-    r"(?P<count>\d{1,6})"
-    r"(?:/(?:(?P<plain>\d{1,9}(?:\.\d{1,3})?)"
-    r"|P(?:(?P<days>\d{1,5})D)?(?:T(?=\d)(?:(?P<hours>\d{1,6})H)?(?:(?P<minutes>\d{1,8})M)?"
-    r"(?:(?P<seconds>\d{1,9}(?:\.\d{1,3})?)S)?)?))?",
-    re.IGNORECASE | re.ASCII,
-)
-
-
-def error_rate(text: str) -> tuple[int, float]:
-    """`count/duration`: how many errors, in how many seconds (one minute when left out).
-
-    The duration is ISO 8601 as upstream reads it (`PT1M`, `P1DT2H`), or plain seconds.
-    """
-    match = _ERROR_RATE.fullmatch(text.strip())
-    found = match.groupdict() if match else {}
-    count = int(found.pop("count", None) or 0)
-    lengths = (float(found[unit] or 0) * _UNIT_SECONDS[unit] for unit in found)
-    length = sum(lengths) if "/" in text else 60.0
-    if not count or not length:
-        raise ValueError("a number of errors and a time is needed, such as 5/PT1M or 5/60")
-    return count, length
-
-
-def error_rate_text(text: str) -> str:
-    """The text of an error rate that can be read."""
-    error_rate(text)
-    return text.strip()
 
 
 def human_int(text: str) -> int:

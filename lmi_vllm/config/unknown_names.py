@@ -25,6 +25,7 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "compile_cache": ("LMI_CACHE_URI",),
         "deferred": ("memory_cache_capacity", "cache_batch"),
+        "error_rates": ("error_rate_wlm", "error_rate_server", "error_rate_any"),
         "exporters": (
             "LMI_METRICS_EMF", "LMI_METRICS_EMF_INTERVAL", "LMI_METRICS_EMF_NAMESPACE",
             "log_request_metric", "metrics_aggregation", "prometheus",

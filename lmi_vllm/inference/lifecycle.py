@@ -6,8 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from lmi_vllm.errors import NotReadyError
-from lmi_vllm.inference.error_rates import ErrorRates
+from lmi_vllm.errors import Fault, NotReadyError
 
 
 class Phase(StrEnum):
@@ -99,14 +98,15 @@ class Lifecycle:
         self,
         model_name: str = "model",
         *,
-        error_rates: ErrorRates | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.start = StartProgress(now)
         self.state = State.PENDING
         self.model_name = model_name
         self.has_model = True
-        self.error_rates = error_rates or ErrorRates(now=now)
+        # Told of the fault of each error that is answered, or of a status that has none of ours.
+        self.on_failure: list[Callable[[Fault | int], None]] = []
+        self._has_lost_health = False
         self._hides_failure = False
         self._is_registered = False
         self._watchers: list[Callable[[State], None]] = []
@@ -115,6 +115,15 @@ class Lifecycle:
     def is_serving(self) -> bool:
         """Whether there is a model and it answers."""
         return self.has_model and self.state is State.HEALTHY
+
+    def note_failure(self, cause: Fault | int) -> None:
+        """Tell of the fault that a request was answered with, or of the status."""
+        for tell in self.on_failure:
+            tell(cause)
+
+    def lose_health(self) -> None:
+        """Be 503 on `/ping` until the process ends; requests are answered on."""
+        self._has_lost_health = True
 
     def watch(self, on_state: Callable[[State], None]) -> None:
         """Call `on_state` with each state from now on."""
@@ -165,7 +174,7 @@ class Lifecycle:
             entry["phase"] = str(self.start.phase)
             entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
             entry |= self.start.progress
-        is_fine = self.state is State.HEALTHY and self.error_rates.reached is None
+        is_fine = self.state is State.HEALTHY and not self._has_lost_health
         is_hidden = (self.state is State.FAILED and self._hides_failure) or (
             self.state is State.PENDING and self._is_registered
         )

@@ -153,14 +153,13 @@ class InferenceService:
         try:
             self.queue.check_room()
         except LmiError as refusal:
-            self.lifecycle.error_rates.record(refusal)
+            self.lifecycle.note_failure(refusal.fault)
             raise
 
     async def answer(self, call: InferenceCall, answer: Answer) -> Reply:
         """Return what `answer` makes of the call; a shutdown that cuts it off is an error."""
         if (record := current_record()) is not None:
             record.is_inference = True
-        rates = self.lifecycle.error_rates
         try:
             reply = await answer(RequestContext(self.runtime, self.queue, call, self.statuses))
         except asyncio.CancelledError:
@@ -169,8 +168,8 @@ class InferenceService:
                 raise
             raise error from None
         except LmiError as raised:
-            rates.record(raised)
+            self.lifecycle.note_failure(raised.fault)
             raise
         if reply.status != _SUCCESS:
-            rates.record_status(reply.status)
+            self.lifecycle.note_failure(reply.status)
         return reply

@@ -4,11 +4,9 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, StatusTable
-from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -35,7 +33,7 @@ class ServerContext:
 
 def new_service(settings: Settings, clock: Clock) -> InferenceService:
     """Return the service of a server that has not begun to start its model."""
-    lifecycle = Lifecycle(error_rates=ErrorRates(_error_rates(settings)), now=clock.now)
+    lifecycle = Lifecycle(now=clock.now)
     limit = settings.server.job_queue_size
     queue = RequestQueue(lifecycle, limit, clock=clock)
     return InferenceService(queue, statuses=error_statuses(settings))
@@ -53,12 +51,3 @@ def error_statuses(settings: Settings) -> StatusTable:
             Fault.DEADLINE: server.server_error_http_code,
         }
     )
-
-
-def _error_rates(settings: Settings) -> Mapping[ErrorKind, ErrorRate]:
-    texts = {
-        ErrorKind.WORKLOAD: settings.server.error_rate_wlm,
-        ErrorKind.SERVER: settings.server.error_rate_server,
-        ErrorKind.ANY: settings.server.error_rate_any,
-    }
-    return {kind: ErrorRate(*error_rate(text)) for kind, text in texts.items() if text}

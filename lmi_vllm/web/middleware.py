@@ -148,7 +148,7 @@ async def _answer(
             logger.exception("request %s failed", request[REQUEST_ID])
         if BEGUN in request:
             return _begun_answer(request, is_whole=is_gone)
-        request.app[SERVICE].lifecycle.error_rates.record(LmiError())
+        request.app[SERVICE].lifecycle.note_failure(LmiError().fault)
         # An unknown fault's text may hold anything: it goes to the log only.
         return error_answer(request, LmiError("Internal server error"))
 

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.errors import Dialect, EngineDeadError
+from lmi_vllm.errors import Dialect, EngineDeadError, Fault
 from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, RouteKind, ServingProfile
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import Routes
@@ -189,10 +189,11 @@ async def test_cut_stream_ends_in_its_dialect(
 ) -> None:
     """The engine's death is the last event."""
     application.dies_after = 2
-    client = await serve()
+    client, causes = await serve(), []
+    lifecycle_of(client).on_failure.append(causes.append)
     response = await client.post(path, json={"stream": True})
     assert end in await response.read()
-    assert lifecycle_of(client).error_rates is not None
+    assert causes == [Fault.ENGINE]
 
 
 async def test_cut_stream_of_no_events_does_not_look_whole(

@@ -225,17 +225,6 @@ def workers(note: str, name: str = "") -> int | None:
     return option(parse.count, ours(), name=name, note=note, values="number", written=(FILE,))
 
 
-def failure_window() -> str | None:
-    """A field for a number of failures within a time, which make /ping 503."""
-    return option(
-        parse.error_rate_text,
-        ours(),
-        values="`5/PT1M`, `5/60`",
-        written=SERVER_LEVEL,
-        note="So many failures within so long make /ping 503 until a restart.",
-    )
-
-
 @overload
 def variable(
     parse: Callable[[str], T], note: str, *, default: Default, values: str = ...

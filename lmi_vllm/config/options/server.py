@@ -8,7 +8,6 @@ from lmi_vllm.config.options.row import (
     SERVER_LEVEL,
     Section,
     computes,
-    failure_window,
     ignored,
     no_effect,
     option,
@@ -93,9 +92,6 @@ class ServerKeys(Section):
         note="Access-Control-Allow-Methods.")
     cors_allowed_headers: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
         note="Access-Control-Allow-Headers.")
-    error_rate_wlm: str | None = failure_window()
-    error_rate_server: str | None = failure_window()
-    error_rate_any: str | None = failure_window()
     error_rate_model: str | None = ignored("it is never counted upstream either")
     bad_request_http_code: int = status(400, "Answer to a request the server cannot read.")
     wlm_error_http_code: int = status(503, "Answer while no worker is available.")

@@ -18,8 +18,7 @@ from typing import Any, Final
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import LmiError, NotReadyError
-from lmi_vllm.inference.error_rates import ErrorKind
+from lmi_vllm.errors import Fault, LmiError, NotReadyError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import ModelInfo
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile, SharedAdapter
@@ -154,9 +153,9 @@ class LoadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """An error that counts towards the error rates."""
+    """What a request was answered with: the fault of an error, or a status."""
 
-    kind: ErrorKind
+    cause: Fault | int
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class FirstProcess:
     def note(self, message: Counted | TelemetryLine) -> None:
         """Take note of what has happened to a request of another process."""
         if isinstance(message, Counted):
-            self._service.lifecycle.error_rates.count(message.kind)
+            self._service.lifecycle.note_failure(message.cause)
             return
         for tell in self._service.telemetry.on_line:
             tell(message.text)

@@ -39,7 +39,6 @@ from lmi_vllm.extras.front_ends.channel import (
 )
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.extras.front_ends.seated import SeatedModel
-from lmi_vllm.inference.error_rates import ReportedErrors
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -60,8 +59,8 @@ class FrontEndProcess:
         self._channel = channel
         self._hello = hello
         self._row: BoardRow = Board(Path(hello.board), hello.processes).row(hello.row)
-        errors = ReportedErrors(lambda kind: channel.send(Counted(kind)))
-        self._lifecycle = Lifecycle(error_rates=errors)
+        self._lifecycle = Lifecycle()
+        self._lifecycle.on_failure.append(lambda cause: channel.send(Counted(cause)))
         self._queue = RequestQueue(self._lifecycle, slots=self._row)
         self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
         self._events = ServerEvents(is_first=False)

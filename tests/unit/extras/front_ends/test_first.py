@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.errors import EngineDeadError, Fault
 from lmi_vllm.extras.front_ends.channel import Counted, StateIs, TelemetryLine
 from lmi_vllm.extras.front_ends.first import FirstProcess, Seats
-from lmi_vllm.inference.error_rates import ErrorKind, ErrorRate, ErrorRates
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -33,20 +32,21 @@ def test_the_next_engine_has_free_seats_again(tmp_path: Path) -> None:
 
 
 def service() -> InferenceService:
-    """Return a service that is unwell after one error of any kind."""
-    rates = ErrorRates({ErrorKind.ANY: ErrorRate(1, 60)})
-    return InferenceService(RequestQueue(Lifecycle(error_rates=rates), 7))
+    """Return a service without a model."""
+    return InferenceService(RequestQueue(Lifecycle(), 7))
 
 
 def test_what_happens_elsewhere_counts_here() -> None:
-    """Errors turn the one health bad, and SageMaker's lines are written by one process."""
-    made, lines = service(), []
+    """What is answered counts for the one health; SageMaker's lines are written by one process."""
+    made, lines, causes = service(), [], []
+    made.lifecycle.on_failure.append(causes.append)
     made.telemetry.on_line.append(lines.append)
     first = FirstProcess(made)
     first.note(TelemetryLine("a line"))
-    assert (lines, made.lifecycle.error_rates.reached) == (["a line"], None)
-    first.note(Counted(ErrorKind.SERVER))
-    assert made.lifecycle.error_rates.reached is ErrorKind.ANY
+    assert (lines, causes) == (["a line"], [])
+    first.note(Counted(Fault.ENGINE))
+    first.note(Counted(503))
+    assert causes == [Fault.ENGINE, 503]
     made.lifecycle.become(State.HEALTHY)
     assert first.state() == StateIs(State.HEALTHY, 7, has_model=True)
 
