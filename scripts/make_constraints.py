@@ -27,12 +27,14 @@ PLATFORM: Final = "linux x86_64"
 UV_PLATFORM: Final = "x86_64-manylinux_2_36"  # Debian 12's glibc, as in the images
 # PyPI has only CUDA builds of these: beside a CPU torch they break imports, so images go without.
 UNFIT_ON_CPU: Final = ("torchvision", "torchaudio", "torchcodec")
+# What LMCache bounds below the versions that the other files share.
+BOUND_BY_LMCACHE: Final = ("prometheus-client",)
 # Extra -> (extras resolved together, files whose versions it shares; dev lists only what it adds).
 PLAN: Final = {
     "base": ((), ()),
     "otel": (("otel",), ("base",)),
     "cpu": (("cpu",), ("base",)),
-    "cuda": (("cuda",), ("base",)),
+    "cuda": (("cuda", "lmcache"), ("base",)),  # as the image has it
     "dev": (("dev",), ("cpu",)),
 }
 
@@ -67,13 +69,22 @@ def resolve(uv: str, name: str, extras: tuple[str, ...], shared: tuple[str, ...]
         command += ["--no-header", "--no-annotate", "--output-file", str(output)]
         command += [word for extra in extras for word in ("--extra", extra)]
         for other in shared:
-            command += ["--constraint", str(CONSTRAINTS / f"{other}.txt")]
+            kept = Path(folder) / f"{other}.txt"
+            kept.write_text(shared_pins(other, extras), encoding="utf-8")
+            command += ["--constraint", str(kept)]
         environ = dict(os.environ)
         if name == "cuda":  # where torch's CPU build lies, the CUDA build must not be looked for
             environ.pop("UV_FIND_LINKS", None)
             environ.pop("UV_INDEX", None)
         subprocess.run(command, cwd=ROOT, env=environ, check=True, stdout=subprocess.DEVNULL)
         return output.read_text(encoding="utf-8")
+
+
+def shared_pins(name: str, extras: tuple[str, ...]) -> str:
+    """Return the versions of another file that hold beside these extras."""
+    free = BOUND_BY_LMCACHE if "lmcache" in extras else ()
+    lines = (CONSTRAINTS / f"{name}.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if name_of(line) not in free)
 
 
 def preferences(name: str) -> str:

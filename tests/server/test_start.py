@@ -112,3 +112,17 @@ async def test_compiled_code_gets_folders_of_this_user(serve: Serve, tmp_path: P
     server = await (await serve(str(DEMO_MODEL_DIR), XDG_CACHE_HOME=str(tmp_path))).ready()
     assert server.exports["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/vllm/lmi_vllm/inductor"
     assert server.exports["TRITON_CACHE_DIR"] == f"{tmp_path}/vllm/lmi_vllm/triton"
+
+
+async def test_batch_size_without_rolling_batch_streams(
+    serve: Serve, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LMI does not start with these and streaming; here each request decides, and it is said."""
+    options = {"OPTION_ROLLING_BATCH": "disable", "OPTION_BATCH_SIZE": "4"}
+    server = await (await serve(**options, OPTION_ENABLE_STREAMING="true")).ready()
+    for name in ("OPTION_BATCH_SIZE", "OPTION_ENABLE_STREAMING"):
+        assert sum(name in line and "has no effect" in line for line in caplog.messages) == 1
+    assert await server.infer() == 200
+    assert (await server.ask("POST", "/invocations", {"inputs": "x", "stream": True})).status == 200
+    (engine,) = engines.started
+    assert [job.is_streaming for job in engine.jobs[-2:]] == [False, True]

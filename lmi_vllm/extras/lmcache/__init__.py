@@ -4,4 +4,7 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(start_variables=(Lazy("lmi_vllm.extras.lmcache.variables:lmcache_variables"),))
+EXTRA: Final = Extra(
+    late_rules=(Lazy("lmi_vllm.extras.lmcache.rules:check_package"),),
+    start_variables=(Lazy("lmi_vllm.extras.lmcache.variables:lmcache_variables"),),
+)
