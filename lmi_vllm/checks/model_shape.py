@@ -11,7 +11,8 @@ _LENGTH_KEYS: Final = (
 )  # fmt: skip
 # Methods that quantize the experts of a mixture and leave every other layer as it is
 # (vLLM 0.32: config/quantization.py, quantization/experts_int8.py).
-EXPERTS_ONLY: Final = ("experts_int8", "int8_per_channel_weight_only")
+EIGHT_BITS: Final = "int8_per_channel_weight_only"  # what LMI's 8-bit methods become
+EXPERTS_ONLY: Final = ("experts_int8", EIGHT_BITS)
 # Rope kinds whose max_position_embeddings already is the scaled length (vLLM's rule).
 _UNSCALED_ROPE: Final = ("default", "llama3", "su", "longrope", "mrope", "proportional")
 _BYTES: Final[Mapping[str, float]] = MappingProxyType(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import doubts, unreadable
+from lmi_vllm.checks.model import doubts, misfits, unreadable
 from lmi_vllm.checks.model_config import ModelFiles, read_local_files
 from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.config.model_source import locate_model
@@ -175,6 +175,8 @@ def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
             rule.load()(draft)
     shape = read_shape(draft.config)
     draft.errors += unreadable(shape)
+    if draft.config:
+        draft.errors += misfits(shape, draft.values, has_gpus=draft.devices.gpu_count > 0)
     if draft.config and isinstance(draft.values.get("quantization"), str):
         draft.warnings += doubts(shape, draft.values)
     arguments = EngineArguments(

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from lmi_vllm.checks.model_shape import EIGHT_BITS
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.vllm_schema import installed_release, load_release
@@ -29,7 +30,6 @@ _TASKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "rerank": ("pooling", "auto"),
     }
 )
-_INT8: Final = "int8_per_channel_weight_only"
 _PREQUANTIZED: Final = "use option.quantize=fp8 or a checkpoint quantized ahead of time (awq, gptq)"
 _W8A8: Final = "use a compressed-tensors W8A8 checkpoint, or option.quantize=fp8"
 
@@ -113,10 +113,11 @@ def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> s
         if method != "dynamic_int8" and "bitsandbytes" in release.quantization_methods:
             return "bitsandbytes"
         draft.warn(
-            f"{setting.label}: vLLM has no {method} any more; {_INT8} is used, which quantizes the "
-            f"experts of a mixture only (option.quantize=fp8 quantizes every layer)"
+            f"{setting.label}: vLLM has no {method} any more; {EIGHT_BITS} is used, which "
+            f"quantizes the experts of a mixture only; a model without experts is refused "
+            f"(option.quantize=fp8 quantizes every layer)"
         )
-        return _INT8
+        return EIGHT_BITS
     known = f"allowed are {', '.join(release.quantization_methods)}"
     reasons = {
         "bitsandbytes4": f"4-bit quantization at load time is gone from vLLM; {_PREQUANTIZED}",

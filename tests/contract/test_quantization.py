@@ -48,9 +48,6 @@ READ = [
     pytest.param("fp8", PLAIN, "OnlineQuantizationConfig", id="fp8"),
     pytest.param("compressed-tensors", W8A8, "CompressedTensorsConfig", id="compressed-tensors"),
     pytest.param("experts_int8", PLAIN, "ExpertsInt8Config", id="experts_int8"),
-    pytest.param("bitsandbytes", PLAIN, "OnlineQuantizationConfig", id="bitsandbytes"),
-    pytest.param("bitsandbytes8", PLAIN, "OnlineQuantizationConfig", id="bitsandbytes8"),
-    pytest.param("dynamic_int8", PLAIN, "OnlineQuantizationConfig", id="dynamic_int8"),
 ]
 REFUSED = [
     pytest.param("fp8", AWQ, r"\(awq\) does not match", id="fp8 on AWQ"),
@@ -89,3 +86,10 @@ def test_checkpoint_that_vllm_no_longer_reads_is_refused_by_us(tmp_path: Path, m
     with pytest.raises(ConfigurationError, match=f"{method} .*use the unquantized model"):
         configuration("", {"quant_method": method}, tmp_path)
     assert method not in QUANTIZATION_METHODS
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "bitsandbytes8", "dynamic_int8"])
+def test_eight_bits_that_would_be_none_are_refused_by_us(tmp_path: Path, method: str) -> None:
+    """VLLM takes them for a model without experts, and leaves its weights as large as they are."""
+    with pytest.raises(ConfigurationError, match="halves those of every layer"):
+        configuration(method, {}, tmp_path)

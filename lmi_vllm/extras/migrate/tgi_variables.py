@@ -11,8 +11,6 @@ from typing import Final
 
 from lmi_vllm.config.parsers import boolean
 
-_INT8: Final = "int8_per_channel_weight_only"
-
 
 @dataclass(frozen=True, slots=True)
 class Carried:
@@ -53,12 +51,8 @@ def _quantize(text: str) -> Carried:
     if method in ("awq", "gptq", "fp8", "compressed-tensors"):
         return Carried(key, method)
     if method in ("bitsandbytes", "eetq"):
-        return Carried(
-            key,
-            _INT8,
-            f"vLLM has no {method}; {_INT8} is its 8-bit method at load, for the experts of a "
-            f"mixture only (fp8 quantizes every layer)",
-        )
+        why = f"vLLM has no {method}; fp8 is its 8-bit method at load for every layer, on GPUs"
+        return Carried(key, "fp8", why)
     if method == "marlin":
         return Carried(None, why="vLLM chooses Marlin kernels by itself for AWQ, GPTQ and FP8")
     advice = "use a checkpoint quantized ahead of time (awq, gptq), or option.quantize=fp8"

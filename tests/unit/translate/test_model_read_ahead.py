@@ -3,12 +3,13 @@
 import json
 import socket
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from lmi_vllm.errors import ConfigurationError
-from tests.support.remote_models import explained, on_a_hub, planned
+from tests.support.remote_models import PICKLES, Place, explained, in_s3, on_a_hub, planned
 
 QUANTIZED = {"architectures": ["LlamaForCausalLM"], "quantization_config": {}}
 
@@ -64,3 +65,29 @@ def test_cached_config_counts_where_the_hub_is_switched_off(
     assert "squeezellm" in error
     away = environ | {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
     assert explained(away, capsys)["errors"] == [error]
+
+
+MIXTURE = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}
+
+
+@pytest.mark.parametrize("place", [on_a_hub, in_s3])
+def test_lora_of_experts_on_a_cpu_is_refused_before_the_fetch(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `explain` and by the plan of a start; not for GPUs, and not for another build."""
+    monkeypatch.setattr("lmi_vllm.checks.model.version", lambda _: "0.32.0")
+    with place(MIXTURE) as (environ, asked):
+        lora = environ | {"OPTION_ENABLE_LORA": "true", "CUDA_VISIBLE_DEVICES": ""}
+        (error,) = explained(lora, capsys, "--gpus", "0")["errors"]
+        assert "enable_lora: the model is a mixture of experts" in error
+        with pytest.raises(ConfigurationError, match="mixture of experts"):
+            planned(lora)
+        assert explained(lora, capsys)["errors"] == []
+        assert explained(environ, capsys, "--gpus", "0")["errors"] == []
+        monkeypatch.setattr("lmi_vllm.checks.model.version", _not_installed)
+        assert explained(lora, capsys, "--gpus", "0")["errors"] == []
+    assert not set(asked) & set(PICKLES)
+
+
+def _not_installed(name: str) -> str:
+    raise PackageNotFoundError(name)

@@ -40,7 +40,7 @@ TGI = (  # variable, value, what it becomes
     ("NUM_SHARD", "4", {"option.tensor_parallel_degree": "4"}),
     ("SM_NUM_GPUS", "4", {"option.tensor_parallel_degree": "4"}),
     ("QUANTIZE", "awq", {"option.quantize": "awq"}),
-    ("QUANTIZE", "bitsandbytes", {"option.quantize": "int8_per_channel_weight_only"}),
+    ("QUANTIZE", "bitsandbytes", {"option.quantize": "fp8"}),
     ("DTYPE", "bfloat16", {"option.dtype": "bfloat16"}),
     ("KV_CACHE_DTYPE", "fp8_e4m3fn", {"option.kv_cache_dtype": "fp8_e4m3"}),
     ("MAX_CONCURRENT_REQUESTS", "64", {"job_queue_size": "64"}),

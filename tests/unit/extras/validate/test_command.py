@@ -109,20 +109,35 @@ def test_redundant_quantize_is_warned(validated: Validate) -> None:
     assert any("better left out" in text for text in document["warnings"])
 
 
-@pytest.mark.parametrize("method", ["experts_int8", "bitsandbytes8"])
-def test_method_for_experts_only_is_warned_where_there_are_none(
-    validated: Validate, method: str
-) -> None:
+EXPERTS = ({"num_local_experts": 8}, {"ffn_config": {"moe_num_experts": 16}})
+
+
+def test_method_for_experts_only_is_warned_where_there_are_none(validated: Validate) -> None:
     """And counts for nothing in the estimate; a mixture is not warned."""
-    _, dense = validated(LLAMA_8B, option(quantize=method))
+    _, dense = validated(LLAMA_8B, option(quantize="experts_int8"))
     assert sum("nothing is quantized" in text for text in dense["warnings"]) == 1
-    for experts in ({"num_local_experts": 8}, {"ffn_config": {"moe_num_experts": 16}}):
-        _, mixture = validated(LLAMA_8B | experts, option(quantize=method))
+    for experts in EXPERTS:
+        _, mixture = validated(LLAMA_8B | experts, option(quantize="experts_int8"))
         assert not any("nothing is quantized" in text for text in mixture["warnings"])
     shape = read_shape(LLAMA_8B)
     estimate = estimate_memory(shape, {"quantization": "experts_int8"}, WEIGHTS_8B, None)
     assert estimate is not None
     assert estimate.weight_bytes == WEIGHTS_8B
+
+
+@pytest.mark.parametrize(
+    "asked", ["quantize=bitsandbytes", "quantize=bitsandbytes8", "quantize=dynamic_int8",
+              "load_in_8bit=true"],
+)  # fmt: skip
+def test_eight_bits_that_would_be_none_are_refused(validated: Validate, asked: str) -> None:
+    """On a GPU sized for them the start would end out of memory; a mixture is quantized."""
+    name, _, value = asked.partition("=")
+    _, dense = validated(LLAMA_8B, option(**{name: value}))
+    (error,) = dense["errors"]
+    assert "option.quantize=fp8 halves" in error
+    for experts in EXPERTS:
+        _, mixture = validated(LLAMA_8B | experts, option(**{name: value}))
+        assert mixture["errors"] == []
 
 
 def test_estimate_follows_its_formula() -> None:
