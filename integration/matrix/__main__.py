@@ -35,7 +35,7 @@ def main() -> int:
             continue
         if asked.only != "adapters" and _is_due(row, RESULTS, again=asked.again):
             _compare_model(row)
-        if asked.only == "models" or row.group != "models" or not _works(row):
+        if asked.only == "models" or row.group != "models" or row.tokenizer or not _works(row):
             continue
         if _is_due(row, ADAPTER_RESULTS, again=asked.again):
             _compare_adapters(row)

@@ -18,6 +18,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from integration.matrix import mistral
 from integration.matrix.quantized import REFERENCES, WRITTEN
 from integration.matrix.renamed import (
     RENAMED,
@@ -102,6 +103,7 @@ class Architecture:
     has_own_prompt: bool = False  # vLLM writes the prompt of a chat without the template
     attention: str = "eager"  # of the reference
     processor: str = ""  # of integration/matrix/sighted.py: the model sees
+    tokenizer: str = ""  # of integration/matrix/mistral.py
 
     @property
     def reference(self) -> str:
@@ -132,6 +134,18 @@ def _quantized(scheme: str, title: str, dtype: str = "fp32", seed: int = 0) -> A
     )  # fmt: skip
 
 
+def _mistral(tokenizer: str, title: str, vocabulary: int, *, is_own: bool) -> Architecture:
+    """Mistral with its own tokenizer, in Transformers' layout or its own."""
+    layout = "own layout" if is_own else "Transformers' layout"
+    return _row(
+        f"mistral_{tokenizer}{'_own' if is_own else ''}", f"Mistral, {title}, {layout}", "Mistral",
+        _DENSE | {"head_dim": 32, "sliding_window": None, "vocab_size": vocabulary,
+                  "bos_token_id": 1, "eos_token_id": 2},
+        renamed=mistral.own_layout if is_own else None, tokenizer=tokenizer,
+        options={"OPTION_TOKENIZER_MODE": "mistral"},
+    )  # fmt: skip
+
+
 TRUSTED: Final = MappingProxyType({"OPTION_TRUST_REMOTE_CODE": "true"})
 _HEAD_32 = {"head_dim": 32}
 # Embeddings that are tied and loud make a model repeat its last token; _shake leaves them alone.
@@ -145,6 +159,10 @@ ARCHITECTURES: Final = (
     _row("mistral", "Mistral", "Mistral", _DENSE | _HEAD_32 | {"sliding_window": None}),
     _row("mistral_window", "Mistral, sliding window", "Mistral",
          _DENSE | _HEAD_32 | {"sliding_window": 8}),
+    _mistral("v3", "SentencePiece v3", mistral.SENTENCEPIECE_VOCABULARY, is_own=False),
+    _mistral("v3", "SentencePiece v3", mistral.SENTENCEPIECE_VOCABULARY, is_own=True),
+    _mistral("tekken", "Tekken", mistral.TEKKEN_VOCABULARY, is_own=False),
+    _mistral("tekken", "Tekken", mistral.TEKKEN_VOCABULARY, is_own=True),
     _row("mixtral", "Mixtral", "Mixtral",
          _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     _row("qwen2", "Qwen2, Qwen 1.5", "Qwen2", _DENSE),
@@ -316,6 +334,8 @@ def build(row: Architecture, folder: Path) -> Reference:
         with torch.no_grad():
             row.prepared(model)
     write(row, model, folder)
+    if row.tokenizer:
+        return Reference(model, mistral.write_tokenizer(row.tokenizer, folder))
     if row.processor:
         processor = write_processor(row.processor, folder)
         return Reference(model, processor.tokenizer, processor)
@@ -360,3 +380,5 @@ def _rename(row: Architecture, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     whole = {name: value.contiguous() for name, value in tensors.items()}
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    if row.renamed is mistral.own_layout:
+        mistral.write_own_files(folder, config)
