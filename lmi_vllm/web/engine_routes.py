@@ -48,7 +48,7 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
 def _check(request: web.Request, route: HttpRoute) -> None:
     """Return where this listener has the route, and where its method is one of the route's.
 
-    What acts on the server belongs to the management address, and is done for nobody without a key.
+    What acts on the server belongs to the management address, and needs a key in any case.
     """
     options = request.app[OPTIONS]
     is_management = route.kind is RouteKind.MANAGEMENT
