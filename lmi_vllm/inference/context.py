@@ -43,6 +43,12 @@ class Runtime:
     hooks: Hooks = NO_HOOKS
     unread_names: UnreadNames = field(default_factory=UnreadNames)
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether code of the user's sees requests, or their answers."""
+        found = (self.hooks, *(adapter.hooks for adapter in self.adapters))
+        return any(hooks.handle or hooks.input or hooks.output for hooks in found)
+
 
 class RequestContext:
     """Owns what a request holds, and releases it once: when it is left, or its stream is closed.

@@ -13,8 +13,9 @@ import orjson
 
 from lmi_vllm.errors import NotReadyError
 from lmi_vllm.inference.context import RequestContext
+from lmi_vllm.inference.pipeline import ask
 from lmi_vllm.inference.request.parameters import check_limits, sequence_count
-from lmi_vllm.inference.response.openai_events import stream_end
+from lmi_vllm.inference.response.openai_events import event_stream
 from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, Reply, RouteKind
 
 
@@ -30,6 +31,8 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         raise NotReadyError("the model is being replaced")
     if route.kind is not RouteKind.INFERENCE:
         return _reply(await application.call(http))
+    if context.runtime.has_hooks and "json" in http.headers.get("Content-Type", "json"):
+        return await ask(context, http.path.removeprefix("/v1").removeprefix("/"))
     async with context:
         payload = _payload(http.body)
         _check(context, payload)
@@ -42,9 +45,9 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         reply = _reply(answer)
         if answer.stream is not None:
             context.own_stream(answer.stream)
-            end = stream_end(route.dialect, answer.content_type)
-            stream = context.stream_ends.events(answer.stream, end, limit)
-            reply = replace(reply, stream=stream)
+            stream = event_stream(route, answer.content_type)
+            events = context.stream_ends.events(stream.events(answer.stream), stream.error, limit)
+            reply = replace(reply, stream=events)
         return context.deliver(reply)
 
 

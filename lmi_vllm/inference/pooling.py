@@ -74,12 +74,13 @@ def _vllm_request(kind: str, payload: Mapping[str, Any]) -> PoolingRequest | Non
             return PoolingRequest(paired, payload)
     if "input" in payload:
         return PoolingRequest(kind, payload)
-    for field in ("prompt", "messages"):
-        if field in payload:
-            raise PayloadError(
-                f"{field}: this model does not generate text, it is served for {kind}; "
-                'send {"inputs": "text"} or a list of texts'
-            )
+    if "messages" in payload:  # vLLM puts them through the chat template
+        return PoolingRequest(kind, payload)
+    if "prompt" in payload:
+        raise PayloadError(
+            f"prompt: this model does not generate text, it is served for {kind}; "
+            'send {"inputs": "text"} or a list of texts'
+        )
     return None
 
 

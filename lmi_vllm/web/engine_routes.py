@@ -3,13 +3,12 @@
 from aiohttp import web
 
 from lmi_vllm.errors import (
-    MethodNotAllowedError,
     ResourceNotFoundError,
     UnauthorizedError,
 )
 from lmi_vllm.messages import HttpCall, HttpRoute, RouteKind
 from lmi_vllm.web.inference_routes import json_answer, read_call, request_properties, send
-from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, Routes
+from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, Routes, check_method
 
 _VERSIONED = ("/v1/", "/v2/")  # where such routes are: before there is a model none is known
 
@@ -35,7 +34,7 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
         service.expect_room()
     call = await read_call(request, request_properties(request.headers))
     http = HttpCall(
-        method=request.method,
+        method="GET" if request.method == "HEAD" else request.method,
         path=request.path,
         query_string=request.rel_url.raw_query_string,
         headers=request.headers,
@@ -54,8 +53,8 @@ def _check(request: web.Request, route: HttpRoute) -> None:
     is_management = route.kind is RouteKind.MANAGEMENT
     if options.routes is (Routes.INFERENCE if is_management else Routes.MANAGEMENT):
         raise ResourceNotFoundError
-    if request.method not in route.methods and request.method != "OPTIONS":
-        raise MethodNotAllowedError(allowed=sorted(route.methods))
+    reading = {"HEAD"} if "GET" in route.methods else set()
+    check_method(request, {*route.methods, *reading, "OPTIONS"})
     if is_management and not options.api_keys:
         raise UnauthorizedError(
             f"{route.path} acts on the server: set LMI_API_KEY, and send the key with the request"

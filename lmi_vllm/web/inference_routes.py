@@ -10,7 +10,6 @@ from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import BadParameterError, PayloadError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.openai_lane import ask_unqueued
 from lmi_vllm.inference.request.payload import form_field
 from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
@@ -45,8 +44,6 @@ def add_inference_routes(app: web.Application) -> None:
         app.router.add_route("*", path, invocations)
     for path, kind in OPENAI_ROUTES.items():
         app.router.add_route("*", path, openai_handler(kind))
-    app.router.add_route("*", "/v1/responses/{response_id}", stored_response)
-    app.router.add_route("*", "/v1/responses/{response_id}/cancel", cancel_response)
 
 
 async def ping(request: web.Request) -> web.Response:
@@ -105,36 +102,6 @@ def openai_handler(kind: str) -> Handler:
         return await send(request, await service.answer_openai(call, kind))
 
     return handler
-
-
-async def stored_response(request: web.Request) -> web.StreamResponse:
-    """Answer with an earlier response of the Responses API, where vLLM keeps them."""
-    check_method(request, READ_METHODS)
-    try:
-        after = request.query.get("starting_after")
-        arguments = {
-            "response_id": request.match_info["response_id"],
-            "starting_after": None if after is None else int(after),
-            "stream": request.query.get("stream", "").lower() in ("true", "1"),
-        }
-    except ValueError:
-        raise BadParameterError("starting_after: expected a whole number") from None
-    return await _about_stored(request, "responses/retrieve", arguments)
-
-
-async def cancel_response(request: web.Request) -> web.StreamResponse:
-    """End an earlier response that still runs in the background."""
-    check_method(request, ("POST",))
-    arguments = {"response_id": request.match_info["response_id"]}
-    return await _about_stored(request, "responses/cancel", arguments)
-
-
-async def _about_stored(
-    request: web.Request, kind: str, arguments: Mapping[str, object]
-) -> web.StreamResponse:
-    call = await read_call(request, request_properties(request.headers))
-    runtime = request.app[SERVICE].runtime
-    return await send(request, await ask_unqueued(runtime, call, kind, arguments))
 
 
 async def send(request: web.Request, reply: Reply) -> web.StreamResponse:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError, Dialect, MethodNotAllowedError
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import ServingProfile
+from lmi_vllm.messages import HttpRoute, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.row_writer import WriteTurn
@@ -28,22 +28,12 @@ Item = TypeVar("Item")
 
 # Routes that a platform must reach without a key.
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
-# vLLM's routes -> the kind of call (engine/vllm/routes.py).
+# Routes whose streams have a way of their own -> the kind of call, and the list of models, to which
+# adapters are added. All others of vLLM's are the engine's (web/engine_routes.py).
 OPENAI_ROUTES: Final = MappingProxyType(
     {
         "/v1/chat/completions": "chat/completions",
         "/v1/completions": "completions",
-        "/v1/responses": "responses",
-        "/v1/embeddings": "embeddings",
-        "/tokenize": "tokenize",
-        "/detokenize": "detokenize",
-        "/rerank": "rerank",
-        "/v1/rerank": "rerank",
-        "/v2/rerank": "rerank",
-        "/score": "score",
-        "/v1/score": "score",
-        "/classify": "classify",
-        "/pooling": "pooling",
         "/v1/models": "models",
     }
 )
@@ -133,16 +123,22 @@ def dialect_of(path: str, profile: ServingProfile, groups: tuple[RouteGroup, ...
 
 def path_dialect(request: web.Request) -> Dialect:
     """Return the dialect in which a request is refused, as far as its path says."""
-    service = request.app[SERVICE]
-    is_ours = request.match_info.http_exception is None
-    route = None if is_ours else service.find_route(request.method, request.path)
-    if route is not None:
+    if (route := _engine_route(request)) is not None:
         return route.dialect
-    return dialect_of(request.path, service.profile, request.app[GROUPS])
+    return dialect_of(request.path, request.app[SERVICE].profile, request.app[GROUPS])
+
+
+def _engine_route(request: web.Request) -> HttpRoute | None:
+    """Return the route of the engine's application that a request means, if it is none of ours."""
+    if request.match_info.http_exception is None:
+        return None
+    return request.app[SERVICE].find_route(request.method, request.path)
 
 
 def group_of(request: web.Request) -> RouteGroup | None:
     """Return the group whose rules are those for this path, if it is not one of the core's."""
+    if _engine_route(request) is not None:
+        return None
     return next((group for group in request.app[GROUPS] if group.owns(request.path)), None)
 
 

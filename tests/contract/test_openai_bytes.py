@@ -169,6 +169,6 @@ def test_adapter_answers_under_its_own_name(
             await vllm_engine.unload_adapter(ref)
 
     content = run(scenario())
-    assert vllm_engine._openai._secret.encode() not in content
+    assert vllm_engine.http._secret.encode() not in content
     if kind != "tokenize" and body.get("temperature") == 0:
         assert b'"model":"capitals"' in content

@@ -101,7 +101,7 @@ async def test_other_method_is_refused_with_those_allowed(
     """In the dialect of the route."""
     client = await serve()
     response = await client.delete("/v1/messages")
-    assert (response.status, response.headers["Allow"]) == (405, "POST")
+    assert (response.status, response.headers["Allow"]) == (405, "OPTIONS, POST")
     assert (await response.json())["type"] == "error"
     assert (await client.options("/v1/messages")).status == 200
     assert application.calls == []

@@ -1,13 +1,20 @@
 """vLLM's routes: which handler each reaches, in whose dialect they refuse."""
 
+import re
+
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import OPENAI_ROUTES
 from tests.conftest import ServeScripted
+from tests.support.scripted_application import ROUTES
+from tests.web.conftest import queue_of
 
 POSTED = {path: kind for path, kind in OPENAI_ROUTES.items() if kind != "models"}
+POSTED |= {
+    path: re.sub(r"^(/v\d)?/", "", path) for path in (r.path for r in ROUTES) if "{" not in path
+}
 
 
 @pytest.mark.parametrize(("path", "kind"), POSTED.items(), ids=POSTED)
@@ -34,22 +41,14 @@ async def test_openai_route_refuses_in_openai_s_shape(serve: ServeScripted, path
     assert (await response.json())["error"]["code"] == 400
 
 
-async def test_stored_response_arguments_reach_the_handler(
+async def test_stored_response_is_asked_for_by_its_id(
     serve: ServeScripted, engine: ScriptedEngine
 ) -> None:
-    """An earlier response is asked for, or cancelled, by its id."""
-    client = await serve()
-    assert (await client.get("/v1/responses/r_1?starting_after=3&stream=true")).status == 200
-    assert (await client.post("/v1/responses/r_1/cancel")).status == 200
-    asked, cancelled = engine.calls
-    assert asked.kind == "responses/retrieve"
-    assert dict(asked.body) == {"response_id": "r_1", "starting_after": 3, "stream": True}
-    assert (cancelled.kind, dict(cancelled.body)) == ("responses/cancel", {"response_id": "r_1"})
-
-
-async def test_stored_response_refuses(serve: ServeScripted) -> None:
-    """Other methods are 405; a position that is no number is 400."""
-    client = await serve()
+    """Or cancelled; no place in the queue is needed for either."""
+    client = await serve(limit=1)
+    with queue_of(client).admit():
+        assert (await client.get("/v1/responses/r_1?starting_after=3&stream=true")).status == 200
+        assert (await client.post("/v1/responses/r_1/cancel")).status == 200
+    assert [call.kind for call in engine.calls] == ["responses/r_1", "responses/r_1/cancel"]
     assert (await client.post("/v1/responses/r_1")).status == 405
     assert (await client.get("/v1/responses/r_1/cancel")).status == 405
-    assert (await client.get("/v1/responses/r_1?starting_after=x")).status == 400

@@ -45,7 +45,6 @@ async def test_embedding_is_always_an_array_of_vectors(
         ({"inputs": "a", "parameters": {"normalize": "yes"}}, "parameters.normalize"),
         ({"inputs": "a", "parameters": {"truncate": True}}, "parameters.truncate"),
         ({"prompt": "a"}, "does not generate"),
-        ({"messages": []}, "does not generate"),
         ({"inputs": ["a"] * 5}, "job_queue_size"),
         ({"input": ["a"] * 5}, "job_queue_size"),
         ({"query": "a", "documents": ["a"] * 5}, "job_queue_size"),

@@ -34,6 +34,7 @@ from lmi_vllm.messages import (
     HttpCall,
     HttpRoute,
     OpenAIReply,
+    OpenAISchemas,
     RouteKind,
     ServingProfile,
 )
@@ -55,6 +56,8 @@ _INFORMATION: Final = ("serve.instrumentator.", "openai.models.")
 _HARMLESS: Final = ("serve.tokenize.",)
 # Adapters have a registry here, which such a route would go around.
 _REFUSED: Final = ("serve.lora.",)
+# It ends one's own request, and waits for no place in the queue.
+_ENDING: Final = "/cancel"
 # It ends requests of others.
 _ABORTING: Final = "/abort_requests"
 # Keys and CORS are checked before.
@@ -126,6 +129,22 @@ class Bridge:
             route
             for route in found
             if route.path not in _OURS and not _room(route).startswith(_REFUSED)
+        )
+
+    @functools.cached_property
+    def schemas(self) -> OpenAISchemas:
+        """What the routes take, as the application describes itself; slow."""
+        document = self.app.openapi()
+        requests, answers = {}, {}
+        for path, methods in document["paths"].items():
+            kind = path.removeprefix("/v1").removeprefix("/")
+            operation = methods.get("post", {})
+            requests[kind] = _json_schema(operation.get("requestBody", {}))
+            answers[kind] = _json_schema(operation.get("responses", {}).get("200", {}))
+        return OpenAISchemas(
+            {kind: schema for kind, schema in requests.items() if schema},
+            {kind: schema for kind, schema in answers.items() if schema},
+            document.get("components", {}).get("schemas", {}),
         )
 
     def find(self, method: str, path: str) -> HttpRoute | None:
@@ -292,18 +311,26 @@ def _scope(call: HttpCall, length: int) -> Message:
         "raw_path": call.path.encode("utf-8", "surrogateescape"),
         "query_string": call.query_string.encode("utf-8", "surrogateescape"),
         "root_path": "",
-        "headers": _raw(headers),
+        "headers": raw_headers(headers),
         "client": None,
         "server": None,
         "state": {},
     }
 
 
-def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Return headers as ASGI has them."""
     return [
         (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
         for name, value in headers.items()
     ]
+
+
+def _json_schema(described: Mapping[str, Any]) -> Mapping[str, object]:
+    schema: Mapping[str, object] = (
+        described.get("content", {}).get("application/json", {}).get("schema", {})
+    )
+    return schema
 
 
 def _described(route: APIRoute) -> HttpRoute:
@@ -313,12 +340,13 @@ def _described(route: APIRoute) -> HttpRoute:
 def _kind(route: APIRoute) -> RouteKind:
     """Return what a route does, by the room of vLLM's package that its endpoint is from."""
     room = _room(route)
-    if room.startswith(_INFORMATION):
+    if room.startswith(_INFORMATION) or route.path.endswith(_ENDING):
         return RouteKind.INFORMATION
     if room.startswith(_HARMLESS):
         return RouteKind.INFERENCE
-    acts = room.startswith(_MANAGEMENT) or route.path.endswith(_ABORTING)
-    return RouteKind.MANAGEMENT if acts else RouteKind.INFERENCE
+    if room.startswith(_MANAGEMENT) or route.path.endswith(_ABORTING):
+        return RouteKind.MANAGEMENT
+    return RouteKind.INFORMATION if route.methods == {"GET"} else RouteKind.INFERENCE
 
 
 def _room(route: APIRoute) -> str:

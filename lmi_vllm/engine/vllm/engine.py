@@ -25,7 +25,6 @@ from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.routes import openai_schemas
 from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
 from lmi_vllm.errors import EngineDeadError, EngineStartError, LmiError
@@ -124,7 +123,7 @@ class VllmClient:
     @property
     def openai_schemas(self) -> OpenAISchemas:
         """The schemas of vLLM's own request and response models."""
-        return openai_schemas()
+        return self.http.schemas
 
     @property
     def running_requests(self) -> int:

@@ -3,16 +3,20 @@
 The file that a vLLM upgrade changes most: its request models and handlers have moved often.
 """
 
+import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import (
@@ -22,12 +26,11 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import DirectEvents
-from lmi_vllm.engine.vllm.bridge import Bridge
+from lmi_vllm.engine.vllm.bridge import Bridge, raw_headers
 from lmi_vllm.engine.vllm.events import TextEvents, may_be_direct
 from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
-from lmi_vllm.engine.vllm.routes import ROUTES, STORED_ROUTES, HandlerRoute, request_adapter
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
-from lmi_vllm.messages import OpenAICall, OpenAIReply
+from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +38,34 @@ logger = logging.getLogger(__name__)
 _NO_PLACE_MARKS: Final = ("Failed to apply prompt replacement for", "Expected there to be ")
 
 
+@dataclass(frozen=True, slots=True)
+class _Handler:
+    """vLLM's handler of one kind of call: where it is, and what it reads."""
+
+    attribute: str  # of vLLM's application state
+    method: str
+    reader: "TypeAdapter[Any]"
+
+
+# The kinds whose streams may be read where their text is made; all others cross the bridge.
+_HANDLERS: Final[Mapping[str, _Handler]] = MappingProxyType(
+    {
+        "chat/completions": _Handler(
+            "openai_serving_chat", "create_chat_completion", TypeAdapter(ChatCompletionRequest)
+        ),
+        "completions": _Handler(
+            "openai_serving_completion", "create_completion", TypeAdapter(CompletionRequest)
+        ),
+    }
+)
+
+
 class VllmOpenAI:
-    """vLLM's handlers over one engine: those of its HTTP application."""
+    """Calls by kind: two have vLLM's handlers directly, the others its HTTP application."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         self._app = bridge.app
-        self._readers = {kind: request_adapter(kind) for kind in ROUTES}
 
     def beam_search(
         self, prompt: Any, request_id: str, params: Any, lora_request: LoRARequest | None
@@ -59,16 +83,20 @@ class VllmOpenAI:
         Raises:
             EngineDeadError: the engine is gone.
         """
+        if call.kind == "models":
+            served = self._app.state.openai_serving_models.registry  # without our keys
+            models = await served.show_available_models()
+            return _json_reply(JSONResponse(models.model_dump()))
+        handler = _HANDLERS.get(call.kind)
+        serving = None if handler is None else getattr(self._app.state, handler.attribute, None)
+        if handler is None or serving is None:
+            return await self._forward(call)
         raw_request = self._raw_request(call)
         try:
-            if call.kind == "models":
-                served = self._app.state.openai_serving_models.registry  # without our keys
-                models = await served.show_available_models()
-                return _json_reply(JSONResponse(models.model_dump()))
-            if call.kind in STORED_ROUTES:
-                return _reply(await self._about_stored(call), ROUTES["responses"])
-            events = self._text_events(call, direct)
-            return _reply(await self._handle(call, raw_request), ROUTES[call.kind], events)
+            texts = None
+            if direct is not None and may_be_direct(call.kind, call.body, serving):
+                texts = TextEvents(direct)
+            return _reply(await self._handle(call, handler, serving, raw_request), texts)
         except VllmEngineDeadError as error:
             raise EngineDeadError from error
         except Exception as error:
@@ -77,35 +105,31 @@ class VllmOpenAI:
                 logger.exception("vLLM failed on %s", raw_request.url.path)
             return _json_reply(JSONResponse(reply.model_dump(), reply.error.code))
 
-    def _text_events(self, call: OpenAICall, direct: DirectEvents | None) -> TextEvents | None:
-        handler = getattr(self._app.state, ROUTES[call.kind].attribute, None)
-        if direct is None or handler is None or not may_be_direct(call.kind, call.body, handler):
-            return None
-        return TextEvents(direct)
+    async def _forward(self, call: OpenAICall) -> OpenAIReply:
+        """Answer over the bridge; of a path that the application does not have it says 404."""
+        paths = {route.path for route in self._bridge.routes}
+        path = f"/{call.kind}" if f"/{call.kind}" in paths else f"/v1/{call.kind}"
+        body = json.dumps(dict(call.body)).encode()
+        headers = {**call.headers, "content-type": "application/json"}
+        http = HttpCall("POST", path, "", headers, body, call.request_id, call.adapter)
+        if path not in paths:
+            return _unsupported(call.kind)
+        return await self._bridge.call(http)
 
-    async def _handle(self, call: OpenAICall, raw_request: Request) -> Any:
-        route = ROUTES[call.kind]
-        handler = getattr(self._app.state, route.attribute, None)
-        if handler is None:
-            return _unsupported(route)
+    async def _handle(
+        self, call: OpenAICall, handler: _Handler, serving: Any, raw_request: Request
+    ) -> Any:
         body = dict(call.body)
         if call.adapter is not None:
             body["model"] = self._bridge.key(call.adapter)
         try:
-            request = self._readers[call.kind].validate_python(body)
+            request = handler.reader.validate_python(body)
         except ValidationError as error:
             return await _validation_response(raw_request, error, call.body)
         except (AttributeError, LookupError, RecursionError) as error:
             # vLLM's validators take some shapes for granted: still the client's fault.
             raise ValueError(f"the request cannot be read: {error}") from error
-        return await getattr(handler, route.method)(request, raw_request)
-
-    async def _about_stored(self, call: OpenAICall) -> Any:
-        """Answer about an earlier response; vLLM keeps them only where its environment says so."""
-        handler = getattr(self._app.state, ROUTES["responses"].attribute, None)
-        if handler is None:
-            return _unsupported(ROUTES["responses"])
-        return await getattr(handler, STORED_ROUTES[call.kind])(**call.body)
+        return await getattr(serving, handler.method)(request, raw_request)
 
     def _raw_request(self, call: OpenAICall) -> Request:
         headers = {name.lower(): value for name, value in call.headers.items()}
@@ -115,10 +139,7 @@ class VllmOpenAI:
                 "type": "http",
                 "method": "POST",
                 "path": f"/v1/{call.kind}",
-                "headers": [
-                    (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-                    for name, value in headers.items()
-                ],
+                "headers": raw_headers(headers),
                 "app": self._app,
             }
         )
@@ -139,48 +160,32 @@ def _explained(error: Exception) -> Exception:
     return error
 
 
-def _unsupported(route: HandlerRoute) -> ErrorResponse:
+def _unsupported(kind: str) -> OpenAIReply:
     """Say that the model has no such interface; vLLM's server has no such path then: 404."""
-    return ErrorResponse(
-        error=ErrorInfo(
-            message=f"The model does not support {route.interface}",
-            type="NotFoundError",
-            code=HTTPStatus.NOT_FOUND.value,
-        )
+    error = ErrorInfo(
+        message=f"The model does not support {kind}",
+        type="NotFoundError",
+        code=HTTPStatus.NOT_FOUND.value,
     )
+    return _json_reply(JSONResponse(ErrorResponse(error=error).model_dump(), error.code))
 
 
-def _reply(result: Any, route: HandlerRoute, texts: TextEvents | None = None) -> OpenAIReply:
+def _reply(result: Any, texts: TextEvents | None) -> OpenAIReply:
     """Return what vLLM's own route would send for what its handler gave."""
-    if isinstance(result, StreamingResponse):
-        return OpenAIReply(
-            result.status_code,
-            content_type=result.media_type or "application/octet-stream",
-            stream=_chunks(result.body_iterator),
-            headers=_extra_headers(result),
-        )
-    if isinstance(result, Response):  # the pooling handlers build their own
+    if isinstance(result, Response):
         return _json_reply(result)
     if isinstance(result, AsyncGenerator):
-        return OpenAIReply(200, content_type="text/event-stream", stream=_encoded(result, texts))
+        return OpenAIReply(
+            200,
+            content_type="text/event-stream; charset=utf-8",
+            stream=_encoded(result, texts),
+        )
     status = result.error.code if isinstance(result, ErrorResponse) else 200
-    by_alias = {"mode": "json", "by_alias": True} if route.is_by_alias else {}
-    reply = _json_reply(JSONResponse(result.model_dump(**by_alias), status))
-    return replace(reply, response=result)
+    return replace(_json_reply(JSONResponse(result.model_dump(), status)), response=result)
 
 
 def _json_reply(response: Response) -> OpenAIReply:
     return OpenAIReply(response.status_code, bytes(response.body))
-
-
-def _extra_headers(response: Response) -> Mapping[str, str]:
-    known = ("content-type", "content-length")
-    return {name: value for name, value in response.headers.items() if name not in known}
-
-
-async def _chunks(content: AsyncIterable[Any]) -> AsyncIterator[bytes]:
-    async for chunk in content:
-        yield bytes(chunk)
 
 
 async def _encoded(
@@ -188,7 +193,7 @@ async def _encoded(
 ) -> AsyncIterator[bytes]:
     """Yield vLLM's SSE events as bytes; closing this one closes vLLM's, which aborts.
 
-    Chat and completions say in an event what ends them; the Responses API's generator raises.
+    Chat and completions say in an event what ends them.
 
     Raises:
         EngineDeadError: the engine is gone.
@@ -198,7 +203,7 @@ async def _encoded(
         with ReadDirectly(DirectRequest(events=texts)):
             event = await anext(events, None)
         while event is not None:
-            data = (event if isinstance(event, str) else _response_event(event)).encode()
+            data = event.encode()
             if texts is not None:
                 texts.learn(data)
             yield data
@@ -213,12 +218,6 @@ async def _encoded(
         raise EngineFailureError(reply.message) from error
     finally:
         await events.aclose()
-
-
-def _response_event(event: Any) -> str:
-    """Return an event of the Responses API as vLLM's route frames it: named, without [DONE]."""
-    data = event.model_dump_json(indent=None, by_alias=True)
-    return f"event: {getattr(event, 'type', 'unknown')}\ndata: {data}\n\n"
 
 
 async def _validation_response(

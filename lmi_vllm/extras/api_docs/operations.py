@@ -375,6 +375,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "End a response that runs in the background.",
         {JSON: "openai:responses"},
     ),
+    _options("/v1/responses/{response_id}", OPENAI),
+    _options("/v1/responses/{response_id}/cancel", OPENAI),
     *_openai("/v1/embeddings", "embeddings", "Embeddings, as vLLM.", {"input": _TEXTS}),
     *_openai(
         "/tokenize", "tokenize", "A text's tokens, as vLLM.", {"prompt": "The moon"}, _TGI_TOKENIZE

@@ -12,6 +12,7 @@ from aiohttp import web
 from yarl import URL
 
 from lmi_vllm.errors import NotReadyError, PayloadError, ResourceNotFoundError
+from lmi_vllm.messages import RouteKind
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY, request_properties
 from lmi_vllm.web.request import FORWARDED, GROUPS, OPENAI_ROUTES, PEER, SERVICE
 
@@ -20,7 +21,9 @@ _HOP_BY_HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
      "upgrade", "expect"}
 )  # fmt: skip
-_INFERENCE: Final = frozenset({"/invocations", *OPENAI_ROUTES} - {"/v1/models", "/v1/responses"})
+_INFERENCE: Final = frozenset({"/invocations", *OPENAI_ROUTES} - {"/v1/models"})
+# What it begins may be asked for again, and is kept by the process that began it.
+_KEPT: Final = "/v1/responses"
 _OF_PACKED_BODY: Final = frozenset({"content-encoding", "content-length"})
 KEEPALIVE_SECONDS: Final = 2.0  # idle connections between two processes cost both of them tasks
 _ORIGIN: Final = "http://first-process"  # the name is not looked up
@@ -33,7 +36,9 @@ def is_shared_work(request: web.Request) -> bool:
     path = request.path
     is_core_s = path in _INFERENCE or path.startswith("/predictions/") or path.endswith("/invoke")
     if not is_core_s and not any(group.is_shared(path) for group in request.app[GROUPS]):
-        return False
+        route = None if path == _KEPT else request.app[SERVICE].find_route("POST", path)
+        if route is None or route.kind is not RouteKind.INFERENCE:
+            return False
     properties = request_properties(request.headers)
     return not any(step.binds(properties) for step in request.app[SERVICE].steps)
 

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from lmi_vllm.engine.base import DirectChunks, DirectEvents, HttpApplication
-from lmi_vllm.engine.vllm.routes import openai_schemas
 from lmi_vllm.errors import (
     AdapterRefusedError,
     EngineDeadError,
@@ -21,6 +20,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.extras.seq2seq.model import LoadedModel, load_model, release
 from lmi_vllm.extras.seq2seq.openai import OpenAIAnswers
+from lmi_vllm.extras.seq2seq.requests import request_schemas
 from lmi_vllm.extras.seq2seq.runner import SequenceRunner
 from lmi_vllm.messages import (
     AdapterRef,
@@ -94,7 +94,7 @@ class TransformersEngine:
     @property
     def openai_schemas(self) -> OpenAISchemas:
         """Those of vLLM's request and response models, which this engine reads and writes."""
-        return openai_schemas()
+        return request_schemas()
 
     async def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None

@@ -15,7 +15,6 @@ from typing import Any, Final
 import orjson
 from jinja2 import TemplateError
 
-from lmi_vllm.engine.vllm.routes import ROUTES, STORED_ROUTES
 from lmi_vllm.errors import (
     DEFAULT_STATUSES,
     Dialect,
@@ -29,6 +28,7 @@ from lmi_vllm.extras.seq2seq.requests import (
     CHAT,
     COMPLETIONS,
     KINDS,
+    answer_model,
     read_request,
     request_faults,
     sampling_fields,
@@ -75,8 +75,7 @@ class OpenAIAnswers:
 
     async def _read(self, call: OpenAICall) -> Asked:
         if call.kind not in KINDS:
-            route = ROUTES["responses" if call.kind in STORED_ROUTES else call.kind]
-            raise ResourceNotFoundError(f"The model does not support {route.interface}")
+            raise ResourceNotFoundError(f"The model does not support {call.kind}")
         with request_faults():
             request = read_request(call.kind, call.body)
             names = self._profile.served_names
@@ -167,7 +166,7 @@ class OpenAIAnswers:
         body = {**asked.head, "choices": choices, "usage": usage.row()}
         if asked.kind == CHAT and asked.shows_ids:
             body["prompt_token_ids"] = list(asked.prompts[0])
-        response = ROUTES[asked.kind].response
+        response = answer_model(asked.kind)
         answer = next(
             one for one in getattr(response, "__args__", (response,)) if "choices" in
             getattr(one, "model_fields", ())

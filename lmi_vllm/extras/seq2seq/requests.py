@@ -7,18 +7,32 @@ remains is sampling as vLLM's models read it.
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.json_schema import JsonSchemaMode
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+)
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
 from vllm.exceptions import VLLMClientError
 
-from lmi_vllm.engine.vllm.routes import request_adapter
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.extras.seq2seq.sampling import NO_GRAMMARS
+from lmi_vllm.messages import OpenAISchemas
 
+SCHEMA_REFERENCE: Final = "#/components/schemas/{model}"
 COMPLETIONS: Final = "completions"
 CHAT: Final = "chat/completions"
-KINDS: Final = (COMPLETIONS, CHAT)
+_MODELS: Final[Mapping[str, tuple[Any, Any]]] = MappingProxyType(
+    {
+        COMPLETIONS: (CompletionRequest, CompletionResponse),
+        CHAT: (ChatCompletionRequest, ChatCompletionResponse),
+    }
+)
+KINDS: Final = tuple(_MODELS)
 # Fields of vLLM's request models that are obeyed here, and those that change nothing.
 _OBEYED: Final = frozenset(
     {
@@ -68,7 +82,27 @@ def read_request(kind: str, body: Mapping[str, object]) -> Any:
 
 @functools.cache
 def _reader(kind: str) -> "TypeAdapter[Any]":
-    return request_adapter(kind)
+    return TypeAdapter(_MODELS[kind][0])
+
+
+def answer_model(kind: str) -> Any:
+    """Return vLLM's model of a whole answer."""
+    return _MODELS[kind][1]
+
+
+@functools.cache
+def request_schemas() -> OpenAISchemas:
+    """Return the JSON schemas of the bodies that are read and the answers that are written."""
+    wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
+    for kind, (request, answer) in _MODELS.items():
+        wanted.append((kind, "validation", TypeAdapter(request)))
+        wanted.append((kind, "serialization", TypeAdapter(answer)))
+    found, shared = TypeAdapter.json_schemas(wanted, ref_template=SCHEMA_REFERENCE)
+    return OpenAISchemas(
+        {kind: schema for (kind, mode), schema in found.items() if mode == "validation"},
+        {kind: schema for (kind, mode), schema in found.items() if mode != "validation"},
+        shared.get("$defs", {}),
+    )
 
 
 def sampling_fields(

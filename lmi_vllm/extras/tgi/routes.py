@@ -14,12 +14,12 @@ from aiohttp.typedefs import Handler
 from lmi_vllm.errors import Dialect, ResourceNotFoundError
 from lmi_vllm.extras.tgi.answers import describe, is_tokenize_body, tokenize
 from lmi_vllm.messages import ServingProfile, TgiRoute
+from lmi_vllm.web.engine_routes import engine_route
 from lmi_vllm.web.front_page import front_page
 from lmi_vllm.web.inference_routes import (
     CALL_METHODS,
     READ_METHODS,
     json_answer,
-    openai_handler,
     read_call,
     request_properties,
     send,
@@ -85,14 +85,13 @@ async def info(request: web.Request) -> web.Response:
 
 def tokenize_handler() -> Handler:
     """Return what answers TGI's `/tokenize` itself, and hands vLLM's to the core."""
-    vllm_s = openai_handler("tokenize")
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if not _is_tgi(request) or request.method != "POST":
-            return await vllm_s(request)
+            return await engine_route(request)
         call = await read_call(request, request_properties(request.headers))
         if not is_tokenize_body(call.body):
-            return await vllm_s(request)
+            return await engine_route(request)
         request[DIALECT] = Dialect.TGI
         request[RECORD].dialect = str(Dialect.TGI)
         return await send(request, await request.app[SERVICE].answer(call, tokenize))
@@ -105,7 +104,9 @@ def _is_tgi(request: web.Request) -> bool:
 
 
 def _dialect_of(path: str, profile: ServingProfile) -> Dialect | None:
+    if path == TOKENIZE:
+        return Dialect.OPENAI  # until a body says that it is TGI's
     return Dialect.TGI if profile.tgi_compat and (path in GENERATE or path == INFO) else None
 
 
-GROUP: Final = RouteGroup(_add, dialect_of=_dialect_of, is_shared=GENERATE.__contains__)
+GROUP: Final = RouteGroup(_add, dialect_of=_dialect_of, is_shared={*GENERATE, TOKENIZE}.__contains__)

@@ -1,6 +1,6 @@
 """vLLM's OpenAI answers as each route gives them: its errors, and its streams to their ends."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -20,11 +20,12 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference.response.formatters import FRAMINGS, Framing, lmi_error
 from lmi_vllm.inference.response.streams import close_iterator
-from lmi_vllm.messages import OpenAIReply, Reply
+from lmi_vllm.messages import HttpRoute, OpenAIReply, Reply
 
 SSE_DONE: Final = b"data: [DONE]\n\n"
 _DATA: Final = b"data: "
 RESPONSES: Final = "responses"  # the kind of call
+RESPONSES_PATH: Final = "/v1/responses"
 _CODE: Final = "server_error"  # the Responses API's one code for faults that are not the request's
 SSE_ERROR: Final = b'data: {"error":'  # how vLLM's streams fail; its chunks begin otherwise
 
@@ -39,6 +40,14 @@ class EventStream(Protocol):
     def error(self, error: LmiError) -> bytes:
         """Return the end of a stream that failed after its first byte."""
         ...
+
+
+class EventsAsTheyAre:
+    """Events that are given on untouched."""
+
+    def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return them."""
+        return events
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +146,30 @@ class ResponsesEvents:
         )
 
 
-def stream_end(dialect: Dialect, content_type: str) -> Callable[[LmiError], bytes]:
-    """Return what ends a stream of the engine's own application that fails, in its dialect.
+class AnthropicEvents(EventsAsTheyAre):
+    """One stream of Anthropic's messages; a failure is an event of its own, and the last one."""
 
-    Where the stream is of no events its end would look like that of a whole answer: the error is
-    raised, which cuts the connection.
-    """
-
-    def cut(error: LmiError) -> bytes:
-        raise error
-
-    def anthropic(error: LmiError) -> bytes:
-        status = DEFAULT_STATUSES.of(error, dialect)
+    def error(self, error: LmiError) -> bytes:
+        """Return the end of a stream that failed after its first byte."""
+        status = DEFAULT_STATUSES.of(error, Dialect.ANTHROPIC)
         return _framed(anthropic_error(error, error.text, status))
 
+
+class OtherBytes(EventsAsTheyAre):
+    """A stream of no events, whose end would look like that of a whole answer: it is cut."""
+
+    def error(self, error: LmiError) -> bytes:
+        """Raise the error, which cuts the connection."""
+        raise error
+
+
+def event_stream(route: HttpRoute, content_type: str) -> EventStream:
+    """Return how a stream of the engine's own application is given on."""
     if not content_type.startswith("text/event-stream"):
-        return cut
-    return anthropic if dialect is Dialect.ANTHROPIC else V1_EVENTS.error
+        return OtherBytes()
+    if route.dialect is Dialect.ANTHROPIC:
+        return AnthropicEvents()
+    return ResponsesEvents() if route.path.startswith(RESPONSES_PATH) else V1_EVENTS
 
 
 def lmi_reply(answer: OpenAIReply, content_type: str = "application/json") -> Reply:
