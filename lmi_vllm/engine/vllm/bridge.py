@@ -25,10 +25,18 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
-from lmi_vllm.errors import Dialect, EngineDeadError, EngineFailureError
+from lmi_vllm.errors import (
+    Dialect,
+    EngineDeadError,
+    EngineFailureError,
+    LmiError,
+    RequestError,
+)
 from lmi_vllm.messages import (
     AdapterRef,
     HttpCall,
@@ -245,7 +253,7 @@ class _Exchange(AsyncIterator[bytes]):
             if chunk := message.get("body"):
                 return bytes(chunk)
         if self._error is not None:
-            raise EngineFailureError("vLLM's application failed in a stream") from self._error
+            raise _ours(self._error) from self._error
         raise StopAsyncIteration
 
     async def _next(self) -> Message | None:
@@ -286,6 +294,21 @@ def _same_root_logger() -> Iterator[None]:
 
 def _name(middleware: Any) -> str:
     return str(getattr(middleware.cls, "__name__", ""))
+
+
+def _ours(error: BaseException) -> LmiError:
+    """Return our error for one that ended a stream: its first event has left, so nothing else can.
+
+    Chat and completions say in an event what ends them; generators of other routes raise.
+    """
+    if isinstance(error, BaseExceptionGroup):  # of the tasks that Starlette runs for a stream
+        return _ours(error.exceptions[0])
+    if isinstance(error, VllmEngineDeadError):
+        return EngineDeadError()
+    found = create_error_response(error).error if isinstance(error, Exception) else None
+    if found is None or found.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineFailureError("vLLM failed in a stream" if found is None else found.message)
+    return RequestError(found.message)
 
 
 def _for_model(body: bytes, model: str) -> bytes:
