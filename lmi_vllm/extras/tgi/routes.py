@@ -109,4 +109,6 @@ def _dialect_of(path: str, profile: ServingProfile) -> Dialect | None:
     return Dialect.TGI if profile.tgi_compat and (path in GENERATE or path == INFO) else None
 
 
-GROUP: Final = RouteGroup(_add, dialect_of=_dialect_of, is_shared={*GENERATE, TOKENIZE}.__contains__)
+GROUP: Final = RouteGroup(
+    _add, dialect_of=_dialect_of, is_shared={*GENERATE, TOKENIZE}.__contains__
+)
