@@ -303,6 +303,8 @@ def _ours(error: BaseException) -> LmiError:
     """
     if isinstance(error, BaseExceptionGroup):  # of the tasks that Starlette runs for a stream
         return _ours(error.exceptions[0])
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:
+        return _ours(error.__cause__)  # Starlette's own, where the answer has begun
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError()
     found = create_error_response(error).error if isinstance(error, Exception) else None
