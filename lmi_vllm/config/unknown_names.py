@@ -31,6 +31,11 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "log_request_metric", "metrics_aggregation", "prometheus",
             "SM_TELEMETRY_LOG_REV_2022_12",
         ),
+        "nodes": (
+            "DJL_CLUSTER_SIZE", "LWS_GROUP_SIZE", "DJL_LEADER_ADDR", "LWS_LEADER_ADDRESS",
+            "LWS_LEADER_ADDR", "DJL_WORKER_ADDR_FORMAT", "DJL_NODE_RANK", "LWS_WORKER_INDEX",
+            "MASTER_ADDR",
+        ),
         "secure_mode": ("SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS"),
         "sessions": (
             "option.enable_stateful_sessions", "option.sessions_path",

@@ -94,20 +94,4 @@ class Variables(Section):
         "Root of the cache when SERVING_DOWNLOAD_DIR is unset.", values="path")
     djl_offline: str | None = variable(parse.any_text, "Install requirements without an index.",
         values="bool")
-    djl_cluster_size: int | None = variable(parse.positive_int, "Nodes that serve one model.",
-        values="number")
-    lws_group_size: int | None = variable(parse.positive_int, "The same, set by LeaderWorkerSet.",
-        values="number")
-    djl_leader_addr: str | None = variable(parse.any_text, "Host of the leading node.",
-        values="host")
-    lws_leader_address: str | None = variable(parse.any_text, "The same, set by LeaderWorkerSet.",
-        values="host")
-    lws_leader_addr: str | None = variable(parse.any_text,
-        "Set: the leader's name is completed with .svc.cluster.local.", values="host")
-    djl_worker_addr_format: str | None = variable(parse.any_text,
-        "Accepted, without effect: nodes come to the leader by themselves.")
-    djl_node_rank: int | None = variable(parse.count, "This node's number.", values="number")
-    lws_worker_index: int | None = variable(parse.count,
-        "This node's number, set by LeaderWorkerSet.", values="number")
-    master_addr: str | None = variable(parse.any_text, "Host of the leading node.", values="host")
     # fmt: on

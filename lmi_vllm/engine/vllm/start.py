@@ -30,7 +30,6 @@ from lmi_vllm.engine.vllm.configuration import (
     runs_on_cpu,
     worked_around,
 )
-from lmi_vllm.engine.vllm.node_liveness import liveness_port, watch_followers
 from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
     SERVER_PID_VARIABLE,
@@ -129,9 +128,6 @@ def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
 def _start(
     arguments: EngineArguments, thread: ThreadPoolExecutor, seats: tuple[EngineSeat, ...]
 ) -> StartedEngine:
-    if arguments.number("nnodes", 1) > 1:
-        port = liveness_port(arguments.number("master_port", 0))
-        watch_followers(os.environ["VLLM_HOST_IP"], port)
     with starting(arguments) as is_cpu:
         return _start_configured(arguments, thread, seats, is_cpu=is_cpu)
 

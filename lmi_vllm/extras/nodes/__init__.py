@@ -5,7 +5,8 @@ from typing import Final
 from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
+    settings=(Lazy("lmi_vllm.extras.nodes.cluster:ClusterSettings"),),
     placement_rules=(Lazy("lmi_vllm.extras.nodes.cluster:put_cluster"),),
-    start_variables=(Lazy("lmi_vllm.extras.nodes.cluster:start_variables"),),
+    start_variables=(Lazy("lmi_vllm.extras.nodes.liveness:start_variables"),),
     instead_of_serving=(Lazy("lmi_vllm.extras.nodes.follow:follower"),),
 )

@@ -12,10 +12,12 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.setting import Setting
-from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.messages import EngineArguments
 from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.translate.draft import ArgumentDraft
 
@@ -29,6 +31,29 @@ _KUBERNETES: Final = ".svc.cluster.local"
 _LOOK_UP_SECONDS: Final = 60.0  # upstream's patience: a pod's name appears after the pod
 _LOOK_UP_PAUSE: Final = 2.0
 _LAST_PORT: Final = 65535
+
+
+class ClusterSettings(ExtraSettings):
+    """How many nodes serve the model, which one this is, who leads."""
+
+    # fmt: off
+    djl_cluster_size: int | None = variable(parse.positive_int, "Nodes that serve one model.",
+        values="number")
+    lws_group_size: int | None = variable(parse.positive_int, "The same, set by LeaderWorkerSet.",
+        values="number")
+    djl_leader_addr: str | None = variable(parse.any_text, "Host of the leading node.",
+        values="host")
+    lws_leader_address: str | None = variable(parse.any_text, "The same, set by LeaderWorkerSet.",
+        values="host")
+    lws_leader_addr: str | None = variable(parse.any_text,
+        "Set: the leader's name is completed with .svc.cluster.local.", values="host")
+    djl_worker_addr_format: str | None = variable(parse.any_text,
+        "Accepted, without effect: nodes come to the leader by themselves.")
+    djl_node_rank: int | None = variable(parse.count, "This node's number.", values="number")
+    lws_worker_index: int | None = variable(parse.count,
+        "This node's number, set by LeaderWorkerSet.", values="number")
+    master_addr: str | None = variable(parse.any_text, "Host of the leading node.", values="host")
+    # fmt: on
 
 
 def put_cluster(draft: ArgumentDraft) -> None:
@@ -139,17 +164,6 @@ def cluster_exports(arguments: EngineArguments, environ: Mapping[str, str]) -> d
     return {name: value for name, value in exports.items() if not environ.get(name)}
 
 
-def start_variables(
-    settings: Settings,
-    model: ModelArtifacts,
-    arguments: EngineArguments,
-    environ: Mapping[str, str],
-) -> dict[str, str]:
-    """`cluster_exports`, as the start asks for it."""
-    _ = settings, model
-    return cluster_exports(arguments, environ)
-
-
 def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> str:
     """This machine's address on the way to `leader`; no packet is sent.
 
@@ -197,7 +211,7 @@ def interface_of(address: str) -> str | None:
 
 def _setting(settings: Settings, name: str) -> Setting | None:
     """The setting of that name; None where it is not set: none of these has a default."""
-    return settings.server.detail(name) or settings.model.detail(name)
+    return settings.extra(ClusterSettings).detail(name) or settings.model.detail(name)
 
 
 def _first(settings: Settings, names: tuple[str, ...]) -> Setting | None:
@@ -233,6 +247,6 @@ def _is_host(text: str) -> bool:
 def _full_name(settings: Settings, setting: Setting) -> str:
     """The leader's name as LMI completes it inside a LeaderWorkerSet."""
     leader = str(setting.value)
-    if not settings.server.lws_leader_addr or leader.endswith(_KUBERNETES):
+    if not settings.extra(ClusterSettings).lws_leader_addr or leader.endswith(_KUBERNETES):
         return leader
     return leader + _KUBERNETES

@@ -7,8 +7,8 @@ the leader's engine restarts, whose workers these could not join.
 
 from typing import Any
 
-from lmi_vllm.engine.vllm.node_liveness import HELLO, connect, liveness_port, wait_for_end
 from lmi_vllm.engine.vllm.start import start_headless_workers, starting
+from lmi_vllm.extras.nodes.liveness import HELLO, connect, liveness_port, wait_for_end
 from lmi_vllm.messages import EngineArguments
 
 

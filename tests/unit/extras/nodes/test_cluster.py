@@ -1,11 +1,12 @@
 """Several nodes: LMI's variables and LeaderWorkerSet's, the arguments, and what is refused."""
 
+import contextlib
 import socket
 from typing import Any
 
 import pytest
 
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.settings import Settings, load_settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.nodes.cluster import (
     cluster_exports,
@@ -14,7 +15,8 @@ from lmi_vllm.extras.nodes.cluster import (
     node_rank,
     own_address,
 )
-from lmi_vllm.messages import EngineArguments
+from lmi_vllm.extras.nodes.liveness import start_variables
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
 
@@ -285,3 +287,27 @@ def test_explicit_max_counts_the_cluster_and_the_default_does_not() -> None:
         assert result.arguments.values["tensor_parallel_size"] == size
         assert "data_parallel_size" not in result.arguments.values
         assert not result.errors
+
+
+@pytest.mark.parametrize(("rank", "is_watching"), [(0, True), (1, False)])
+def test_a_leader_watches_its_followers(rank: int, is_watching: bool) -> None:
+    """At the port after `master_port`, before the engine starts; a port that is taken is named."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        values = {"nnodes": 2, "node_rank": rank, "master_addr": "127.0.0.1"}
+        environ = {"VLLM_HOST_IP": "127.0.0.1"}
+
+        def prepare() -> dict[str, str]:
+            asked = EngineArguments({**values, "master_port": port - 1}, {})
+            return start_variables(Settings(), ModelArtifacts("m", "m", "m"), asked, environ)
+
+        if is_watching:
+            with pytest.raises(ConfigurationError, match=f":{port}, where the leader listens"):
+                prepare()
+        taken.close()
+        prepare()
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5).close()
+            assert is_watching
+            return
+        assert not is_watching

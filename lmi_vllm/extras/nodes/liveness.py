@@ -10,9 +10,14 @@ import functools
 import logging
 import socket
 import threading
+from collections.abc import Mapping
 from typing import Final
 
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.vllm.processes import end_children
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.nodes.cluster import MASTER_PORT, cluster_exports, node_rank
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +27,30 @@ _KEEPALIVE: Final = {  # a machine that went says nothing: noticed after 10 + 3 
     socket.TCP_KEEPINTVL: 5,
     socket.TCP_KEEPCNT: 3,
 }
+
+
+def start_variables(
+    settings: Settings,
+    model: ModelArtifacts,
+    arguments: EngineArguments,
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """`cluster_exports`, as the start asks for it; a leader watches its followers from here on.
+
+    Raises:
+        ConfigurationError: the leader is unknown, or it cannot listen for its followers.
+    """
+    _ = settings, model
+    exports = cluster_exports(arguments, environ)
+    if arguments.number("nnodes", 1) > 1 and node_rank(arguments) == 0:
+        address = environ.get("VLLM_HOST_IP") or exports["VLLM_HOST_IP"]
+        port = liveness_port(arguments.number("master_port", MASTER_PORT))
+        try:
+            watch_followers(address, port)
+        except OSError as error:
+            text = f"{address}:{port}, where the leader listens for its followers: {error.strerror}"
+            raise ConfigurationError([text]) from error
+    return exports
 
 
 def liveness_port(master_port: int) -> int:
