@@ -3,6 +3,9 @@ PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
 PYTEST := $(PY) -m pytest
+# What starts no engine runs on every core; a single file is faster without (`python -m pytest FILE`).
+PARALLEL := -n logical --maxprocesses 8 --dist worksteal
+REAL := tests integration --ignore tests/unit --ignore tests/web --ignore tests/server
 
 .PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fuzz pictures
 .PHONY: constraints release clean
@@ -15,11 +18,12 @@ serve: setup      ## start the server: the embedded model, or what HF_MODEL_ID n
 
 test: setup       ## the whole suite: unit, web, server, contract on the real engine, fuzz, integration
 	@$(PYTHON) scripts/install_test_tools.py
-	$(PYTEST) tests integration $(ARGS)
+	$(PYTEST) $(PARALLEL) tests/unit tests/web tests/server $(ARGS)
+	$(PYTEST) $(REAL) --durations=30 $(ARGS)
 
 test-all: setup   ## what `make check` leaves out of it: CI runs the two, and nothing twice
 	@$(PYTHON) scripts/install_test_tools.py
-	$(PYTEST) tests integration --ignore tests/unit --ignore tests/web --ignore tests/server --durations=30 $(ARGS)
+	$(PYTEST) $(REAL) --durations=30 $(ARGS)
 
 check: lint unit  ## what must be green before a commit
 	$(PY) scripts/make_docs.py --check
@@ -34,7 +38,7 @@ format: setup
 	.venv/bin/ruff check --fix .
 
 unit: setup       ## unit, web and server: no engine process, no network
-	$(PYTEST) tests/unit tests/web tests/server $(ARGS)
+	$(PYTEST) $(PARALLEL) tests/unit tests/web tests/server $(ARGS)
 
 contract:         ## the engine's promises, scripted and real; VLLM=0.31.0 on that release, in .venv-vllm-0.31.0
 	@$(PYTHON) scripts/setup.py $(if $(VLLM),--vllm $(VLLM))

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.engine_starts import STARTS
+
 READY_SECONDS = 150.0
 
 
@@ -118,11 +120,14 @@ def start_server(
             start_new_session=True,
         )
     server = ServerProcess(process, stderr_path)
+    began = time.monotonic()
 
     def read() -> None:
         assert process.stdout is not None
         with process.stdout as stdout:
             for line in stdout:
+                if line.startswith("Ready on ") and "scripted" not in arguments:
+                    STARTS.add("integration", time.monotonic() - began)
                 server.lines.put(line.rstrip("\n"))
         server.lines.put("")
 

@@ -21,6 +21,7 @@ from lmi_vllm.messages import (
     RequestLimits,
     ServingProfile,
 )
+from tests.support.engine_starts import STARTS
 
 DEMO_ADAPTERS = DEMO_MODEL_DIR / "adapters"
 DEMO_ARGUMENTS = {
@@ -88,7 +89,8 @@ def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes:
     arguments = EngineArguments(DEMO_ARGUMENTS | changes)
     limits = RequestLimits(grammar_timeout=grammar_timeout)
     profile = ServingProfile(model_name="demo", enable_lora=True, limits=limits)
-    engine: Engine = run(start_vllm_engine(arguments, profile, new_engine_thread()), 300)
+    with STARTS.timed("contract"):
+        engine: Engine = run(start_vllm_engine(arguments, profile, new_engine_thread()), 300)
     return engine
 
 

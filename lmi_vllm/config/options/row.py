@@ -94,7 +94,7 @@ class Rows:
         found = tuple(rows)
         variables = tuple(row for row in found if row.section == ENVIRONMENT)
         server = tuple(row for row in found if row.written)
-        options = tuple(row for row in found if row not in variables and row not in server)
+        options = tuple(row for row in found if not row.written and row.section != ENVIRONMENT)
         return cls(options, server, variables)
 
 

@@ -1,0 +1,48 @@
+"""How many real engines a run has started, how long that took, and how many it may start."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+# Starts that came to a ready engine, in a run of everything. A start is 10 to 20 s of a core: a new
+# scenario shares a server that is there already, or raises the number here and says why it cannot.
+BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 12, "integration": 100})
+
+
+@dataclass
+class EngineStarts:
+    """The seconds of every start, by the suite that asked for it."""
+
+    budgets: Mapping[str, int] = field(default_factory=lambda: BUDGETS)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, suite: str, seconds: float) -> None:
+        """Remember one start."""
+        self.seconds.setdefault(suite, []).append(seconds)
+
+    @contextmanager
+    def timed(self, suite: str) -> Iterator[None]:
+        """Remember the body as a start, unless it fails."""
+        began = time.monotonic()
+        yield
+        self.add(suite, time.monotonic() - began)
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether a suite has started more than it may."""
+        return any(len(found) > self.budgets[suite] for suite, found in self.seconds.items())
+
+    def lines(self) -> list[str]:
+        """Return one line for each suite that has started an engine."""
+        return [
+            f"{suite}: started {len(found)} engines, {sum(found):.0f} s "
+            f"(budget {self.budgets[suite]}, tests/support/engine_starts.py)"
+            for suite, found in self.seconds.items()
+        ]
+
+
+# Of this process: servers are started by plain functions, which no pytest session is handed to.
+STARTS: Final = EngineStarts()
