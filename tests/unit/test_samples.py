@@ -1,12 +1,13 @@
 """Every file in config/samples is taken by `explain --strict`, and does what its case is about."""
 
+import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lmi_vllm.commands import explain
 
 FOLDER = Path(__file__).parent.parent.parent / "config" / "samples"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".properties", ".env"))
@@ -39,7 +40,7 @@ def test_every_sample_has_its_case() -> None:
     assert {path.name for path in FILES} == EXPECTED.keys()
 
 
-def explain(path: Path, store: Path) -> dict[str, Any]:
+def explained(path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return what `explain --strict` says of a sample, on a machine with eight GPUs."""
     environ = {}
     if path.suffix == ".properties":
@@ -48,19 +49,21 @@ def explain(path: Path, store: Path) -> dict[str, Any]:
     else:
         lines = [line for line in path.read_text().splitlines() if line and line[0] != "#"]
         environ = dict(line.split("=", 1) for line in lines)
-    root = str(FOLDER.parent.parent)
-    command = [sys.executable, "-m", "lmi_vllm", "explain", "--format", "json", "--gpus", "8"]
-    command += ["--model-store", str(store), *([] if path.name in WITH_WARNINGS else ["--strict"])]
-    answer = subprocess.run(
-        command, env=environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    return dict(json.loads(answer.stdout))
+    words = ["--format", "json", "--gpus", "8", "--model-store", str(store)]
+    words += [] if path.name in WITH_WARNINGS else ["--strict"]
+    parser = argparse.ArgumentParser()
+    explain.add_arguments(parser)
+    code = explain.run(parser.parse_args(words), environ)
+    printed = capsys.readouterr()
+    assert (code, printed.err) == (0, ""), printed
+    return dict(json.loads(printed.out))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_sample_is_taken_and_means_its_case(path: Path, tmp_path: Path) -> None:
+def test_sample_is_taken_and_means_its_case(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No error, no unknown name, and the engine is told what the case is about."""
-    found = explain(path, tmp_path)
+    found = explained(path, tmp_path, capsys)
     told = found["engine_args"]
     assert {name: told.get(name) for name in EXPECTED[path.name]} == EXPECTED[path.name]

@@ -35,20 +35,29 @@ sys.exit(code)
 
 @pytest.mark.parametrize("model", [(str(DEMO_MODEL_DIR),), ("a/b", "--offline")])
 def test_explain_is_cheap_and_imports_nothing_heavy(model: tuple[str, ...]) -> None:
-    """Under half a second of CPU, and neither torch nor vLLM nor a client library."""
+    """Under half a second of CPU, and neither torch nor vLLM nor a client library.
+
+    On a busy machine a second of CPU does less: then under three times what the import costs that
+    it cannot go without (on a quiet one explain is 2.3 times that).
+    """
     spent = []
     for _ in range(5):  # the least of some: what shares the core makes the others dearer
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *model], capture_output=True, check=True
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        _, import_seconds = timed("-c", "import pydantic_settings")
+        done, seconds = timed("-c", PROGRAM, *model)
         assert done.stderr == b""
         assert json.loads(done.stdout)["engine_args"]["model"] == model[0]
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if spent[-1] < 0.5:
+        spent.append((seconds, import_seconds))
+        if seconds < max(0.5, 3 * import_seconds):
             return
-    pytest.fail(f"CPU seconds: {spent}")
+    pytest.fail(f"CPU seconds, and of the import: {spent}")
+
+
+def timed(*words: str) -> tuple["subprocess.CompletedProcess[bytes]", float]:
+    """Run Python with these words; returns what it printed and the CPU seconds it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, *words], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_document_has_the_promised_shape(explained: ExplainRun) -> None:
