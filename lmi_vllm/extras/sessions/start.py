@@ -47,7 +47,7 @@ class SessionSettings(ExtraSettings):
         values="path", note="Directory of the session files.")
     sessions_expiration: float = option(parse.seconds, ours(), default=1200, values="seconds",
         note="Life of a session after its creation.")
-    sessions_s3url: str | None = option(parse.plain_text, ours(), values="`s3://…`",
+    sessions_s3url: str | None = option(parse.plain_text, ours(), values="S3 URL",
         note="Sessions are copied there at exit.")
     # fmt: on
 

@@ -1,0 +1,66 @@
+"""Rows of the option table that become an engine argument as they are."""
+
+from lmi_vllm.config.options import EffectWord, Option
+from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.variable_names import find_option
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.translate.draft import ArgumentDraft
+
+
+def put_model(draft: ArgumentDraft) -> None:
+    """The model as the engine gets it."""
+    model_id = draft.settings.model.detail("model_id")
+    if draft.model is not None:
+        origin = model_id.origin if model_id else _directory_origin(draft.model)
+        draft.put("model", draft.model.model, origin)
+
+
+def _directory_origin(model: ModelArtifacts) -> Origin:
+    """Where a model comes from that no id names."""
+    if model.directory is None:
+        return DEFAULT_ORIGIN
+    return Origin(OriginKind.DERIVED, str(model.directory))
+
+
+def _rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
+    """Every option that is set and that maps, with its row."""
+    settings = draft.settings.model.details.values()
+    return [
+        (setting, find_option(setting.name))
+        for setting in settings
+        if setting.effect == EffectWord.MAPS_TO and setting.is_set
+    ]
+
+
+def put_plain(draft: ArgumentDraft) -> None:
+    """Options that become their argument as they are, pass-through ones included."""
+    for setting, row in _rows(draft):
+        if row is None or not (row.effect.is_computed or row.effect.is_fallback):
+            draft.put(setting.target, setting.value, setting.origin)
+
+
+def put_stand_ins(draft: ArgumentDraft) -> None:
+    """Other backends' options that fill an argument nothing else sets."""
+    for setting, row in _rows(draft):
+        if row is None or not row.effect.is_fallback:
+            continue
+        if setting.target in draft.values:
+            draft.warn(f"{setting.label} has no effect: {draft.label(setting.target)} is set")
+            continue
+        draft.put(setting.target, setting.value, setting.origin)
+        if row.effect.text:
+            draft.warn(
+                f"{setting.label} is used as {setting.target}={setting.value}: {row.effect.text}"
+            )
+
+
+def put_defaults(draft: ArgumentDraft) -> None:
+    """The arguments LMI always passes."""
+    for setting in draft.settings.model.details.values():
+        row = find_option(setting.name)
+        if setting.is_set or row is None or setting.effect != EffectWord.MAPS_TO:
+            continue
+        if not (row.effect.is_computed or row.effect.is_fallback):
+            draft.put_if_unset(setting.target, setting.value, DEFAULT_ORIGIN)
+    draft.put_if_unset("revision", None, DEFAULT_ORIGIN)
