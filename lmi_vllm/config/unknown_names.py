@@ -48,6 +48,8 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
+# What `make` and the tests read, which `make serve` hands on: of no use here, and no mistake.
+_OF_MAKE: Final = ("LMI_VLLM_", "LMI_TEST_")
 _EXTRA_OF: Final = MappingProxyType(
     {name: extra for extra, names in OF_EXTRAS.items() for name in names}
 )
@@ -122,7 +124,8 @@ class UnknownNames:
                 sentence = f"{name} has no effect: names are case-sensitive, write {hint}"
                 yield self._unknown(raw, sentence)
                 continue
-            is_ours = name.startswith(OWN_PREFIX) and not is_kubernetes_made(name, text)
+            is_ours = name.startswith(OWN_PREFIX) and not name.startswith(_OF_MAKE)
+            is_ours = is_ours and not is_kubernetes_made(name, text)
             if (is_ours or (name in _EXTRA_OF and text)) and name not in self.variables:
                 yield self._unknown_variable(raw)
 

