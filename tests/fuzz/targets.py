@@ -16,10 +16,10 @@ from multidict import CIMultiDict
 
 from lmi_vllm.adapters.check import check_adapter, describe_base
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
-from lmi_vllm.config.parsers import error_rate
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import LmiError
+from lmi_vllm.extras.error_rates.rates import error_rate
 from lmi_vllm.inference.context import adapter_names
 from lmi_vllm.inference.request.parameters import check_limits, sequence_count
 from lmi_vllm.inference.request.payload import (
