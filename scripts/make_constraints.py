@@ -26,7 +26,8 @@ PYTHON_VERSION: Final = "3.11"
 PLATFORM: Final = "linux x86_64"
 UV_PLATFORM: Final = "x86_64-manylinux_2_36"  # Debian 12's glibc, as in the images
 # PyPI has only CUDA builds of these: beside a CPU torch they break imports, so images go without.
-UNFIT_ON_CPU: Final = ("torchvision", "torchaudio", "torchcodec")
+# Of torchvision, too, but the server uses it without its compiled operators.
+UNFIT_ON_CPU: Final = ("torchaudio", "torchcodec")
 # What LMCache bounds below the versions that the other files share.
 BOUND_BY_LMCACHE: Final = ("prometheus-client",)
 # Extra -> (extras resolved together, files whose versions it shares; dev lists only what it adds).

@@ -182,7 +182,9 @@ ARCHITECTURES: Final = (
             "query_pre_attn_scalar": 32, "vocab_size": VOCABULARY + 8},
         "mm_tokens_per_image": 4, "boi_token_index": FIRST_IMAGE_TOKEN,
         "image_token_index": FIRST_IMAGE_TOKEN + 1, "eoi_token_index": FIRST_IMAGE_TOKEN + 2},
-         model_class="Gemma3ForConditionalGeneration", processor="gemma3"),
+         model_class="Gemma3ForConditionalGeneration", processor="gemma3",
+         remark="vLLM on a CPU reads a picture's tokens in order, Transformers both ways: too "
+                "little here to change a token"),
     _row("gpt2", "GPT-2", "GPT2", _GPT, model_class="GPT2LMHeadModel"),
     _row("gpt_neox", "GPT-NeoX", "GPTNeoX", _PLAIN | {"intermediate_size": 256}),
     _row("falcon", "Falcon", "Falcon", _PLAIN | {
@@ -288,6 +290,29 @@ ARCHITECTURES: Final = (
         "vision_feature_select_strategy": "full"},
          model_class="LlavaForConditionalGeneration", processor="pixtral",
          remark="the layout of mistral-community/pixtral-12b"),
+    _row("paligemma", "PaliGemma", "PaliGemma", {
+        "vision_config": tower(model_type="siglip_vision_model", projection_dim=HIDDEN,
+                               vision_use_head=False),
+        "text_config": _DENSE | _HEAD_32 | _QUIET | {
+            "model_type": "gemma", "vocab_size": VOCABULARY + 8},
+        "image_token_index": FIRST_IMAGE_TOKEN, "projection_dim": HIDDEN, "hidden_size": HIDDEN},
+         model_class="PaliGemmaForConditionalGeneration", processor="paligemma",
+         remark="text alone is right; a prompt with a picture is read both ways in Transformers, "
+                "and in order by vLLM on a CPU"),
+    _row("qwen3_vl", "Qwen3-VL", "Qwen3VL", {
+        "vision_config": {
+            "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2,
+            "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "out_hidden_size": HIDDEN, "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0], "initializer_range": 0.2},
+        "text_config": _DENSE | _HEAD_32 | {
+            "vocab_size": VOCABULARY + 8, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6],
+                "mrope_interleaved": True}},
+        "image_token_id": FIRST_IMAGE_TOKEN, "video_token_id": FIRST_IMAGE_TOKEN + 1,
+        "vision_start_token_id": FIRST_IMAGE_TOKEN + 2,
+        "vision_end_token_id": FIRST_IMAGE_TOKEN + 3},
+         model_class="Qwen3VLForConditionalGeneration", processor="qwen3_vl"),
     _row("phi3_v", "Phi-3-Vision", "Phi3", _DENSE | {"vocab_size": 32064},
          model_class="SightedPhi3", processor="phi3_v", renamed=RENAMED["phi3_v"],
          options=TRUSTED,

@@ -22,6 +22,7 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 SIDE: Final = 32  # pixels of the tower's input
 PATCH: Final = 16
 IMAGE_TOKENS: Final = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+QWEN_TOKENS: Final = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 FIRST_IMAGE_TOKEN: Final = 1280  # behind the embedded model's vocabulary
 _TEMPLATE: Final = (
     "{% for message in messages %}{{ message.role }}: "
@@ -31,6 +32,12 @@ _TEMPLATE: Final = (
     "{% endfor %}{% endif %} {% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+_TOKENS: Final = {"qwen3_vl": QWEN_TOKENS, "paligemma": ("<image>",)}
+_PLACES: Final = {  # of a picture in a message
+    "paligemma": "",  # before the text, whatever it says
+    "phi3_v": "<|image_1|>",
+    "qwen3_vl": f"{QWEN_TOKENS[2]}{QWEN_TOKENS[0]}{QWEN_TOKENS[3]}",
+}
 _CUT_TOWERS: Final = ("clip_vision_model", "siglip_vision_model")
 _TOWER: Final = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -85,9 +92,9 @@ OWN_CLASSES: Final = MappingProxyType({"SightedPhi3": SightedPhi3})
 def write_processor(kind: str, folder: Path) -> Any:
     """Write tokenizer and image processor of `kind` into `folder`; returns the processor."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_TOKENS)})
-    place = "<|image_1|>" if kind == "phi3_v" else IMAGE_TOKENS[0]
-    tokenizer.chat_template = _TEMPLATE.replace(IMAGE_TOKENS[0], place)
+    tokens = _TOKENS.get(kind, IMAGE_TOKENS)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    tokenizer.chat_template = _TEMPLATE.replace(IMAGE_TOKENS[0], _PLACES.get(kind, tokens[0]))
     tokenizer.save_pretrained(folder)
     processor = _PROCESSORS[kind](tokenizer)
     processor.chat_template = tokenizer.chat_template
@@ -141,6 +148,36 @@ def _gemma3(tokenizer: Any) -> Any:
     return transformers.Gemma3Processor(images, own, image_seq_length=(SIDE // PATCH) ** 2)
 
 
+def _qwen3_vl(tokenizer: Any) -> Any:
+    """The smallest picture is two by two places, each of four patches."""
+    limits = {"shortest_edge": (2 * SIDE) ** 2, "longest_edge": (2 * SIDE) ** 2}
+    given: dict[str, Any] = {
+        "size": limits, "patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    image, video, start, end = QWEN_TOKENS
+    for name, text in (
+        ("image", image),
+        ("video", video),
+        ("vision_start", start),
+        ("vision_end", end),
+    ):
+        setattr(tokenizer, f"{name}_token", text)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(text))
+    return transformers.Qwen3VLProcessor(
+        transformers.Qwen2VLImageProcessor(**given),
+        tokenizer,
+        transformers.Qwen3VLVideoProcessor(**given),
+    )
+
+
+def _paligemma(tokenizer: Any) -> Any:
+    tokenizer.add_tokens("\n")  # Gemma's; vLLM asks for it
+    images = transformers.SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
+    images.image_seq_length = (SIDE // PATCH) ** 2
+    tokenizer.image_token, tokenizer.image_token_id = "<image>", FIRST_IMAGE_TOKEN
+    return transformers.PaliGemmaProcessor(images, tokenizer)
+
+
 def _mllama(tokenizer: Any) -> Any:
     images = transformers.MllamaImageProcessor(size={"height": SIDE, "width": SIDE})
     tokenizer.image_token, tokenizer.image_token_id = IMAGE_TOKENS[0], FIRST_IMAGE_TOKEN
@@ -157,7 +194,9 @@ _PROCESSORS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         "pixtral": _pixtral,
         "gemma3": _gemma3,
         "mllama": _mllama,
+        "paligemma": _paligemma,
         "phi3_v": _phi3_v,
+        "qwen3_vl": _qwen3_vl,
     }
 )
 

@@ -22,7 +22,7 @@ FILES = {
     "cuda": ["cuda"],
     "dev": ["cpu", "dev"],
 }
-NOT_IN_IMAGES = {"torchvision", "torchaudio", "torchcodec"}
+NOT_IN_IMAGES = {"torchaudio", "torchcodec"}
 
 
 def pins(name: str) -> dict[str, str]:

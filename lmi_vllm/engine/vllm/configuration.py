@@ -145,6 +145,7 @@ def engine_config(
     if is_cpu:
         _check_cpu_head_size(config.model_config)
         _check_cpu_experts(config)
+        warn_of_pictures_in_order(config.model_config)
     inspect_adapters(config)
     end_not_finite(config)
     return config
@@ -205,6 +206,15 @@ def _check_cpu_experts(config: Any) -> None:
         raise EngineStartError(
             "enable_lora: the model is a mixture of experts, whose LoRA layers in vLLM need "
             "Triton, and there is none on this CPU; start without enable_lora, or on a GPU"
+        )
+
+
+def warn_of_pictures_in_order(model_config: Any) -> None:
+    """Say so where a picture's tokens are to see each other: the CPU's kernel reads in order."""
+    if getattr(model_config, "is_mm_prefix_lm", False):
+        logger.warning(
+            "this model reads a picture's tokens in both directions, and vLLM on a CPU does in "
+            "one: answers about pictures are not those of a GPU"
         )
 
 
