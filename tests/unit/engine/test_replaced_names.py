@@ -50,18 +50,21 @@ FIELDS_SET: Final = {
         "client.resources.engine_dead",
         "self.output_processor.report",
     },
-    "configuration.py": {
-        "engine_args._api_process_count",
-        "engine_args._api_process_rank",
-    },
-    "engine.py": {"llm.grammars"},
-    "openai.py": {
+    "bridge.py": {
+        "app.middleware_stack",
+        "app.state.server",
+        "app.user_middleware",
         "namespace.chat_template",
         "namespace.chat_template_content_format",
         "namespace.enable_auto_tool_choice",
         "namespace.served_model_name",
         "namespace.tool_call_parser",
     },
+    "configuration.py": {
+        "engine_args._api_process_count",
+        "engine_args._api_process_rank",
+    },
+    "engine.py": {"llm.grammars"},
     "output.py": {
         "sequence.token_ids",
         "state.detokenizer",
