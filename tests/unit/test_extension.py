@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import lmi_vllm
-from lmi_vllm.config.options import Rows
+from lmi_vllm.config.options import EffectWord, Rows
 from lmi_vllm.config.unknown_names import OF_EXTRAS
 from lmi_vllm.extension import Extra, Lazy, Verb, extras
 
@@ -54,10 +54,15 @@ def test_declaration_of_an_extra_is_cheap(name: str) -> None:
 
 
 def test_core_knows_the_names_that_extras_read() -> None:
-    """Where an extra is missing, what was set for it is reported with its name."""
+    """Where an extra is missing, what was set for it is reported with its name.
+
+    Not those without effect: unknown is all that they are then.
+    """
     found: dict[str, set[str]] = {}
     for name, extra in extras().items():
-        rows = Rows.of(row for kind in extra.settings for row in kind.load().rows)
+        brought = (row for kind in extra.settings for row in kind.load().rows)
+        silent = (EffectWord.WARNS, EffectWord.NONE)
+        rows = Rows.of(row for row in brought if row.effect.word not in silent)
         keys = [row.name for row in (*rows.server, *rows.variables)]
         keys += [f"option.{name}" for row in rows.options for name in (row.name, *row.aliases)]
         if keys:

@@ -1,20 +1,15 @@
 """Options of other backends, and arguments that vLLM has dropped."""
 
-from typing import Final
-
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import (
     DROPPED,
     OTHER_BACKENDS,
     Section,
     computes,
-    dropped,
-    foreign,
     maps_to,
     option,
     refuses,
     stands_in_for,
-    warns,
 )
 
 
@@ -28,28 +23,8 @@ class OtherBackends(Section):
         "was DeepSpeed's prompt plus answer"), note="DeepSpeed.")
     enable_cuda_graph: bool | None = option(parse.boolean, computes("enforce_eager"),
         note="DeepSpeed. enforce_eager is its inverse.")
-    triangular_masking: str | None = foreign("vLLM takes the mask from the model", "DeepSpeed.")
-    return_tuple: str | None = foreign("it shaped DeepSpeed's modules", "DeepSpeed.")
-    training_mp_size: str | None = foreign("checkpoints need no model parallel size", "DeepSpeed.")
-    checkpoint: str | None = foreign("the Hugging Face weights in the model directory are used",
-        "DeepSpeed.")
-    smoothquant_alpha: str | None = foreign("quantize the checkpoint ahead of time instead",
-        "DeepSpeed, TensorRT-LLM.")
-    device_map: str | None = foreign("option.tensor_parallel_degree places the model",
-        "Accelerate.")
-    decoding_strategy: str | None = foreign("sampling is decided per request", "Accelerate.")
-    max_sparsity: str | None = foreign("it steered the removed scheduler", "Accelerate.")
-    max_splits: str | None = foreign("it steered the removed scheduler", "Accelerate.")
-    disable_flash_attn: str | None = foreign(
-        "option.attention_backend chooses the attention kernel", "Accelerate.")
-    paged_attention: bool | str | None = option(parse.boolean_or_text,
-        warns("vLLM's attention is always paged", quiet_for=(True,)), note="LMI-Dist.")
     n_positions: int | None = option(parse.positive_human_int,
         stands_in_for("max_model_len", "it was Neuron's sequence length"), note="Neuron.")
-    unroll: str | None = foreign("it steered the Neuron compiler", "Neuron.")
-    neuron_optimize_level: str | None = foreign("it steered the Neuron compiler", "Neuron.")
-    context_length_estimate: str | None = foreign("it steered the Neuron compiler", "Neuron.")
-    compiled_graph_path: str | None = foreign("it held Neuron's compiled graphs", "Neuron.")
     load_split_model: bool | None = option(parse.boolean,
         refuses("this layout cannot be read; use the original Hugging Face checkpoint",
                 quiet_for=(False,)),
@@ -68,20 +43,7 @@ class OtherBackends(Section):
         "of all memory"), note="TensorRT-LLM.")
     tokens_per_block: int | None = option(parse.positive_int,
         stands_in_for("block_size", "it was TensorRT-LLM's block size"), note="TensorRT-LLM.")
-    batch_scheduler_policy: str | None = foreign("vLLM schedules by itself", "TensorRT-LLM.")
-    enable_trt_overlap: str | None = foreign("closest is option.async_scheduling", "TensorRT-LLM.")
-    baichuan_model_version: str | None = foreign("vLLM reads the model's own config.json",
-        "TensorRT-LLM.")
-    smoothquant_per_token: str | None = foreign("quantize the checkpoint ahead of time",
-        "TensorRT-LLM.")
-    smoothquant_per_channel: str | None = foreign("quantize the checkpoint ahead of time",
-        "TensorRT-LLM.")
-    multi_query_mode: str | None = foreign("vLLM reads the model's own config.json",
-        "TensorRT-LLM.")
     # fmt: on
-
-
-_SPECULATIVE: Final = "vLLM has dropped it; option.speculative_config describes the drafter"
 
 
 class Dropped(Section):
@@ -92,12 +54,6 @@ class Dropped(Section):
     # fmt: off
     disable_log_requests: bool | None = option(parse.boolean, computes("enable_log_requests"),
         note="enable_log_requests is its inverse.")
-    max_seq_len_to_capture: str | None = dropped("use option.cudagraph_capture_sizes or "
-        "option.max_cudagraph_capture_size")
-    max_context_len_to_capture: str | None = dropped("use option.cudagraph_capture_sizes or "
-        "option.max_cudagraph_capture_size")
-    cuda_graph_sizes: str | None = dropped("use option.cudagraph_capture_sizes or "
-        "option.max_cudagraph_capture_size")
     rope_scaling: dict[str, object] | None = option(parse.json_object, computes("hf_overrides"),
         values="JSON", note="Folded into hf_overrides where that is unset.")
     rope_theta: float | None = option(parse.real_number, computes("hf_overrides"),
@@ -114,34 +70,6 @@ class Dropped(Section):
         computes("structured_outputs_config"), note="Becomes structured_outputs_config's backend.")
     override_pooler_config: dict[str, object] | None = option(parse.json_object,
         stands_in_for("pooler_config"), values="JSON", note="Older name of pooler_config.")
-    swap_space: str | None = dropped()
-    use_v2_block_manager: str | None = dropped()
-    num_scheduler_steps: str | None = dropped()
-    multi_step_stream_outputs: str | None = dropped()
-    preemption_mode: str | None = dropped()
-    scheduler_delay_factor: str | None = dropped()
-    num_lookahead_slots: str | None = dropped()
-    tokenizer_pool_size: str | None = dropped()
-    tokenizer_pool_type: str | None = dropped()
-    tokenizer_pool_extra_config: str | None = dropped()
-    qlora_adapter_name_or_path: str | None = dropped()
-    enable_prompt_adapter: str | None = dropped()
-    max_prompt_adapters: str | None = dropped()
-    max_prompt_adapter_token: str | None = dropped()
-    quantization_param_path: str | None = dropped()
-    disable_async_output_proc: str | None = dropped()
-    enable_lora_bias: str | None = dropped()
-    calculate_kv_scales: str | None = dropped()
-    speculative_model_quantization: str | None = dropped(_SPECULATIVE)
-    speculative_draft_tensor_parallel_size: str | None = dropped(_SPECULATIVE)
-    speculative_max_model_len: str | None = dropped(_SPECULATIVE)
-    speculative_disable_mqa_scorer: str | None = dropped()
-    speculative_disable_by_batch_size: str | None = dropped()
-    spec_decoding_acceptance_method: str | None = dropped()
-    typical_acceptance_sampler_posterior_threshold: str | None = dropped()
-    typical_acceptance_sampler_posterior_alpha: str | None = dropped()
-    disable_logprobs_during_spec_decoding: str | None = dropped()
-    override_neuron_config: str | None = dropped()
     collect_detailed_traces: list[str] | None = option(parse.as_vllm,
         maps_to("collect_detailed_traces"), is_lenient=True, values="model, worker, all",
         note="Older vLLM took any text; what is none of these counts as unset.")

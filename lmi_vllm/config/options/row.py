@@ -193,21 +193,6 @@ def no_effect(text: str = "") -> Effect:
     return Effect(EffectWord.NONE, (), text)
 
 
-def dropped(text: str = "vLLM has dropped it and has nothing in its place") -> str | None:
-    """A field for an engine argument that newer vLLM releases no longer have."""
-    return option(parse.any_text, warns(text))
-
-
-def foreign(text: str, note: str = "") -> str | None:
-    """A field for an option of another LMI backend that has no equivalent here."""
-    return option(parse.any_text, warns(text), note=note)
-
-
-def ignored(text: str = "it steered the Java server") -> str | None:
-    """A field for a server key that has no meaning without the Java server."""
-    return option(parse.any_text, no_effect(text), written=SERVER_LEVEL)
-
-
 def status(default: int, note: str) -> int:
     """A field for a status code the user may choose."""
     return option(

@@ -8,7 +8,6 @@ from lmi_vllm.config.options.row import (
     SERVER_LEVEL,
     Section,
     computes,
-    ignored,
     no_effect,
     option,
     ours,
@@ -79,9 +78,6 @@ class ServerKeys(Section):
         values="ALL, NONE, or `[name=]url`", note="Which models of the store are served.")
     model_store: str = option(parse.plain_text, ours(), default="/opt/ml/model",
         written=SERVER_LEVEL, values="path", note="Where the model directory is.")
-    model_url_pattern: str | None = ignored()
-    wait_model_loading: str | None = ignored("/ping is never 200 before the model answers")
-    allow_multi_status: str | None = ignored("there is one model")
     max_request_size: int = option(parse.positive_int, ours(), default=64 << 20,
         written=SERVER_LEVEL, values="bytes", note="Largest request body.")
     chunked_read_timeout: float = option(parse.seconds, ours(), default=120, is_lenient=True,
@@ -92,7 +88,6 @@ class ServerKeys(Section):
         note="Access-Control-Allow-Methods.")
     cors_allowed_headers: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
         note="Access-Control-Allow-Headers.")
-    error_rate_model: str | None = ignored("it is never counted upstream either")
     bad_request_http_code: int = status(400, "Answer to a request the server cannot read.")
     wlm_error_http_code: int = status(503, "Answer while no worker is available.")
     throttle_error_http_code: int = status(503, "Answer above job_queue_size.")
@@ -100,19 +95,10 @@ class ServerKeys(Section):
     timeout_http_code: int = status(400, "Declared by LMI, never used.")
     request_id_header_key: str = option(parse.plain_text, ours(), default="x-request-id",
         written=SERVER_LEVEL, note="Header that carries the request id.")
-    keystore: str | None = ignored("use private_key_file and certificate_file")
-    keystore_pass: str | None = ignored("use private_key_file and certificate_file")
-    keystore_type: str | None = ignored("use private_key_file and certificate_file")
     private_key_file: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
         values="path", note="PEM key for https.")
     certificate_file: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
         values="path", note="PEM certificate for https.")
-    number_of_netty_threads: str | None = ignored()
-    netty_client_threads: str | None = ignored()
-    use_native_io: str | None = ignored()
-    io_ratio: str | None = ignored()
-    plugin_folder: str | None = ignored()
-    prefer_direct_buffer: str | None = ignored()
     download_dir: str | None = option(parse.plain_text, ours(), written=(ENV,), values="path",
         note="Root of the S3 and archive cache.")
     fail_fast: bool = option(parse.boolean, ours(), default=False, written=(ENV,),

@@ -67,7 +67,7 @@ def test_engine_argument_that_looks_like_kubernetes_is_read(explained: ExplainRu
 
 def test_known_option_without_effect_stays_a_warning_in_strict_mode(explained: ExplainRun) -> None:
     """Strict means unknown names only."""
-    run = explained("option.swap_space=4", "", "--strict")
+    run = explained("option.bedrock_compat=true", "", "--strict")
     assert (run.exit_code, len(run.warnings)) == (0, 1)
 
 

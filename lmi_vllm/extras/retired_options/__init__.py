@@ -1,0 +1,13 @@
+"""Why options of other backends, of older vLLM releases and of the Java server have no effect."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra, Lazy
+
+EXTRA: Final = Extra(
+    settings=(
+        Lazy("lmi_vllm.extras.retired_options.options:ForeignOptions"),
+        Lazy("lmi_vllm.extras.retired_options.options:DroppedArguments"),
+        Lazy("lmi_vllm.extras.retired_options.options:JavaServerKeys"),
+    )
+)
