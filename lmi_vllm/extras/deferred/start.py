@@ -2,35 +2,21 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from lmi_vllm.config import parsers as parse
-from lmi_vllm.config.options.row import ENV, option, ours
-from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.extras.deferred.results import (
     DEFAULT_CAPACITY,
     STARTING_TOKEN,
     DeferredResults,
     is_deferred,
 )
+from lmi_vllm.extras.deferred.settings import DeferredSettings
 from lmi_vllm.inference.context import RequestStep
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.server.beside import ServerEvents
-
-
-class DeferredSettings(ExtraSettings):
-    """How much of deferred results is kept."""
-
-    section: ClassVar[str] = "Server"
-
-    # fmt: off
-    memory_cache_capacity: int | None = option(parse.positive_int, ours(), written=(ENV,),
-        values="entries", note="Deferred results that are kept; unset: 1000.")
-    cache_batch: int = option(parse.positive_int, ours(), default=1, written=(ENV,),
-        values="pieces", note="Pieces of a deferred result that become readable at once.")
-    # fmt: on
 
 
 @contextlib.asynccontextmanager

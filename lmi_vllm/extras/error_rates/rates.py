@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from lmi_vllm.config.options.row import SERVER_LEVEL, option, ours
 from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.errors import Fault
-from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.beside import ServerEvents
+
+if TYPE_CHECKING:
+    from lmi_vllm.inference.service import InferenceService
+    from lmi_vllm.server.beside import ServerEvents
 
 _UNIT_SECONDS: Final[Mapping[str, int]] = MappingProxyType(
     {"plain": 1, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
@@ -72,7 +74,10 @@ class ErrorRateSettings(ExtraSettings):
 
 @contextlib.asynccontextmanager
 async def counting_errors(
-    service: InferenceService, settings: Settings, _: Mapping[str, str], events: ServerEvents
+    service: "InferenceService",
+    settings: Settings,
+    _: Mapping[str, str],
+    events: "ServerEvents",
 ) -> AsyncIterator[None]:
     """Count what requests are answered with, in the process that answers for health."""
     asked = settings.extra(ErrorRateSettings)

@@ -5,6 +5,6 @@ from typing import Final
 from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.sessions.start:SessionSettings"),),
+    settings=(Lazy("lmi_vllm.extras.sessions.sessions:SessionSettings"),),
     beside_server=Lazy("lmi_vllm.extras.sessions.start:keeping_sessions"),
 )

@@ -14,10 +14,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import orjson
 
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import option, ours
+from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.errors import EngineFailureError, PayloadError, RequestError
 from lmi_vllm.messages import Reply
 
@@ -35,6 +38,23 @@ MAX_SESSIONS: Final = 10_000
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FILE: Final = ".session.json"
+
+
+class SessionSettings(ExtraSettings):
+    """Sticky sessions."""
+
+    section: ClassVar[str] = "Sessions"
+
+    # fmt: off
+    enable_stateful_sessions: bool = option(parse.boolean, ours(), default=True,
+        note="Sticky sessions.")
+    sessions_path: str = option(parse.plain_text, ours(), default="/dev/shm/djl_sessions",
+        values="path", note="Directory of the session files.")
+    sessions_expiration: float = option(parse.seconds, ours(), default=1200, values="seconds",
+        note="Life of a session after its creation.")
+    sessions_s3url: str | None = option(parse.plain_text, ours(), values="S3 URL",
+        note="Sessions are copied there at exit.")
+    # fmt: on
 
 
 class Sessions:

@@ -7,19 +7,18 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from lmi_vllm.checks.trusted_folders import beside, distrust_of_folder, trusted_folder
-from lmi_vllm.config import parsers as parse
-from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.setting import Setting
-from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.extras.sessions.sessions import (
     DEFAULT_ROOT,
     SESSION_PROPERTY,
     Sessions,
+    SessionSettings,
     is_session_request,
 )
 from lmi_vllm.inference.context import RequestContext, RequestStep
@@ -33,23 +32,6 @@ logger = logging.getLogger(__name__)
 
 COPY_SECONDS: Final = 8.0
 _FOLDER: Final = "the directory of sessions"
-
-
-class SessionSettings(ExtraSettings):
-    """Sticky sessions."""
-
-    section: ClassVar[str] = "Sessions"
-
-    # fmt: off
-    enable_stateful_sessions: bool = option(parse.boolean, ours(), default=True,
-        note="Sticky sessions.")
-    sessions_path: str = option(parse.plain_text, ours(), default="/dev/shm/djl_sessions",
-        values="path", note="Directory of the session files.")
-    sessions_expiration: float = option(parse.seconds, ours(), default=1200, values="seconds",
-        note="Life of a session after its creation.")
-    sessions_s3url: str | None = option(parse.plain_text, ours(), values="S3 URL",
-        note="Sessions are copied there at exit.")
-    # fmt: on
 
 
 @contextlib.asynccontextmanager

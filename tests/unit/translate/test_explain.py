@@ -62,12 +62,12 @@ def timed(*words: str) -> tuple["subprocess.CompletedProcess[bytes]", float]:
 
 def test_document_has_the_promised_shape(explained: ExplainRun) -> None:
     """Five keys; an option has six; warnings and errors are sentences."""
-    run = explained("option.swap_space=4\noption.dtype=int8", "HF_MODEL_ID=a/b")
+    run = explained("option.bedrock_compat=4\noption.dtype=int8", "HF_MODEL_ID=a/b")
     assert list(run.document) == ["engine_args", "server", "options", "warnings", "errors"]
     keys = {"name", "value", "origin", "effect", "target", "note"}
     assert all(set(row) == keys for row in run.document["options"])
     assert all(isinstance(text, str) for text in (*run.warnings, *run.errors))
-    row = run.option("swap_space")
+    row = run.option("bedrock_compat")
     assert (row["value"], row["effect"]) == ("4", "warns")
     assert row["origin"].endswith("serving.properties line 1")
     assert run.option("max_rolling_batch_size")["target"] == "max_num_seqs"

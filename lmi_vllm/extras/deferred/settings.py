@@ -1,0 +1,20 @@
+"""How much of deferred results is kept; apart, so that `explain` imports nothing of requests."""
+
+from typing import ClassVar
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import ENV, option, ours
+from lmi_vllm.config.settings import ExtraSettings
+
+
+class DeferredSettings(ExtraSettings):
+    """How much of deferred results is kept."""
+
+    section: ClassVar[str] = "Server"
+
+    # fmt: off
+    memory_cache_capacity: int | None = option(parse.positive_int, ours(), written=(ENV,),
+        values="entries", note="Deferred results that are kept; unset: 1000.")
+    cache_batch: int = option(parse.positive_int, ours(), default=1, written=(ENV,),
+        values="pieces", note="Pieces of a deferred result that become readable at once.")
+    # fmt: on
