@@ -165,10 +165,10 @@ def test_an_interruption_prints_the_table(demo_server: RunningServer) -> None:
     assert wait_until(lambda: running_requests(demo_server.url) == 0, 10)
 
 
-def test_a_terminal_gets_a_drawing(scripted_server: RunningServer) -> None:
+def test_a_terminal_gets_a_drawing(shared_scripted_server: RunningServer) -> None:
     """Drawn over itself and taken away before the table."""
     ours, theirs = pty.openpty()
-    words = (scripted_server.url, "-n", "8", "-c", "4", "--output-tokens", "10")
+    words = (shared_scripted_server.url, "-n", "8", "-c", "4", "--output-tokens", "10")
     with subprocess.Popen(
         command(*words), env=environment(), stdout=subprocess.PIPE, stderr=theirs, text=True
     ) as process:

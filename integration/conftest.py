@@ -216,15 +216,20 @@ def tgi_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
         yield server
 
 
+SCRIPTED = ("--demo", "--engine", "scripted")
+TEN_TOKENS_A_SECOND = {"LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.1"}
+
+
+@pytest.fixture(scope="session")
+def shared_scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """As `scripted_server`, for all tests that neither end nor configure it."""
+    folder = tmp_path_factory.mktemp("scripted")
+    with running_server(folder, *SCRIPTED, environ=TEN_TOKENS_A_SECOND) as server:
+        yield server
+
+
 @pytest.fixture
 def scripted_server(server_process: StartServer) -> RunningServer:
-    """A ready server on the scripted engine, ten tokens a second."""
-    server = server_process(
-        "--demo",
-        "--port",
-        "0",
-        "--engine",
-        "scripted",
-        environ={"LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.1"},
-    )
+    """A ready server on the scripted engine, ten tokens a second, of one test's own."""
+    server = server_process(*SCRIPTED, "--port", "0", environ=TEN_TOKENS_A_SECOND)
     return RunningServer(server, server.url_when_ready(20))

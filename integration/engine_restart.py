@@ -113,10 +113,20 @@ def test_health_check_override_keeps_the_process(server_process: StartServer) ->
     assert server.wait_exit() == 0
 
 
-def test_stalled_engine_is_noticed_and_may_come_back(server_process: StartServer) -> None:
-    """An engine that is alive and gets nowhere is unhealthy until its next step."""
-    server, url = start(server_process, LMI_STALL_TIMEOUT="2")
+def test_stall_is_noticed_and_one_that_lasts_replaces_the_engine(
+    server_process: StartServer,
+) -> None:
+    """One server: a stall that ends in time changes nothing, one that does not is a failure."""
+    server, url = start(server_process, LMI_STALL_TIMEOUT="2", SERVING_RETRY_THRESHOLD="2")
     engine = engine_of(server)
+    see_a_stall_that_ends(engine, url)
+    assert engine_of(server).pid == engine.pid
+    assert "restarting the engine" not in server.stderr
+    see_two_stalls_that_last(server, url)
+
+
+def see_a_stall_that_ends(engine: psutil.Process, url: str) -> None:
+    """An engine that is alive and gets nowhere is unhealthy until its next step."""
     stream = OpenStream(url, "/invocations", {**LONG, "stream": True})
     os.kill(engine.pid, signal.SIGSTOP)
     try:
@@ -149,9 +159,8 @@ def test_stall_without_requests_left_ends_with_a_token_of_ours(
     assert call(url, "/invocations", {"inputs": "a"}).status == 200
 
 
-def test_engine_that_hangs_is_replaced(server_process: StartServer) -> None:
-    """A stall that lasts is a failure, for requests and adapters: all are answered."""
-    server, url = start(server_process, LMI_STALL_TIMEOUT="2", SERVING_RETRY_THRESHOLD="2")
+def see_two_stalls_that_last(server: ServerProcess, url: str) -> None:
+    """Under a request and under an adapter: both are answered, and the engine is replaced."""
     first = engine_of(server)
     stream = OpenStream(url, "/invocations", {**LONG, "stream": True})
     os.kill(first.pid, signal.SIGSTOP)

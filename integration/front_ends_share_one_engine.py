@@ -322,6 +322,18 @@ def is_listening(pid: int) -> bool:
     return any(one.status == psutil.CONN_LISTEN for one in connections)
 
 
+def test_a_port_is_never_shared_with_another_server(
+    two: RunningServer, server_process: StartServer
+) -> None:
+    """The port can be opened twice, but only by one server: the second says it is taken."""
+    environ = {"LMI_FRONTEND_PROCESSES": "2"}
+    port = two.url.rsplit(":", 1)[1]
+    second = server_process("--demo", "--port", port, environ=environ)
+    assert second.wait_exit(30) == 1
+    assert f"cannot listen on http://127.0.0.1:{port}" in second.stderr.splitlines()[-1]
+    assert call(two.url, "/ping").status == 200
+
+
 def test_a_drain_lets_both_finish(two: RunningServer) -> None:
     """SIGTERM: streams of both processes end whole, new work is refused by both, exit 0.
 
@@ -401,16 +413,6 @@ def test_none_outlives_the_first(server_process: StartServer) -> None:
     server.process.kill()
     server.wait_exit()
     assert wait_until(lambda: not any(psutil.pid_exists(pid) for pid in others), 10)
-
-
-def test_a_port_is_never_shared_with_another_server(server_process: StartServer) -> None:
-    """The port can be opened twice, but only by one server: the second says it is taken."""
-    environ = {"LMI_FRONTEND_PROCESSES": "2"}
-    first = server_process("--demo", "--port", "0", environ=environ)
-    port = first.wait_listening().rsplit(":", 1)[1]
-    second = server_process("--demo", "--port", port, environ=environ)
-    assert second.wait_exit(30) == 1
-    assert f"cannot listen on http://127.0.0.1:{port}" in second.stderr.splitlines()[-1]
 
 
 def test_code_of_the_users_is_refused(server_process: StartServer, tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def test_text_is_for_people(server_process: StartServer) -> None:
     assert not server.log
 
 
-def test_the_level_is_changed_while_it_runs(scripted_server: RunningServer) -> None:
+def test_the_level_is_changed_while_it_runs(shared_scripted_server: RunningServer) -> None:
     """To errors only, and back."""
-    url, server = scripted_server.url, scripted_server.process
+    url, server = shared_scripted_server.url, shared_scripted_server.process
     assert call(url, "/server/logging?level=error", b"", method="POST").status == 200
     call(url, "/models?limit=11")
     assert call(url, "/server/logging?level=info", b"", method="POST").status == 200

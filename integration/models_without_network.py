@@ -125,22 +125,33 @@ def test_hub_model_outlives_its_hub(server_process: StartServer, tmp_path: Path)
     without_network(body)
 
 
-@pytest.mark.parametrize("kind", ["s3", "hub"])
-def test_draft_model_is_fetched_too(server_process: StartServer, tmp_path: Path, kind: str) -> None:
-    """A draft model comes from S3 or the hub before the engine starts, and is really used."""
+@pytest.mark.parametrize(("draft", "tokenizer"), [("s3", "hub"), ("hub", "s3")])
+def test_draft_model_and_tokenizer_of_other_places_are_fetched(
+    server_process: StartServer, tmp_path: Path, draft: str, tokenizer: str
+) -> None:
+    """Both come before the engine starts; the draft is really used, the other has no weights."""
 
     def body() -> None:
+        weights = tmp_path / "weights"
+        weights.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (weights / name).write_bytes((DEMO_MODEL_DIR / name).read_bytes())
         environ = FAST | {"HF_HOME": str(tmp_path / "hub"), "SERVING_DOWNLOAD_DIR": str(tmp_path)}
+        repository = Repository(files_of_model())
         with (
-            store_with(draft=files_of_model()) as store,
-            hub_server(acme__draft=Repository(files_of_model())) as hub,
+            store_with(draft=files_of_model(), words=files_of_model()) as store,
+            hub_server(acme__draft=repository, acme__words=repository) as hub,
         ):
-            environ |= store.environ | {"HF_ENDPOINT": hub.url, "HF_MODEL_ID": str(DEMO_MODEL_DIR)}
-            environ |= draft_options(kind)
+            environ |= store.environ | {"HF_ENDPOINT": hub.url, "HF_MODEL_ID": str(weights)}
+            environ |= draft_options(draft) | TOKENIZER_OPTIONS[tokenizer]
             server = server_process("--port", "0", environ=environ)
             url = server.url_when_ready()
-            fetched = {"s3": store.objects_sent, "hub": hub.paths("GET")}[kind]
-            assert any("model.safetensors" in path for path in fetched)
+            fetched = [*store.objects_sent, *hub.paths("GET")]
+            of_draft = [path for path in fetched if "draft/" in path]
+            of_words = [path for path in fetched if "words/" in path]
+            assert any("model.safetensors" in path for path in of_draft), fetched
+            assert any("tokenizer.json" in path for path in of_words), fetched
+            assert not any("model.safetensors" in path for path in of_words), fetched
         assert answer(url) == ANSWER
         metrics = call(url, "/metrics").body.decode().splitlines()
         (drafts,) = [
@@ -163,32 +174,10 @@ def draft_options(kind: str) -> dict[str, str]:
     return options | {"OPTION_SPECULATIVE_CONFIG": config}
 
 
-@pytest.mark.parametrize("kind", ["s3", "hub"])
-def test_tokenizer_of_another_place_is_fetched(
-    server_process: StartServer, tmp_path: Path, kind: str
-) -> None:
-    """`option.tokenizer` comes from S3 or the hub before the engine starts, without any weights."""
-
-    def body() -> None:
-        weights = tmp_path / "weights"
-        weights.mkdir()
-        for name in ("config.json", "model.safetensors"):
-            (weights / name).write_bytes((DEMO_MODEL_DIR / name).read_bytes())
-        environ = FAST | {"HF_HOME": str(tmp_path / "hub"), "SERVING_DOWNLOAD_DIR": str(tmp_path)}
-        with (
-            store_with(words=files_of_model()) as store,
-            hub_server(acme__words=Repository(files_of_model())) as hub,
-        ):
-            environ |= store.environ | {"HF_ENDPOINT": hub.url, "HF_MODEL_ID": str(weights)}
-            reference = {"s3": f"s3://{BUCKET}/words/", "hub": "acme/words"}[kind]
-            environ |= {"OPTION_TOKENIZER": reference, "OPTION_TOKENIZER_REVISION": "main"}
-            url = server_process("--port", "0", environ=environ).url_when_ready()
-            fetched = {"s3": store.objects_sent, "hub": hub.paths("GET")}[kind]
-            assert any("tokenizer.json" in path for path in fetched)
-            assert not any("model.safetensors" in path for path in fetched)
-        assert answer(url) == ANSWER
-
-    without_network(body)
+TOKENIZER_OPTIONS = {
+    "s3": {"OPTION_TOKENIZER": f"s3://{BUCKET}/words/", "OPTION_TOKENIZER_REVISION": "main"},
+    "hub": {"OPTION_TOKENIZER": "acme/words", "OPTION_TOKENIZER_REVISION": "main"},
+}
 
 
 def test_weights_are_streamed_from_s3(server_process: StartServer, tmp_path: Path) -> None:

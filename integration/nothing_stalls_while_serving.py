@@ -5,13 +5,15 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import unused_port
 
 from integration.client import call, wait_until
-from integration.conftest import StartServer
+from integration.conftest import RunningServer, StartServer, running_server
 
 # A thread beside the server says what the collector would look through, then ends the process.
 PROGRAM = """
@@ -48,19 +50,40 @@ def test_what_was_imported_is_frozen(tmp_path: Path) -> None:
     assert seen < frozen / 10
 
 
+GRAMMAR_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A server, and the folder that torch would compile into."""
+
+    server: RunningServer
+    compiled: Path
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """The embedded model on the real engine."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    folder = tmp_path_factory.mktemp("watched")
+    environ = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
+        "LMI_GRAMMAR_TIMEOUT": str(GRAMMAR_SECONDS),
+    }
+    with running_server(folder, "--demo", environ=environ) as server:
+        yield Watched(server, folder / "compiled")
+
+
 @pytest.mark.vllm
-def test_nothing_is_compiled_on_cpu(server_process: StartServer, tmp_path: Path) -> None:
+def test_nothing_is_compiled_on_cpu(watched: Watched) -> None:
     """Log probabilities of several candidates made vLLM run a C++ compiler for 5 to 25 s."""
-    cache = tmp_path / "compiled"
-    environ = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    server = server_process("--demo", "--port", "0", environ=environ)
-    url = server.url_when_ready()
+    url = watched.server.url
     parameters = {"max_new_tokens": 3, "details": True, "top_n_tokens": 3}
     for more in ({}, {"do_sample": True, "top_k": 5, "top_p": 0.9}, {"do_sample": True, "seed": 1}):
         body = {"inputs": "The moon is", "parameters": {**parameters, **more}}
         answer = call(url, "/invocations", body)
         assert len(answer.json()["details"]["top_tokens"][0]) == 3
-    assert not [path for path in cache.rglob("*") if path.is_file()]
+    assert not [path for path in watched.compiled.rglob("*") if path.is_file()]
 
 
 @pytest.mark.vllm
@@ -73,11 +96,9 @@ def test_no_log_probabilities_at_all_can_be_had(server_process: StartServer) -> 
 
 
 @pytest.mark.vllm
-def test_slow_grammars_of_others_delay_no_honest_one(server_process: StartServer) -> None:
+def test_slow_grammars_of_others_delay_no_honest_one(watched: Watched) -> None:
     """Sixteen clients that hang up, and sixteen that wait, from two addresses of their own."""
-    seconds = 5.0
-    server = server_process("--demo", "--port", "0", environ={"LMI_GRAMMAR_TIMEOUT": str(seconds)})
-    url = server.url_when_ready()
+    server, url = watched.server.process, watched.server.url
     port = int(url.rpartition(":")[2])
 
     def ask(address: str, number: int) -> http.client.HTTPConnection:
@@ -102,7 +123,10 @@ def test_slow_grammars_of_others_delay_no_honest_one(server_process: StartServer
     beside_others = honest("second")
     for connection in waiting:
         connection.close()
-    assert (after_hang_ups < 2 * seconds, beside_others < 2 * seconds) == (True, True)
+    assert (after_hang_ups < 2 * GRAMMAR_SECONDS, beside_others < 2 * GRAMMAR_SECONDS) == (
+        True,
+        True,
+    )
     time.sleep(1)
-    assert honest("third") < 2 * seconds
+    assert honest("third") < 2 * GRAMMAR_SECONDS
     assert wait_until(lambda: len(server.children()) == 1, 5)

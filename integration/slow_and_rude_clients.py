@@ -8,15 +8,15 @@ import json
 import re
 import socket
 import time
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 from integration.client import call, running_requests, wait_until
-from integration.conftest import RunningServer, StartServer
+from integration.conftest import SCRIPTED, RunningServer, StartServer, running_server
 
-ARGUMENTS = ("--demo", "--port", "0", "--engine", "scripted")
 POST = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
@@ -58,13 +58,13 @@ def drip(raw: socket.socket, seconds: float) -> type[OSError] | None:
     return None
 
 
-@pytest.fixture
-def impatient(server_process: StartServer) -> RunningServer:
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A ready server that gives clients one second for each step."""
     environ = {f"LMI_{name}_TIMEOUT": "1" for name in ("HEADER", "BODY", "SEND")}
-    server = server_process(*ARGUMENTS, environ=environ)
-    url = server.url_when_ready(20)
-    return RunningServer(server, url)
+    folder = tmp_path_factory.mktemp("impatient")
+    with running_server(folder, *SCRIPTED, environ=environ) as server:
+        yield server
 
 
 def test_slow_headers_are_cut_off(impatient: RunningServer) -> None:
@@ -170,24 +170,24 @@ RUDE = {
 
 
 @pytest.mark.parametrize("sent", RUDE.values(), ids=RUDE)
-def test_rubbish_is_a_400_in_json(sent: bytes, scripted_server: RunningServer) -> None:
+def test_rubbish_is_a_400_in_json(sent: bytes, shared_scripted_server: RunningServer) -> None:
     """Too much, and what is no HTTP, is refused with our kind of body and no trace in the log."""
-    raw = open_socket(scripted_server.url)
+    raw = open_socket(shared_scripted_server.url)
     raw.sendall(sent)
     head, _, body = read_all(raw).partition(b"\r\n\r\n")
     assert re.match(rb"HTTP/1\.[01] 4", head), head
     assert json.loads(body)["code"] in (400, 424)
     assert b"Cache-Control: no-cache" in head
     assert len(body) < 1000
-    assert "Traceback" not in scripted_server.process.stderr
+    assert "Traceback" not in shared_scripted_server.process.stderr
 
 
-def test_one_request_is_one_line_in_the_log(scripted_server: RunningServer) -> None:
+def test_one_request_is_one_line_in_the_log(shared_scripted_server: RunningServer) -> None:
     """With its path, status and id; aiohttp's own access log is off."""
-    call(scripted_server.url, "/models?limit=77")
-    assert wait_until(lambda: "limit=77" in scripted_server.process.stderr, 10)
-    assert call(scripted_server.url, "/ping").status == 200
-    log = scripted_server.process.log
+    call(shared_scripted_server.url, "/models?limit=77")
+    assert wait_until(lambda: "limit=77" in shared_scripted_server.process.stderr, 10)
+    assert call(shared_scripted_server.url, "/ping").status == 200
+    log = shared_scripted_server.process.log
     (line,) = [one for one in log if "limit=77" in str(one)]
     assert (line["logger"], line["path"]) == ("lmi_vllm.requests", "/models?limit=77")
     assert '"GET /models?limit=77 HTTP/1.1" 200' in line["message"]
