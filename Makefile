@@ -8,7 +8,7 @@ PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 REAL := tests integration --ignore tests/unit --ignore tests/web --ignore tests/server
 
 .PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fuzz pictures
-.PHONY: constraints release clean
+.PHONY: constraints release clean engine-tests scenarios
 
 setup:            ## build .venv for this machine (cheap when it is there)
 	@$(PYTHON) scripts/setup.py
@@ -21,9 +21,15 @@ test: setup       ## the whole suite: unit, web, server, contract on the real en
 	$(PYTEST) $(PARALLEL) tests/unit tests/web tests/server $(ARGS)
 	$(PYTEST) $(REAL) --durations=30 $(ARGS)
 
-test-all: setup   ## what `make check` leaves out of it: CI runs the two, and nothing twice
+test-all: setup   ## what `make check` leaves out of it: CI runs the two; TOGETHER=1: two engines at a time
 	@$(PYTHON) scripts/install_test_tools.py
-	$(PYTEST) $(REAL) --durations=30 $(ARGS)
+	$(if $(TOGETHER),$(MAKE) -k -j2 --output-sync=target engine-tests scenarios,$(PYTEST) $(REAL) --durations=30 $(ARGS))
+
+engine-tests:
+	$(PYTEST) tests/contract tests/fuzz --durations=30 $(ARGS)
+
+scenarios:
+	$(PYTEST) integration --durations=30 $(ARGS)
 
 check: lint unit  ## what must be green before a commit
 	$(PY) scripts/make_docs.py --check
