@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import PayloadError
+from lmi_vllm.errors import EngineFailureError, PayloadError
 from lmi_vllm.messages import GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from tests.contract.conftest import LoopThread, collect, start_demo_engine
@@ -190,3 +190,33 @@ def test_sources_that_go_on_asking_for_slow_grammars_delay_no_other(
         return seconds
 
     assert run(scenario()) < 10
+
+
+def test_grammar_that_becomes_slow_in_the_engine_ends_with_its_request(
+    run: LoopThread, vllm_engine: Engine
+) -> None:
+    """What is slow hides behind a word that a trial never writes, and `logit_bias` does."""
+    identify: Any = vllm_engine.tokenizer
+    bias = {identify.convert_tokens_to_ids(letter): 100.0 for letter in "q7a"}
+    regex = "q7q((a{1,100}){1,100}){1,100}|[b-p]{1,900}"
+    sampling = {"max_tokens": 900, "temperature": 0.0, "logit_bias": bias}
+    hostile = GenerationJob("hidden", PROMPT, {**sampling, "structured_outputs": {"regex": regex}})
+    plain = GenerationJob("plain", PROMPT, {"max_tokens": 20, "temperature": 0.0})
+
+    async def scenario() -> None:
+        before = (await collect(vllm_engine, plain))[-1].text
+        with pytest.raises(EngineFailureError, match="too ambiguous"):
+            await collect(vllm_engine, hostile)
+        assert (await collect(vllm_engine, plain))[-1].text == before
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("place", ["chat_template", "chat_template_kwargs"])
+def test_template_of_a_request_is_refused(run: LoopThread, vllm_engine: Engine, place: str) -> None:
+    """A loop in it would hold a thread of the server, or the memory of the machine."""
+    template = "{% for i in range(1000000000) %}a{% endfor %}"
+    given: object = template if place == "chat_template" else {"chat_template": template}
+    body = {"messages": [{"role": "user", "content": "Hello"}], place: given}
+    reply = run(vllm_engine.answer_openai(OpenAICall("chat/completions", body, {}, "template")))
+    assert (reply.status, b"trust-request-chat-template" in reply.body) == (400, True)

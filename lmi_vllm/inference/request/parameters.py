@@ -4,6 +4,7 @@ Pydantic lives here and in the settings sources only: a request's parameters are
 then turned into frozen types.
 """
 
+import contextlib
 import json
 import logging
 import sys
@@ -137,6 +138,9 @@ WITHOUT_EFFECT: Final = (
     "cached_prompt",
     "adapters",  # it belongs beside `parameters`
 )
+MOST_MESSAGES: Final = 8192  # each is checked, and put into the template, one by one
+# Compared after each token, in the engine; the time may grow with the square.
+LONGEST_PATTERN: Final = 128
 _SEQUENCES: Final = ("n", "best_of", "num_beams")
 _STRINGS: Final = ("stop", "stop_sequences", "bad_words")
 _TOKEN_IDS: Final = ("logit_bias", "stop_token_ids", "allowed_token_ids")
@@ -255,8 +259,8 @@ def sequence_count(body: Mapping[str, Any]) -> int:
     A prompt may be text or a list of token ids; a list of either is several.
     """
     prompts = max(_length(body.get(name)) for name in _TEXTS)
-    wanted = body.get("n")
-    return prompts * max(int(wanted), 1) if prompts > 1 and _is_number(wanted) else prompts
+    wanted = _as_number(body.get("n"))
+    return prompts * max(int(wanted), 1) if prompts > 1 and wanted else prompts
 
 
 def _length(value: object) -> int:
@@ -267,8 +271,8 @@ def _length(value: object) -> int:
 
 def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
     for name in _SEQUENCES:
-        count = given.get(name)
-        if _is_number(count) and count > limits.max_sequences:
+        count = _as_number(given.get(name))
+        if count is not None and count > limits.max_sequences:
             yield f"{name}: at most {limits.max_sequences} (LMI_MAX_SEQUENCES) (got {count})"
     for name in _STRINGS:
         yield from _long_strings(name, given.get(name), limits)
@@ -277,10 +281,32 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
         if isinstance(value, (list, dict)) and len(value) > limits.max_logit_bias:
             most = f"{limits.max_logit_bias} entries (LMI_MAX_LOGIT_BIAS)"
             yield f"{name}: at most {most} (got {len(value)})"
+    yield from _long_lists(given)
     for name, value in _grammars(given):
         if (size := _size(value)) > limits.max_grammar_size:
             most = f"{limits.max_grammar_size} bytes (LMI_MAX_GRAMMAR_SIZE)"
             yield f"{name}: at most {most} (got {size})"
+
+
+def _long_lists(given: Mapping[str, Any]) -> Iterator[str]:
+    """What vLLM goes through on a thread that others need, and has no bound of its own for."""
+    messages = given.get("messages")
+    if isinstance(messages, list) and len(messages) > MOST_MESSAGES:
+        yield f"messages: at most {MOST_MESSAGES} (got {len(messages)})"
+    repetition = given.get("repetition_detection")
+    given_length = repetition.get("max_pattern_size") if isinstance(repetition, dict) else None
+    longest = _as_number(given_length)
+    if longest is not None and longest > LONGEST_PATTERN:
+        name = "repetition_detection.max_pattern_size"
+        yield f"{name}: at most {LONGEST_PATTERN} tokens (got {longest})"
+
+
+def _as_number(value: object) -> float | None:
+    """Return a number, or what vLLM's models make of a text; None for anything else."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return min(sys.maxsize, float(value))  # which a NaN is, too
+    return value if _is_number(value) else None
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

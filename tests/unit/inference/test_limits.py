@@ -63,8 +63,23 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "grammar": ({}, {"grammar": {"type": "json", "value": LONG}}, "grammar: at most"),
     "tools": ({"tools": [{"a": 1}]}, {"tools": [{}, LONG]}, "tools[1]: at most 20 bytes"),
     "responses": ({"text": {"format": {}}}, {"text": {"format": LONG}}, "text.format: at most"),
+    "messages": (
+        {"messages": [{}] * 8192},
+        {"messages": [{}] * 8193},
+        "messages: at most 8192 (got 8193)",
+    ),
+    "repetition_detection": (
+        {"repetition_detection": {"max_pattern_size": 128}},
+        {"repetition_detection": {"max_pattern_size": 129}},
+        "repetition_detection.max_pattern_size: at most 128 tokens (got 129)",
+    ),
+    "numbers as text, which vLLM reads as numbers": (
+        {"n": "4", "best_of": "x"},
+        {"n": " 5 "},
+        "n: at most 4",
+    ),
     "wrong types are left to others": (
-        {"n": "9", "stop": {"a": 1}, "logit_bias": 5, "tools": 7, "text": "x", "best_of": True},
+        {"n": "x", "stop": {"a": 1}, "logit_bias": 5, "tools": 7, "text": "x", "best_of": True},
         {"n": 5.0},
         "n: at most 4",
     ),

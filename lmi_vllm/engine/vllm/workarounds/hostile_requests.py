@@ -5,7 +5,9 @@ cannot be stopped, and then asks it for each token inside the engine's step. Bot
 take minutes by a request of a few bytes (seen with xgrammar 0.2.8): `minProperties` over 200
 optional ones compiles for 15 s, `((a{1,100}){1,100}){1,100}` takes over a second a token after 90
 tokens, and every other request waits. So a forked child does both first, and only what was quick
-reaches the engine. May go: when tests/contract/test_hostile_grammars.py holds without it.
+reaches the engine. What an answer seldom comes to (behind a rare word that `logit_bias` writes) is
+not tried: the scheduler ends a request whose grammar has become slow. May go: when
+tests/contract/test_hostile_grammars.py holds without it.
 
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
 tries three times with growing time limits (vllm/connections.py). Its connector gets our fetch
@@ -18,6 +20,7 @@ Releases: all that we support.
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +56,12 @@ from lmi_vllm.messages import MediaPolicy
 
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
 REMEMBERED: Final = 4096  # verdicts
+# Processor time of a step's grammars in the engine, beyond which those that cost it end.
+SLOWEST_MASK_SECONDS: Final = 0.1
+SLOW_GRAMMAR: Final = (
+    "the schema, regular expression or grammar is too ambiguous or too deeply repeated: a token of "
+    "this answer took too long"
+)
 
 
 @dataclass(slots=True)
@@ -220,12 +229,13 @@ class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]
     needs_kv_cache_zeroing = True
 
 
-class _EndsNotFinite:
+class _EndsHarmful:
     """What is added to vLLM's schedulers."""
 
     vllm_config: Any
     requests: dict[str, Any]
     kv_cache_manager: Any
+    structured_output_manager: Any
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *more: Any, **named: Any) -> None:
         if current_platform.is_cpu() and not vllm_config.use_v2_model_runner:
@@ -233,20 +243,45 @@ class _EndsNotFinite:
             cleared.__dict__ = vars(kv_cache_config)
             kv_cache_config = cleared
         super().__init__(vllm_config, kv_cache_config, *more, **named)  # type: ignore[call-arg]
+        self._slow: set[str] = set()  # requests whose grammar cost too much
+
+    def get_grammar_bitmask(self, scheduled: Any) -> Any:
+        """As vLLM's; where a step costs too much, each grammar of it is asked again by itself."""
+        began = time.thread_time()
+        masks = super().get_grammar_bitmask(scheduled)  # type: ignore[misc]
+        if masks is not None and time.thread_time() - began > SLOWEST_MASK_SECONDS:
+            self._slow.update(filter(self._is_slow, masks.structured_output_request_ids))
+        return masks
+
+    def _is_slow(self, name: str) -> bool:
+        wanted = self.requests[name].structured_output_request
+        if wanted is None or wanted.grammar is None or wanted.grammar.is_terminated():
+            return False
+        row = self.structured_output_manager.backend.allocate_token_bitmask(1)
+        began = time.thread_time()
+        wanted.grammar.fill_bitmask(row, 0)
+        return time.thread_time() - began > SLOWEST_MASK_SECONDS
 
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
-        """As vLLM's; requests whose logits are not finite end here with an error."""
-        counts = computed.num_nans_in_logits
-        if not counts or not any(counts.values()) or self.vllm_config.speculative_config:
+        """As vLLM's; requests that are not finite, or whose grammar is too slow, end here."""
+        spoilt = self._spoilt(computed)
+        slow, self._slow = self._slow & set(computed.req_id_to_index), set()
+        if not spoilt and not slow:
             done: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
             return done
-        spoilt = {name: count for name, count in counts.items() if count and name in self.requests}
         self._forget_blocks(spoilt)
-        for name in spoilt:  # no token: vLLM gives it no output
+        for name in (*spoilt, *slow):  # no token: vLLM gives it no output
             computed.sampled_token_ids[computed.req_id_to_index[name]] = []
         done = super().update_from_output(scheduled, computed)  # type: ignore[misc]
-        self._end(spoilt, done)
+        self._end(dict.fromkeys(slow, 0) | spoilt, done)
         return done
+
+    def _spoilt(self, computed: Any) -> dict[str, int]:
+        """Return the requests whose logits are not finite, and how many are not."""
+        counts = computed.num_nans_in_logits
+        if not counts or not any(counts.values()) or self.vllm_config.speculative_config:
+            return {}
+        return {name: count for name, count in counts.items() if count and name in self.requests}
 
     def _forget_blocks(self, spoilt: Collection[str]) -> None:
         """Let no later request find these blocks by what was to be in them."""
@@ -263,7 +298,7 @@ class _EndsNotFinite:
                     request_id=request.request_id,
                     new_token_ids=[],
                     finish_reason=FinishReason.ERROR,
-                    stop_reason=REASON,
+                    stop_reason=REASON if spoilt[request.request_id] else SLOW_GRAMMAR,
                     events=request.take_events(),
                     trace_headers=request.trace_headers,
                     num_nans_in_logits=spoilt[request.request_id],
@@ -273,9 +308,9 @@ class _EndsNotFinite:
             done.setdefault(client, EngineCoreOutputs()).outputs.extend(outputs)
 
 
-class GuardedScheduler(_EndsNotFinite, Scheduler):  # type: ignore[misc,unused-ignore]
-    """vLLM's scheduler, which ends requests whose logits are not finite."""
+class GuardedScheduler(_EndsHarmful, Scheduler):  # type: ignore[misc,unused-ignore]
+    """vLLM's scheduler, which ends requests that harm others."""
 
 
-class GuardedAsyncScheduler(_EndsNotFinite, AsyncScheduler):  # type: ignore[misc,unused-ignore]
-    """vLLM's scheduler that is a step ahead, which ends requests whose logits are not finite."""
+class GuardedAsyncScheduler(_EndsHarmful, AsyncScheduler):  # type: ignore[misc,unused-ignore]
+    """vLLM's scheduler that is a step ahead, which ends requests that harm others."""
