@@ -226,7 +226,9 @@ class _Load:
         others = tuple(self._extra(kind) for kind in self.extra_kinds)
         self.report.add(self.server_report)
         self.report.add(self.passed)
-        unread = (*self.resolver.extra, *self._unknown_names(config))
+        names = self._unknown_names(config)
+        unread = (*self.resolver.extra, *names.collect())
+        names.report_disobeyed((*model.details.values(), *server.details.values()))
         self._check(model, server, others)
         return Settings(
             model, server, others, unread, self.report.warnings, self.report.errors, file
@@ -280,8 +282,8 @@ class _Load:
         extra: ExtraSettings = kind.read(Reading(lambda _: fields))
         return extra
 
-    def _unknown_names(self, config: PropertiesFile | None) -> tuple[Setting, ...]:
-        """Everything written that has no meaning."""
+    def _unknown_names(self, config: PropertiesFile | None) -> UnknownNames:
+        """What finds everything written that has no meaning."""
         brought = [row for kind in self.extra_kinds for row in kind.rows]
         rows = Rows.of((*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
         return UnknownNames(
@@ -294,7 +296,7 @@ class _Load:
             variables=[row.name for row in rows.variables],
             report=self.report,
             is_strict=_is_strict(self.environ, self.command_line),
-        ).collect()
+        )
 
     def _check(
         self, model: ModelSettings, server: ServerSettings, others: tuple[ExtraSettings, ...]

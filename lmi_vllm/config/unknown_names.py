@@ -1,6 +1,6 @@
 """Unknown names: each is reported once, with what it may have meant, or the extra it is for."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -17,6 +17,7 @@ from lmi_vllm.config.variable_names import (
     is_kubernetes_made,
     variable_suggestions,
 )
+from lmi_vllm.extension import extras
 from lmi_vllm.origin import Origin, OriginKind
 
 # Extra -> what it reads, as written in files; variables by their names. So that where it is not
@@ -50,6 +51,15 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )  # fmt: skip
 # What `make` and the tests read, which `make serve` hands on: of no use here, and no mistake.
 _OF_MAKE: Final = ("LMI_VLLM_", "LMI_TEST_")
+# Rows of the core, since several extras or the core ask for them, that one extra obeys.
+OBEYED_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "LMI_CONSOLE": "console",
+        "LMI_FRONTEND_PROCESSES": "front_ends",
+        "lmcache_auto_config": "lmcache",
+        "lmcache_config_file": "lmcache",
+    }
+)
 _EXTRA_OF: Final = MappingProxyType(
     {name: extra for extra, names in OF_EXTRAS.items() for name in names}
 )
@@ -136,6 +146,15 @@ class UnknownNames:
         advice = variable_suggestions(raw.origin.name, self.variables)
         return self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
 
+    def report_disobeyed(self, settings: Iterable[Setting]) -> None:
+        """Report known settings that only an extra obeys which is not installed."""
+        for setting in settings:
+            extra = OBEYED_BY_EXTRAS.get(setting.name)
+            if extra is not None and setting.is_set and extra not in extras():
+                (self.report.fail if self.is_strict else self.report.warn)(
+                    f"{setting.label} {_missing(extra)}"
+                )
+
     def _unknown(self, raw: RawValue, sentence: str) -> Setting:
         """One unknown name: a warning, in strict mode an error."""
         (self.report.fail if self.is_strict else self.report.warn)(sentence)
@@ -147,4 +166,8 @@ class UnknownNames:
 def _needs(key: str) -> str:
     """Why a name of an extra that is not installed has no effect; empty for every other name."""
     extra = _EXTRA_OF.get(key)
-    return f"has no effect: it needs the extra {extra}, which is not installed" if extra else ""
+    return _missing(extra) if extra else ""
+
+
+def _missing(extra: str) -> str:
+    return f"has no effect: it needs the extra {extra}, which is not installed"

@@ -11,7 +11,7 @@ import pytest
 
 import lmi_vllm
 from lmi_vllm.config.options import EffectWord, Rows
-from lmi_vllm.config.unknown_names import OF_EXTRAS
+from lmi_vllm.config.unknown_names import OBEYED_BY_EXTRAS, OF_EXTRAS
 from lmi_vllm.extension import Extra, Lazy, Verb, extras
 
 FOLDER = Path(lmi_vllm.__file__).parent / "extras"
@@ -68,6 +68,7 @@ def test_core_knows_the_names_that_extras_read() -> None:
         if keys:
             found[name] = set(keys)
     assert found == {name: set(keys) for name, keys in OF_EXTRAS.items()}
+    assert {*OF_EXTRAS, *OBEYED_BY_EXTRAS.values()} <= {*NAMES}
 
 
 def test_package_without_extras_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

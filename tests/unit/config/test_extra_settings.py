@@ -8,6 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from lmi_vllm.config import parsers as parse
+from lmi_vllm.config import unknown_names
+from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTINGS
 from lmi_vllm.config.options.row import ENV, option, ours, variable
 from lmi_vllm.config.settings import (
     CommandLine,
@@ -95,6 +97,21 @@ def test_key_of_a_missing_extra_says_so(tmp_path: Path, folder_file: str) -> Non
     line = CommandLine(model_store=str(tmp_path), config_file=str(tmp_path / "config.properties"))
     settings = load_settings({}, line, kinds=())
     assert any(f"{key} (" in text and "needs the extra" in text for text in settings.warnings)
+
+
+def test_rows_of_the_core_that_an_extra_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core knows them, and says what is missing all the same."""
+    environ = {"LMI_FRONTEND_PROCESSES": "4", "OPTION_LMCACHE_CONFIG_FILE": "x.yaml"}
+    assert set(unknown_names.OBEYED_BY_EXTRAS) <= {
+        row.name for row in (*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
+    }
+    monkeypatch.setattr(unknown_names, "extras", dict)
+    settings = load_settings(environ, kinds=())
+    for name, extra in (("LMI_FRONTEND_PROCESSES", "front_ends"), ("lmcache_config", "lmcache")):
+        needed = f"needs the extra {extra}, which is not installed"
+        assert [text for text in settings.warnings if name in text and needed in text]
+    assert len(load_settings({**environ, "LMI_STRICT": "true"}, kinds=()).errors) == 2
+    assert load_settings({}, kinds=()).warnings == ()
 
 
 def test_options_of_an_extra_are_read_like_the_core_s() -> None:
