@@ -56,6 +56,7 @@ def test_description_of_the_real_engine_is_valid(demo_server: RunningServer) -> 
     document = call(demo_server.url, "/openapi.json").json()
     OpenAPIV31SpecValidator(document).validate()
     assert "ChatCompletionRequest" in document["components"]["schemas"]
+    assert document["paths"]["/v1/messages"]["post"]["tags"] == ["vLLM"]
     generating = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize")
     for path in (*generating, "/detokenize"):
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
@@ -67,6 +68,8 @@ def test_description_of_the_real_engine_is_valid(demo_server: RunningServer) -> 
 def test_slice_over_the_real_engine(demo_server: RunningServer) -> None:
     """The same over vLLM, whose own models then describe its bodies."""
     changing = ["--exclude-path-regex", f"adapters|lora_adapter|{SECOND_MODEL}"]
+    # What vLLM describes by itself has faults of its own: /v1/systemone answers a null with 500.
+    changing += ["--exclude-tag", "vLLM"]
     # Its boundary phase makes fifteen thousand requests of vLLM's schemas: not for every run.
     phases = ["--phases", "examples,fuzzing", "-n", "40"]
     count = _fuzz(demo_server.url, *phases, *changing, "--seed", "1")

@@ -3,10 +3,10 @@
 Each promise below has a contract test that runs over every engine (`tests/contract/`).
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from lmi_vllm.messages import (
     AdapterRef,
@@ -98,6 +98,11 @@ class HttpApplication(Protocol):
     @property
     def routes(self) -> Sequence[HttpRoute]:
         """Every route that may be handed on."""
+        ...
+
+    @property
+    def paths(self) -> Mapping[str, Mapping[str, Any]]:
+        """What an OpenAPI document says of each path; slow the first time."""
         ...
 
     def find(self, method: str, path: str) -> HttpRoute | None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -34,6 +34,8 @@ class Application:
     dies_after: int | None = None  # so many chunks of a stream
     content_type: str = "text/event-stream"
     closed: int = 0
+
+    paths: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def find(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of that path."""

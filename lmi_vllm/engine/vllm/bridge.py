@@ -139,6 +139,13 @@ class Bridge:
             if route.path not in _OURS and not _room(route).startswith(_REFUSED)
         )
 
+    @property
+    def paths(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the application's own document says of each path that is handed on."""
+        handed_on = {route.path for route in self.routes}
+        described = self.app.openapi()["paths"]
+        return {path: item for path, item in described.items() if path in handed_on}
+
     @functools.cached_property
     def schemas(self) -> OpenAISchemas:
         """What the routes take, as the application describes itself; slow."""

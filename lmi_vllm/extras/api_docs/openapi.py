@@ -7,7 +7,7 @@ before one is, OpenAI bodies are objects of which nothing more is said.
 import asyncio
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -15,10 +15,12 @@ import orjson
 from aiohttp import web
 
 from lmi_vllm._version import __version__
+from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, EngineFailureError, Fault
 from lmi_vllm.extension import extras
 from lmi_vllm.extras.api_docs.operations import (
     JSON,
+    OPENAI,
     OPERATIONS,
     PATH_PARAMETERS,
     QUERY_PARAMETERS,
@@ -30,7 +32,7 @@ from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import OpenAISchemas
 from lmi_vllm.web.app import WebOptions, groups_of
-from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, dialect_of
+from lmi_vllm.web.request import OPENAI_ROUTES, OPTIONS, SERVICE, RouteGroup, dialect_of
 
 OPENAPI_VERSION: Final = "3.1.0"
 _OPENAI_PREFIX: Final = "openai:"
@@ -39,6 +41,7 @@ _DIALECT_ERRORS: Final[Mapping[Dialect, str]] = {
     Dialect.LMI: "HandlerError",
     Dialect.OPENAI: "OpenAIError",
     Dialect.TGI: "TgiError",
+    Dialect.ANTHROPIC: "OpenAIError",
 }
 _PARAMETER_IN_PATH: Final = re.compile(r"{(\w+)}")
 
@@ -84,6 +87,7 @@ def build_document(service: InferenceService, options: WebOptions) -> dict[str, 
         "paths": _paths(service, options, openai),
         "components": {"schemas": schemas},
     }
+    document["paths"] |= _engine_s(engine, document["paths"])
     if options.api_keys:
         document["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
@@ -91,6 +95,17 @@ def build_document(service: InferenceService, options: WebOptions) -> dict[str, 
         }
         document["security"] = [{"bearer": []}, {"key": []}]
     return document
+
+
+def _engine_s(engine: Engine | None, described: Collection[str]) -> dict[str, Any]:
+    """Return what the engine's own application says of the paths that nothing here describes."""
+    if engine is None or engine.http is None:
+        return {}
+    return {
+        path: {method: {**operation, "tags": ["vLLM"]} for method, operation in item.items()}
+        for path, item in engine.http.paths.items()
+        if path not in described
+    }
 
 
 def _composed(openai: OpenAISchemas) -> dict[str, Any]:
@@ -110,9 +125,7 @@ def _paths(
 ) -> dict[str, dict[str, Any]]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
-        if operation.is_tgi and not service.profile.tgi_compat:
-            continue
-        if operation.extra and operation.extra not in extras():
+        if not _is_there(operation, service):
             continue
         entry: dict[str, Any] = {
             "tags": [operation.tag],
@@ -131,6 +144,27 @@ def _paths(
             entry["security"] = []
         paths.setdefault(operation.path, {})[operation.method] = entry
     return paths
+
+
+def _is_there(operation: Operation, service: InferenceService) -> bool:
+    """Whether this server has the route, with its extras, its settings and its model."""
+    if operation.is_tgi and not service.profile.tgi_compat:
+        return False
+    if operation.extra and operation.extra not in extras():
+        return False
+    engine = service.loaded_engine
+    return engine is None or not _lacks(engine, operation)
+
+
+def _is_engine_s(operation: Operation) -> bool:
+    """Whether the engine's own application answers, and not a route of ours."""
+    return operation.tag == OPENAI and operation.path not in OPENAI_ROUTES
+
+
+def _lacks(engine: Engine, operation: Operation) -> bool:
+    """Whether the loaded model has no such route."""
+    found = () if engine.http is None else (route.path for route in engine.http.routes)
+    return _is_engine_s(operation) and operation.path not in found
 
 
 def _add_tgi_form(entry: dict[str, Any], form: TgiForm) -> None:
@@ -214,7 +248,7 @@ def _errors(
 ) -> dict[int, dict[str, Any]]:
     """Return every error status of the path's dialect, from the one table of faults."""
     by_path = dialect_of(operation.path, service.profile, groups_of(options))
-    dialect = operation.dialect or by_path
+    dialect = operation.dialect or (Dialect.OPENAI if _is_engine_s(operation) else by_path)
     statuses = set(operation.statuses)
     for fault in Fault:
         if fault is Fault.UNAUTHORIZED and not options.api_keys:
@@ -227,6 +261,7 @@ def _errors(
     names = {
         operation.error or _DIALECT_ERRORS[dialect],
         *(("ServerError",) if dialect is not Dialect.OPENAI else ()),
+        *(("Detail",) if _is_engine_s(operation) else ()),
     }
     schema = any_of(*(reference(name) for name in sorted(names)))
     return {

@@ -141,6 +141,7 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
         "ServerError": _object(
             {"code": _WHOLE, "type": _TEXT, "message": _TEXT}, "code", "type", "message"
         ),
+        "Detail": _object({"detail": _TEXT}, "detail", description="FastAPI's own refusal."),
         "OpenAIError": _object(
             {
                 "error": _object(
