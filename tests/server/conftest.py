@@ -236,6 +236,7 @@ async def serve(engines: Engines, capsys: pytest.CaptureFixture[str]) -> AsyncIt
         model: str | None = "some/model", port: int | None = 0, **environ: str
     ) -> Serving:
         serving = Serving(engines, capsys)
+        environ = {"HF_HUB_OFFLINE": "1", **environ}  # whose config.json nothing is asked for
         await serving.begin(environ, CommandLine(port=port, model=model))
         made.append(serving)
         return serving

@@ -289,6 +289,7 @@ def check_row(row: Row, explained: ExplainRun) -> None:
     ours = [text for text in run.warnings if f"option.{row.name}" in text]
     assert bool(ours) == row.warns, run.warnings
     assert all(row.warns_with in text for text in ours)
+    assert not any("is not known and has no effect" in text for text in ours)  # it has a row
 
 
 def test_every_option_of_the_table_has_a_case() -> None:
