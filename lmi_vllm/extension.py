@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from lmi_vllm.commands.serve import ServeOtherwise
     from lmi_vllm.config.settings import ExtraSettings, Settings
     from lmi_vllm.engine.factory import EngineFactory
-    from lmi_vllm.server.beside import BesideServer
     from lmi_vllm.server.code_start import CodeLoader
+    from lmi_vllm.server.context import BesideServer
     from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.server.model_files import StartVariables
     from lmi_vllm.server.model_keeper import WithoutModel

@@ -11,10 +11,10 @@ from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import ModelInfo
+from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
-from lmi_vllm.server.service_start import ServerContext
 from lmi_vllm.server.start_log import StartSummary, log_plan, log_progress
 from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.translate.arguments import Translation, translate_start

@@ -11,11 +11,16 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.beside import ServerEvents, engine_statistics, running_extras
+from lmi_vllm.server.context import (
+    ServerContext,
+    ServerEvents,
+    engine_statistics,
+    new_service,
+    running_extras,
+)
 from lmi_vllm.server.listeners import open_listeners
 from lmi_vllm.server.model_keeper import ModelKeeper
 from lmi_vllm.server.process_group import OneProcess, ProcessGroup
-from lmi_vllm.server.service_start import ServerContext, new_service
 from lmi_vllm.server.supervisor import Outcome
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 

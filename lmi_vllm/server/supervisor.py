@@ -13,10 +13,10 @@ from lmi_vllm.engine.factory import settle, settle_again
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.liveness import AnswerWatch, StallWatch
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.server.model_start import ModelStart
-from lmi_vllm.server.service_start import ServerContext
 from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 
 logger = logging.getLogger(__name__)

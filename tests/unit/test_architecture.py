@@ -27,7 +27,7 @@ ROOMS = {
     r"|server\.(model_files\.StartVariables|model_keeper\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
     r"|server\.(plan\.(AroundStart|PlannedStart|PlanVariables)|process_group\.MakeProcesses)"
-    r"|server\.beside\.BesideServer",
+    r"|server\.context\.BesideServer",
     "clock": r"",
     "demo": r"",
     "telemetry": SHARED,

@@ -16,7 +16,7 @@ from lmi_vllm.inference.context import RequestStep
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import InferenceCall, Reply
-from lmi_vllm.server.beside import ServerEvents
+from lmi_vllm.server.context import ServerEvents
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from lmi_vllm.errors import Fault
 
 if TYPE_CHECKING:
     from lmi_vllm.inference.service import InferenceService
-    from lmi_vllm.server.beside import ServerEvents
+    from lmi_vllm.server.context import ServerEvents
 
 _UNIT_SECONDS: Final[Mapping[str, int]] = MappingProxyType(
     {"plain": 1, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}

@@ -17,7 +17,7 @@ from lmi_vllm.extras.exporters.sagemaker_lines import (
     failure_line,
 )
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.beside import ServerEvents
+from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import Observer, RequestSummary
 

@@ -42,9 +42,8 @@ from lmi_vllm.extras.front_ends.seated import SeatedModel
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.beside import ServerEvents, running_extras
+from lmi_vllm.server.context import ServerEvents, error_statuses, running_extras
 from lmi_vllm.server.listeners import Listeners, open_front_end
-from lmi_vllm.server.service_start import error_statuses
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.beside import ServerEvents
+from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.server.liveness import warm_up
 
 if TYPE_CHECKING:

@@ -5,6 +5,6 @@ from typing import Final
 from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
-    late_rules=(Lazy("lmi_vllm.extras.lmcache.rules:check_package"),),
+    late_rules=(Lazy("lmi_vllm.extras.lmcache.variables:check_package"),),
     start_variables=(Lazy("lmi_vllm.extras.lmcache.variables:lmcache_variables"),),
 )

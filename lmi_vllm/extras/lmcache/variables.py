@@ -1,10 +1,11 @@
-"""LMCache: what its library finds in the environment when the engine starts."""
+"""LMCache: whether it can be had, and what its library finds in the environment at a start."""
 
 import logging
 import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +14,12 @@ from lmi_vllm.checks.trusted_folders import beside, trusted_folder
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.translate.draft import ArgumentDraft
 
 logger = logging.getLogger(__name__)
 
+PACKAGE: Final = "lmcache"
+_OPTIONS: Final = ("lmcache_config_file", "lmcache_auto_config", "kv_transfer_config")
 CACHE_FOLDER: Final = Path("/tmp/lmcache")
 _PREFIX: Final = "LMCACHE_"
 _GIB: Final = 1 << 30
@@ -116,3 +120,43 @@ def _model_bytes(directory: Path) -> int:
         if sizes := [path.stat().st_size for path in directory.rglob(pattern)]:
             return sum(sizes)
     return 0
+
+
+def check_package(draft: ArgumentDraft) -> None:
+    """Refuse LMCache where vLLM would not find it; say what it cannot do without a GPU."""
+    asked = _asked(draft)
+    if not asked:
+        return
+    if not is_installed(PACKAGE):
+        sentence = (
+            f'{asked} needs the package lmcache: pip install "lmi-vllm[lmcache]" (the CUDA image '
+            f"has it)"
+        )
+        # Where vLLM is not installed either, another machine is to serve.
+        (draft.fail if is_installed("vllm") else draft.warn)(sentence)
+    if draft.devices.gpu_count == 0:
+        draft.warn(
+            f"{asked}: LMCache has no connector for a CPU; nothing is kept, and prompts wait for "
+            f"look-ups that fail"
+        )
+
+
+def is_installed(package: str) -> bool:
+    """Whether it can be imported here; it is not."""
+    return find_spec(package) is not None
+
+
+def _asked(draft: ArgumentDraft) -> str:
+    """The option that asks for LMCache; empty without one."""
+    for name in _OPTIONS:
+        setting = draft.given(name)
+        if setting is None or setting.value in (None, False):
+            continue
+        if name != "kv_transfer_config" or _is_lmcache(setting.value):
+            return setting.label
+    return ""
+
+
+def _is_lmcache(config: object) -> bool:
+    connector = config.get("kv_connector") if isinstance(config, Mapping) else None
+    return isinstance(connector, str) and connector.startswith("LMCache")

@@ -25,7 +25,7 @@ from lmi_vllm.inference.context import RequestContext, RequestStep
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, InferenceCall, Reply
-from lmi_vllm.server.beside import ServerEvents
+from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.sources.table import upload_directory
 
 logger = logging.getLogger(__name__)

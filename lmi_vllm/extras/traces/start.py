@@ -18,7 +18,7 @@ from lmi_vllm.extras.traces.endpoint import (
 )
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.beside import ServerEvents
+from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.observers import Telemetry
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from lmi_vllm.extras.error_rates.rates import (
     error_rate,
 )
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.server.beside import ServerEvents
-from lmi_vllm.server.service_start import new_service
+from lmi_vllm.server.context import ServerEvents, new_service
 
 
 class Clock:

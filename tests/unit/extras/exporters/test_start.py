@@ -9,8 +9,7 @@ import pytest
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import Fault
-from lmi_vllm.server.beside import ServerEvents, running_extras
-from lmi_vllm.server.service_start import new_service
+from lmi_vllm.server.context import ServerEvents, new_service, running_extras
 from tests.unit.conftest import Ended
 
 

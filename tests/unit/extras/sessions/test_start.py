@@ -10,8 +10,7 @@ from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.sessions import start
 from lmi_vllm.extras.sessions.start import SessionStep, keeping_sessions, sessions_of
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.beside import ServerEvents
-from lmi_vllm.server.service_start import new_service
+from lmi_vllm.server.context import ServerEvents, new_service
 from tests.unit.checks.test_predictable_folders import (
     STRANGER,
     beside,
