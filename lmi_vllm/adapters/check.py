@@ -5,14 +5,13 @@ what cannot be known (a base model that is not local, quantised, or of unknown l
 the engine, which refuses it without harm (engine/vllm/adapters.py).
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.checks.adapter_config import module_of, resolve_scales
+from lmi_vllm.checks.adapter_config import module_of, read_config, resolve_scales
 from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_beside
 from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, Tensor, read_tensors
 from lmi_vllm.errors import AdapterMissingError, AdapterRefusedError
@@ -99,13 +98,7 @@ def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
 def _read_config(path: Path, shown: str) -> dict[str, Any]:
     if not path.is_file():
         raise AdapterRefusedError(f"{shown} has no {CONFIG}: it is not a LoRA adapter")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise AdapterRefusedError(f"{shown}: {CONFIG} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise AdapterRefusedError(f"{shown}: {CONFIG} is not a JSON object")
-    return config
+    return read_config(path, shown)
 
 
 def _check_config(config: Mapping[str, Any], shown: str, base: BaseModel) -> None:

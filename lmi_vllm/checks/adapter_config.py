@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.checks import pattern_child
@@ -29,6 +30,27 @@ _CHILD_SECONDS: Final = 20.0  # of a machine that is very busy; its own limit is
 _LITERAL_KEYS: Final = 64  # so few are cheap for the engine to try for each module
 # Names that the engine compiles into one expression: 0.5 s at most.
 _NAMES_CHARACTERS: Final = 256 << 10
+LONGEST_CONFIG_BYTES: Final = 2 << 20
+
+
+def read_config(path: Path, shown: str) -> dict[str, Any]:
+    """Return the adapter's configuration.
+
+    Raises:
+        AdapterRefusedError: it is no JSON object, or its reading would hold up others.
+        OSError: it cannot be read.
+    """
+    if path.stat().st_size > LONGEST_CONFIG_BYTES:
+        raise AdapterRefusedError(
+            f"{shown}: {path.name} is larger than {LONGEST_CONFIG_BYTES >> 20} MiB"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise AdapterRefusedError(f"{shown}: {path.name} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise AdapterRefusedError(f"{shown}: {path.name} is not a JSON object")
+    return config
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.adapter_config import engine_config, module_of, resolve_scales
+from lmi_vllm.checks.adapter_config import engine_config, module_of, read_config, resolve_scales
 from lmi_vllm.checks.adapter_weights import any_base, check_values
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.errors import AdapterRefusedError
@@ -43,9 +43,7 @@ def _make_harmless(copy: Path, shown: str) -> None:
     for name in _PICKLES:
         if (copy / name).is_file():
             _without_pickle(copy, name, shown)
-    config = json.loads((copy / _CONFIG).read_text(encoding="utf-8"))
-    if not isinstance(config, dict):
-        raise AdapterRefusedError(f"{shown}: {_CONFIG} is not a JSON object")
+    config = read_config(copy / _CONFIG, shown)
     tensors = read_tensors(copy / _WEIGHTS)
     modules = {module_of(name)[0] for name in tensors}
     scales = resolve_scales(config, modules, shown)

@@ -50,6 +50,13 @@ def test_base_model_without_files_is_not_compared(tmp_path: Path) -> None:
     check_adapter(adapter, "adapter", base)
 
 
+def write_long_header(path: Path) -> None:
+    """Write a file that is sound but for a header whose reading would hold up every thread."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0], "name": "x" * 1000}
+    header = json.dumps({f"{number}": entry for number in range(8000)}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -57,6 +64,8 @@ def test_base_model_without_files_is_not_compared(tmp_path: Path) -> None:
         (lambda at: (at / CONFIG).write_text("{"), "is not JSON"),
         (lambda at: (at / CONFIG).write_text("[]"), "is not a JSON object"),
         (lambda at: (at / CONFIG).write_bytes(b"\xff\xfe"), "is not JSON"),
+        (lambda at: write_config(at, notes="x" * (2 << 20)), "larger than 2 MiB"),
+        (lambda at: write_long_header(at / WEIGHTS), "at most 8388608 are read"),
         (lambda at: write_config(at, peft_type="IA3"), "only LORA can be served"),
         (lambda at: write_config(at, use_dora=True), "does not support use_dora"),
         (lambda at: write_config(at, bias="all"), "does not support adapters with bias"),
