@@ -3,17 +3,20 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lmi_vllm.commands import explain
 from lmi_vllm.telemetry.records import RequestSummary
+
+if TYPE_CHECKING:
+    from tests.support.s3_server import S3Server
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,19 @@ def ended() -> Ended:
         return RequestSummary(*base, **{"is_inference": True, **fields})  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def running_store() -> "Iterator[S3Server]":
+    """One S3 store for all tests of a process; each test empties it first (`reset`)."""
+    from tests.support.s3_server import s3_server  # noqa: PLC0415 (imports boto3)
+
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def empty_store(running_store: "S3Server") -> "S3Server":
+    """The store, empty and without faults."""
+    running_store.reset()
+    return running_store

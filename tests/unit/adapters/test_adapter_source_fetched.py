@@ -8,7 +8,7 @@ from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.errors import AdapterRefusedError
 from tests.support.adapter_files import CAPITALS
 from tests.support.hub_server import Repository, hub_server
-from tests.support.s3_server import BUCKET, s3_server, tar_gz
+from tests.support.s3_server import BUCKET, S3Server, tar_gz
 
 FILES = {file.name: file.read_bytes() for file in CAPITALS.iterdir() if file.is_file()}
 
@@ -18,29 +18,29 @@ def names_in(folder: str) -> set[str]:
     return {file.name for file in Path(folder).iterdir()}
 
 
-def test_s3_prefix_and_archive_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_prefix_and_archive_are_fetched(
+    empty_store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prefix and a tar.gz become checked folders; a model.py in one needs LMI_CUSTOM_CODE."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with s3_server() as store:
-        store.reset()
-        store.put({f"fr/{name}": body for name, body in FILES.items()})
-        store.put({f"code/{name}": body for name, body in {**FILES, "model.py": b"#"}.items()})
-        store.put({"fr.tar.gz": tar_gz(FILES), "bad/adapter_config.json": b"{"})
-        environ = {
-            **store.environ,
-            "SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"),
-            "LMI_S3_CLIENT": "boto3",
-        }
-        sources = AdapterSources(environ)
-        for src in (f"s3://{BUCKET}/fr/", f"s3://{BUCKET}/fr.tar.gz"):
-            assert set(FILES) <= names_in(sources.resolve(src))
-        with pytest.raises(AdapterRefusedError, match="LMI_CUSTOM_CODE=all"):
-            sources.resolve(f"s3://{BUCKET}/code/")
-        assert AdapterSources({**environ, "LMI_CUSTOM_CODE": "all"}).resolve(f"s3://{BUCKET}/code/")
-        with pytest.raises(AdapterRefusedError, match="not JSON"):
-            sources.resolve(f"s3://{BUCKET}/bad/")
-        with pytest.raises(AdapterRefusedError):
-            sources.resolve(f"s3://{BUCKET}/nothing/")
+    empty_store.put({f"fr/{name}": body for name, body in FILES.items()})
+    empty_store.put({f"code/{name}": body for name, body in {**FILES, "model.py": b"#"}.items()})
+    empty_store.put({"fr.tar.gz": tar_gz(FILES), "bad/adapter_config.json": b"{"})
+    environ = {
+        **empty_store.environ,
+        "SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"),
+        "LMI_S3_CLIENT": "boto3",
+    }
+    sources = AdapterSources(environ)
+    for src in (f"s3://{BUCKET}/fr/", f"s3://{BUCKET}/fr.tar.gz"):
+        assert set(FILES) <= names_in(sources.resolve(src))
+    with pytest.raises(AdapterRefusedError, match="LMI_CUSTOM_CODE=all"):
+        sources.resolve(f"s3://{BUCKET}/code/")
+    assert AdapterSources({**environ, "LMI_CUSTOM_CODE": "all"}).resolve(f"s3://{BUCKET}/code/")
+    with pytest.raises(AdapterRefusedError, match="not JSON"):
+        sources.resolve(f"s3://{BUCKET}/bad/")
+    with pytest.raises(AdapterRefusedError):
+        sources.resolve(f"s3://{BUCKET}/nothing/")
 
 
 def test_hub_id_is_fetched_where_allowed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from lmi_vllm.sources.table import fetch_model
 from tests.support.hub_server import Repository, hub_server
-from tests.support.s3_server import BUCKET, S3Server, s3_server
+from tests.support.s3_server import BUCKET, S3Server
 
 URL = f"s3://{BUCKET}/tiny/"
 LARGE = bytes(range(256)) * 4000
@@ -26,13 +26,6 @@ CODE = (
     "import os, sys; from lmi_vllm.sources.table import fetch_model; "
     "print(fetch_model(sys.argv[1], environ=os.environ))"
 )
-
-
-@pytest.fixture(scope="module")
-def running_store() -> Iterator[S3Server]:
-    """Return one store for all tests of this file."""
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture

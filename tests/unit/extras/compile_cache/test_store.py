@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from lmi_vllm.extras.compile_cache.store import (
     open_cache_store,
 )
 from lmi_vllm.sources.base import UnreachableError
-from tests.support.s3_server import BUCKET, Refusal, S3Server, s3_server
+from tests.support.s3_server import BUCKET, Refusal, S3Server
 
 NAME = "0123.tar.gz"
 
@@ -160,13 +159,6 @@ def test_entry_that_is_a_link_is_not_read(tmp_path: Path, folder: Path, archive:
     (folder / NAME).symlink_to(archive)
     with pytest.raises(ForeignEntryError, match="is a link"):
         FolderStore(folder).fetch(NAME, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def running_store() -> Iterator[S3Server]:
-    """One S3 server for the whole module."""
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from lmi_vllm.cli import main
 from lmi_vllm.extras.fetch.command import ProgressDisplay, add_arguments, run
 from lmi_vllm.sources.progress import DownloadProgress
 from tests.support.hub_server import COMMIT, HubServer, Repository, hub_server
-from tests.support.s3_server import BUCKET, s3_server
+from tests.support.s3_server import BUCKET, S3Server
 
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "pytorch_model.bin": b"b"}
 HALF = DownloadProgress(1, 2, 50_000_000, 100_000_000, 10e6, 5.0)
@@ -96,13 +96,12 @@ def test_to_never_replaces_foreign_files(
     assert (tmp_path / "mine.txt").exists()
 
 
-def test_s3_prefix_goes_to_the_named_directory(tmp_path: Path) -> None:
+def test_s3_prefix_goes_to_the_named_directory(empty_store: S3Server, tmp_path: Path) -> None:
     """--to works for S3 too, into an empty directory that exists."""
     (tmp_path / "out").mkdir()
-    with s3_server() as store:
-        store.put({"m/config.json": b"{}"})
-        environ = {**store.environ, "LMI_S3_CLIENT": "boto3"}
-        assert fetch(environ, f"s3://{BUCKET}/m", "--to", str(tmp_path / "out")) == 0
+    empty_store.put({"m/config.json": b"{}"})
+    environ = {**empty_store.environ, "LMI_S3_CLIENT": "boto3"}
+    assert fetch(environ, f"s3://{BUCKET}/m", "--to", str(tmp_path / "out")) == 0
     assert (tmp_path / "out/config.json").read_bytes() == b"{}"
 
 

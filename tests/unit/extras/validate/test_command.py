@@ -14,7 +14,7 @@ from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.extras.validate import command as validate
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model, served_architectures
-from tests.support.s3_server import BUCKET, s3_server
+from tests.support.s3_server import BUCKET, S3Server
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
@@ -254,29 +254,30 @@ def test_config_of_a_hub_model_is_fetched_and_nothing_else(
     assert "t0ken" not in json.dumps(document)
 
 
-def test_config_of_an_s3_model_is_fetched_and_nothing_else(validated: Validate) -> None:
+def test_config_of_an_s3_model_is_fetched_and_nothing_else(
+    empty_store: S3Server, validated: Validate
+) -> None:
     """The two small objects below the prefix; what is not there is said, and no key is printed."""
-    with s3_server() as store:
-        index = {"metadata": {"total_size": WEIGHTS_8B}}
-        store.put(
-            {
-                "tiny/config.json": json.dumps(LLAMA_8B).encode(),
-                "tiny/model.safetensors.index.json": json.dumps(index).encode(),
-                "tiny/model.safetensors": b"weights",
-            }
-        )
-        environ = {**store.environ, "HF_MODEL_ID": f"s3://{BUCKET}/tiny/"}
-        code, document = validated(None, environ, "--device-memory", "80")
-        assert code == 0, document["errors"]
-        assert "weights 14.96 GiB" in document["warnings"][-1]
-        assert "tiny/model.safetensors" not in store.objects_sent
-        environ["HF_MODEL_ID"] = f"s3://{BUCKET}/nothing/"
-        code, document = validated(None, environ)
-        assert "no config.json" in document["warnings"][-1]
-        environ["HF_MODEL_ID"] = "s3://no-such-bucket/x/"
-        code, document = validated(None, environ)
-        assert "does not exist" in document["warnings"][-1]
-        assert store.environ["AWS_SECRET_ACCESS_KEY"] not in json.dumps(document)
+    index = {"metadata": {"total_size": WEIGHTS_8B}}
+    empty_store.put(
+        {
+            "tiny/config.json": json.dumps(LLAMA_8B).encode(),
+            "tiny/model.safetensors.index.json": json.dumps(index).encode(),
+            "tiny/model.safetensors": b"weights",
+        }
+    )
+    environ = {**empty_store.environ, "HF_MODEL_ID": f"s3://{BUCKET}/tiny/"}
+    code, document = validated(None, environ, "--device-memory", "80")
+    assert code == 0, document["errors"]
+    assert "weights 14.96 GiB" in document["warnings"][-1]
+    assert "tiny/model.safetensors" not in empty_store.objects_sent
+    environ["HF_MODEL_ID"] = f"s3://{BUCKET}/nothing/"
+    code, document = validated(None, environ)
+    assert "no config.json" in document["warnings"][-1]
+    environ["HF_MODEL_ID"] = "s3://no-such-bucket/x/"
+    code, document = validated(None, environ)
+    assert "does not exist" in document["warnings"][-1]
+    assert empty_store.environ["AWS_SECRET_ACCESS_KEY"] not in json.dumps(document)
 
 
 def test_overridden_architectures_are_what_vllm_looks_for() -> None:
