@@ -140,8 +140,6 @@ TABLE_11_2 = (
     Row("kv_transfer_config", '{"kv_connector": "X"}', fails="kv_role"),
     Row("enable_expert_parallel", "true", {"enable_expert_parallel": True}),
     Row("hf_overrides", '{"a": 1}', {"hf_overrides": {"a": 1}}),
-    Row("lmcache_auto_config", "true", {"kv_transfer_config": {
-        "kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}, "data_parallel_size": ABSENT}),
     Row("lmcache_auto_config", "true", fails="lmcache_config_file",
         also="option.lmcache_config_file=l.yaml"),
     Row("lmcache_auto_config", "true", fails="enable_expert_parallel",
