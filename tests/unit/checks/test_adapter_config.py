@@ -97,7 +97,7 @@ def test_a_pattern_that_never_ends_is_refused(field: str, pattern: str, text: st
     since = time.monotonic()
     with pytest.raises(AdapterRefusedError, match=text) as refused:
         resolve_scales(config(**{field: {pattern: 16}}), MODULES, "my-source")
-    assert time.monotonic() - since < 20
+    assert time.monotonic() - since < 30  # where no CPU is to be had; usually two seconds
     assert "my-source" in refused.value.text
     assert field in refused.value.text
 
