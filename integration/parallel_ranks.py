@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from integration.client import call, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer
 from integration.server_death_leaves_nothing import are_gone
+from tests.support.adapter_files import WEIGHTS, copy_adapter, make_adapter, write_safetensors
 
 pytestmark = pytest.mark.vllm
 FOUND_DEAD_SECONDS = 30.0
@@ -94,3 +96,20 @@ def test_two_ranks_answer_as_one(
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.wait_exit() == 0, server.describe()
     wait_until(lambda: are_gone(ranks), FOUND_DEAD_SECONDS)
+
+
+def test_an_adapter_that_the_workers_refuse_disturbs_no_later_one(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """Both fail at it; what the second one says is no answer to the next call."""
+    _, url = start(server_process, "tensor")
+    before = answers(url)
+    bad = copy_adapter(tmp_path / "bad", target_modules=["embed_tokens"])
+    name = "base_model.model.model.embed_tokens.lora_embedding_"
+    write_safetensors(bad / WEIGHTS, {f"{name}A": (16, 1288), f"{name}B": (128, 16)})
+    for _ in range(2):
+        refused = call(url, f"/adapters?name=bad&src={bad}", method="POST")
+        assert (refused.status, b"vocabulary size" in refused.body) == (424, True), refused.body
+    good = make_adapter(tmp_path / "good", 1)
+    assert call(url, f"/adapters?name=good&src={good}", method="POST").status == 200
+    assert answers(url) == before

@@ -32,7 +32,7 @@ from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
-from lmi_vllm.engine.vllm.workarounds.ignored_modules import refuse_ignored
+from lmi_vllm.engine.vllm.workarounds.ignored_modules import NO_REASON, refuse_ignored
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRefusedError
 from lmi_vllm.messages import AdapterRef, SharedAdapter
 
@@ -41,7 +41,6 @@ BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters start
 PIN_WAIT_SECONDS: Final = 10.0  # for running requests to leave a slot free
 _PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
 _FAILURE_PREFIX: Final = "Call to add_lora method failed: "
-_NO_REASON: Final = "vLLM gives no reason; it may change no module that is served"
 _CAPACITY_MARKS: Final = (
     "No free lora slots",
     "greater than the number of GPU LoRA slots",
@@ -192,7 +191,7 @@ class EngineAdapters:
                 raise
             # After a shape error the id stays usable, half loaded.
             await self._forget(adapter)
-            reason = str(error).removeprefix(_FAILURE_PREFIX) or _NO_REASON
+            reason = str(error).removeprefix(_FAILURE_PREFIX) or NO_REASON
             reason = reason.replace(adapter.path, shown_path).replace(adapter.name, adapter.shown)
             text = f"Adapter {adapter.shown} cannot be loaded: {reason}"
             is_full = any(mark in reason for mark in _CAPACITY_MARKS)

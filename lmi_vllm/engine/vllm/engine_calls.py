@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
+    ADD_METHOD,
     METHOD,
+    PIN_METHOD,
     ignored_by_all,
     is_inspecting,
 )
@@ -29,6 +31,10 @@ class LoadedAdapter:
     shown: str
 
 
+class WorkerRefusalError(Exception):
+    """A worker did not do what was asked of it; the text is its reason."""
+
+
 class EngineCalls:
     """Calls of an `AsyncLLM`; their failures are plain exceptions. `request_for` makes its type."""
 
@@ -45,7 +51,10 @@ class EngineCalls:
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Read the adapter, unless it is in already."""
-        await self._counted(self._llm.add_lora(self._request_for(adapter)))
+        if not is_inspecting(self._llm.vllm_config):
+            await self._counted(self._llm.add_lora(self._request_for(adapter)))
+            return
+        await self._each(ADD_METHOD, adapter.name, adapter.engine_id, adapter.path)
 
     async def ignored_modules(self, adapter: LoadedAdapter) -> Sequence[str]:
         """Return the modules of an adapter that was read which have no effect in the engine.
@@ -70,7 +79,16 @@ class EngineCalls:
 
     async def pin_adapter(self, engine_id: int) -> None:
         """Keep the adapter in its slot."""
-        await self._counted(self._llm.pin_lora(engine_id))
+        if not is_inspecting(self._llm.vllm_config):
+            await self._counted(self._llm.pin_lora(engine_id))
+            return
+        await self._each(PIN_METHOD, engine_id)
+
+    async def _each(self, method: str, *args: object) -> None:
+        """Have every worker do it; raises the first reason why one did not."""
+        reasons = await self._counted(self._llm.collective_rpc(method, args=args))
+        if failed := [reason for reason in reasons if reason]:
+            raise WorkerRefusalError(failed[0])
 
     async def _counted(self, call: Awaitable[Any]) -> Any:
         """Carry out a call; a failure is an answer, a cancellation is none."""

@@ -8,6 +8,9 @@ Shows as: an adapter that answers as the base model, or as half of itself, with 
 Here: once an adapter was read, every worker says which of its modules have no LoRA layer there, and
 it is refused when one has none in any worker: a pipeline stage wraps only its own layers. The names
 compared are those of vLLM's own tables, after it has mapped and packed them.
+And a second one, in vLLM 0.31 to 0.33: where several workers fail at a call, the executor reads the
+first failure and leaves the others, which then count as answers to later calls: one adapter that
+was refused made every later one fail. So workers answer with the reason, and raise nothing.
 May go: when vLLM refuses such adapters (`tests/contract/test_ignored_modules.py` holds without it).
 
 Workers come by it by `worker_extension_cls`, vLLM's own way to add methods to them, on every
@@ -15,8 +18,9 @@ platform and node. Who sets that argument has no such check, and is told at the 
 imports no vLLM.
 """
 
+import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lmi_vllm.errors import AdapterRefusedError
@@ -25,13 +29,27 @@ logger = logging.getLogger(__name__)
 
 EXTENSION: Final = "lmi_vllm.engine.vllm.workarounds.ignored_modules.AdapterInspection"
 METHOD: Final = "lmi_ignored_modules"
+ADD_METHOD: Final = "lmi_add_adapter"
+PIN_METHOD: Final = "lmi_pin_adapter"
+NO_REASON: Final = "vLLM gives no reason; it may change no module that is served"
 _SHOWN: Final = 3  # modules named in a refusal
 _POOLING_PREFIX: Final = "model."  # adapters of pooling models may lack it
 _EXPERTS_SUFFIX: Final = ".base_layer"  # PEFT's name for the first half of fused experts
 
 
 class AdapterInspection:
-    """What is added to vLLM's worker class: a question about an adapter that it has read."""
+    """What is added to vLLM's worker class: adapters are read, pinned and asked about."""
+
+    def lmi_add_adapter(self, name: str, engine_id: int, path: str) -> str:
+        """Read an adapter unless it is in; returns why that failed, else nothing."""
+        requests = importlib.import_module("vllm.lora.request")  # the server imports us without
+        worker: Any = self
+        return _reason(lambda: worker.add_lora(requests.LoRARequest(name, engine_id, path)))
+
+    def lmi_pin_adapter(self, engine_id: int) -> str:
+        """Keep an adapter in its slot; returns why that failed, else nothing."""
+        worker: Any = self
+        return _reason(lambda: worker.pin_lora(engine_id))
 
     def lmi_ignored_modules(self, engine_id: int) -> list[str] | None:
         """Return the adapter's modules without a LoRA layer here; None if it is not loaded."""
@@ -44,6 +62,15 @@ class AdapterInspection:
         if manager.is_pooling_model:
             wrapped |= {name.removeprefix(_POOLING_PREFIX) for name in wrapped}
         return [name for name in adapter.loras if name.removesuffix(_EXPERTS_SUFFIX) not in wrapped]
+
+
+def _reason(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        logger.debug("refused", exc_info=True)
+        return str(error) or NO_REASON
+    return ""
 
 
 def inspect_adapters(config: Any) -> None:
