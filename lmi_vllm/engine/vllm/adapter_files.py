@@ -16,11 +16,11 @@ _PICKLES: Final = ("adapter_model.bin", "adapter_model.pt")
 
 
 def copy_adapter(source: Path, target: Path) -> None:
-    """Copy the files of an adapter folder, and make the copy one that the engine may read.
+    """Copy what the engine reads of an adapter folder, and make the copy one that it may read.
 
     The copy is what is checked: the source may have changed since it was registered. In it, module
     names stand where the source has regular expressions, and safetensors where it has a pickle.
-    Sub-folders are never read by the engine.
+    Whatever else is in the folder, as many and as large files as may be, stays where it is.
 
     Raises:
         NotADirectoryError: there is no such folder.
@@ -30,9 +30,9 @@ def copy_adapter(source: Path, target: Path) -> None:
     if not source.is_dir():
         raise NotADirectoryError(str(source))
     target.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        if file.is_file():
-            shutil.copyfile(file, target / file.name)
+    for name in (_CONFIG, _WEIGHTS, *_PICKLES):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
     try:
         _make_harmless(target, str(source))
     except (DamagedFileError, ValueError, RecursionError) as error:

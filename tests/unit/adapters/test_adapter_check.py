@@ -10,6 +10,7 @@ import pytest
 from lmi_vllm.adapters.check import BaseModel, check_adapter, describe_base
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.vllm.adapter_files import copy_adapter as copy_for_engine
 from lmi_vllm.errors import AdapterRefusedError
 from tests.support.adapter_files import (
     CAPITALS,
@@ -122,3 +123,14 @@ def test_header_that_does_not_fit_its_file_is_damage(
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
     with pytest.raises(DamagedFileError, match=text):
         read_tensors(path)
+
+
+def test_only_what_the_engine_reads_is_copied(tmp_path: Path) -> None:
+    """A folder may hold any number of other files, of any size."""
+    adapter = copy_adapter(tmp_path / "adapter")
+    for number in range(3):
+        (adapter / f"checkpoint-{number}.pt").write_bytes(b"x")
+    with (adapter / "optimizer.bin").open("wb") as file:
+        file.truncate(1 << 40)
+    copy_for_engine(adapter, tmp_path / "copy")
+    assert {file.name for file in (tmp_path / "copy").iterdir()} == {CONFIG, WEIGHTS}
