@@ -11,9 +11,11 @@ from lmi_vllm.telemetry.records import DISCONNECTED, RequestSummary
 ROUTE = "/test-of-metrics"
 
 
-def summary(adapter: str = "", status: int = 200, **fields: object) -> RequestSummary:
-    """Return an ended request of a route that no other test uses."""
-    base = ("id", "POST", ROUTE, ROUTE, "127.0.0.1", status, "test", adapter, 1.5)
+def summary(
+    adapter: str = "", status: int = 200, route: str = ROUTE, **fields: object
+) -> RequestSummary:
+    """Return an ended request of a route that no other module uses."""
+    base = ("id", "POST", route, route, "127.0.0.1", status, "test", adapter, 1.5)
     return RequestSummary(*base, is_inference=True, **fields)  # type: ignore[arg-type]
 
 
@@ -22,23 +24,24 @@ def value(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-def adapters_counted() -> set[str]:
-    """Return the adapters that have a series of their own under the test's route."""
+def adapters_counted(route: str) -> set[str]:
+    """Return the adapters that have a series of their own under a route."""
     (family,) = metrics.REQUESTS.collect()
     return {
-        sample.labels["adapter"] for sample in family.samples if sample.labels["route"] == ROUTE
+        sample.labels["adapter"] for sample in family.samples if sample.labels["route"] == route
     }
 
 
 def test_adapters_beyond_the_bound_share_one_label() -> None:
     """However many names there are, and the ones that mean something to us stay ours."""
     count = RequestCounter()
+    route = f"{ROUTE}-of-many-adapters"
     for name in ("", "base", "other", *(f"adapter-{number}" for number in range(500))):
-        count(summary(name))
-    found = adapters_counted()
+        count(summary(name, route=route))
+    found = adapters_counted(route)
     assert len(found) == metrics.MAX_ADAPTERS + 2
     assert {"base", "base_", "other_", "adapter-0", "other"} <= found
-    labels = {"route": ROUTE, "dialect": "test", "adapter": "other", "status": "200"}
+    labels = {"route": route, "dialect": "test", "adapter": "other", "status": "200"}
     assert value("lmi_requests_total", **labels) == 502 - metrics.MAX_ADAPTERS
 
 
