@@ -58,6 +58,7 @@ class RequestLimits:
     max_grammar_size: int = 64 << 10  # bytes of a schema, regular expression or grammar
     grammar_timeout: float = 10.0  # seconds to compile one
     max_logprobs: int = 20  # the engine's argument; -1 is no limit
+    max_tokenize_length: int = 512 << 10  # characters or token ids that are only converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class MediaPolicy:
     allows_private: bool = False
     max_bytes: int = 64 << 20  # of one image, sound or video
     seconds: float = 30.0  # for one, redirects included
+    max_pixels: int = 1 << 26  # of one image; of all images of a request, four times as many
 
 
 @dataclass(frozen=True, slots=True)

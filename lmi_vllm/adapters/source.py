@@ -18,6 +18,7 @@ from lmi_vllm.errors import (
     DownloadError,
 )
 from lmi_vllm.sources.archives import is_archive, unpack
+from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import file_url_path
 from lmi_vllm.sources.storage import cache_directory
 from lmi_vllm.sources.table import fetch_model, is_store
@@ -26,6 +27,9 @@ HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"
 CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
 CODE_FILE: Final = "model.py"
+MAX_SIZE: Final = "LMI_ADAPTER_MAX_SIZE"
+MOST_FILES: Final = 10_000
+DEFAULT_MAX_SIZE: Final = 16 << 30
 _SHOWN_CHARACTERS: Final = 200
 
 
@@ -79,7 +83,7 @@ class AdapterSources:
 
     def _fetched(self, src: str) -> Path:
         try:
-            return fetch_model(src, environ=self.environ)
+            return fetch_model(src, environ=self.environ, limits=self._limits())
         except DownloadError as error:
             raise AdapterRefusedError(error.text) from error
 
@@ -113,9 +117,13 @@ class AdapterSources:
         if not (path.is_file() and is_archive(path.name)):
             return path
         try:
-            return unpack(path, self.environ, src, kind="adapter")
+            return unpack(path, self.environ, src, kind="adapter", limits=self._limits())
         except DownloadError as error:
             raise AdapterRefusedError(error.text) from error
+
+    def _limits(self) -> Limits:
+        """The most that is fetched or unpacked for one adapter."""
+        return Limits(MOST_FILES, int(self.environ.get(MAX_SIZE) or DEFAULT_MAX_SIZE), MAX_SIZE)
 
     def _check_security(self, folder: Path, src: str) -> None:
         """Return when secure mode, where it is on, allows the files."""

@@ -17,11 +17,11 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.storage import cache_directory, require_space
 
 TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
@@ -52,14 +52,6 @@ _DAMAGE: Final = (
 _BAD_CONTENT: Final = (None, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The most that an archive may hold, whatever its own size: a small one may unpack to a lot."""
-
-    files: int
-    total_bytes: int
-
-
 def is_archive(name: str) -> bool:
     """Whether `name` is an archive that `extract_archive` reads."""
     return name.lower().endswith(TAR_SUFFIXES + ZIP_SUFFIXES)
@@ -77,15 +69,15 @@ def extract_archive(
 ) -> dict[str, int]:
     """Name and size of every file of `archive`, all of them now below `destination`.
 
-    `source` is how errors call the archive. `limits` hold for tar files.
+    `source` is how errors call the archive.
 
     Raises:
-        DownloadError: it is damaged, or holds something that is never extracted.
+        DownloadError: it is damaged, beyond `limits`, or holds what is never extracted.
     """
     destination.mkdir(parents=True)
     with _naming_damage(source):
         if archive.name.lower().endswith(ZIP_SUFFIXES):
-            return _extract_zip(archive, destination, source)
+            return _extract_zip(archive, destination, source, limits)
         return _extract_tar(archive, destination, source, limits)
 
 
@@ -113,7 +105,7 @@ def _extract_tar(
         for count, member in enumerate(members, start=1):
             written += member.size  # before its bytes are: a link or a device has none
             if limits is not None and (count > limits.files or written > limits.total_bytes):
-                raise _refused(source, member.name, "is more than may be unpacked")
+                raise _refused(source, member.name, f"is more than may be unpacked{limits.named}")
             if not (member.isfile() or member.isdir()):
                 raise _refused(source, member.name, "is a link or a device")
             path = _safe_path(destination, member.name, source)
@@ -124,11 +116,16 @@ def _extract_tar(
     return sizes
 
 
-def _extract_zip(archive: Path, destination: Path, source: str) -> dict[str, int]:
+def _extract_zip(
+    archive: Path, destination: Path, source: str, limits: Limits | None
+) -> dict[str, int]:
     sizes: dict[str, int] = {}
     with zipfile.ZipFile(archive) as members:
         infos = members.infolist()
-        require_space(source, sum(info.file_size for info in infos), destination, SPACE_ADVICE)
+        total = sum(info.file_size for info in infos)  # Python writes no more than is declared
+        if limits is not None:
+            limits.check(source, len(infos), total)
+        require_space(source, total, destination, SPACE_ADVICE)
         for info in infos:
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _refused(source, info.filename, "is a link or a device")
@@ -176,7 +173,13 @@ def unpacked_directory(archive: Path, environ: Mapping[str, str], kind: str = "m
     return cache_directory(f"{kind}:{identity}", environ)
 
 
-def unpack(archive: Path, environ: Mapping[str, str], shown: str, kind: str = "model") -> Path:
+def unpack(
+    archive: Path,
+    environ: Mapping[str, str],
+    shown: str,
+    kind: str = "model",
+    limits: Limits | None = None,
+) -> Path:
     """The directory with the content of `archive`, which errors call `shown`.
 
     It appears whole or not at all; two processes may do this at once.
@@ -191,7 +194,7 @@ def unpack(archive: Path, environ: Mapping[str, str], shown: str, kind: str = "m
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as work:
             content = Path(work) / "content"
-            extract_archive(archive, content, shown)
+            extract_archive(archive, content, shown, limits)
             try:
                 content.rename(target)
             except OSError:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.progress import ProgressSink, ignore_progress
 
 
@@ -14,6 +15,34 @@ class InterruptedTransferError(Exception):
 
 class UnreachableError(Exception):
     """The source cannot be asked at all; a cached copy may still do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that a source or an archive may hold; a small archive may unpack to a lot."""
+
+    files: int
+    total_bytes: int
+    setting: str = ""  # which moves `total_bytes`
+
+    def check(self, source: str, files: int, total_bytes: int) -> None:
+        """Return when neither is more than may be taken from `source`.
+
+        Raises:
+            DownloadError: names the bound.
+        """
+        if files > self.files:
+            raise DownloadError(f"{source} holds more than {self.files} files: too many")
+        if total_bytes > self.total_bytes:
+            raise DownloadError(
+                f"{source} holds {total_bytes} bytes; at most {self.total_bytes} are taken"
+                f"{self.named}"
+            )
+
+    @property
+    def named(self) -> str:
+        """The setting, to be put behind a text."""
+        return f" ({self.setting})" if self.setting else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +57,7 @@ class FetchRequest:
     download_dir: Path | None = None  # the hub's cache
     destination: Path | None = None  # instead of any cache
     on_progress: ProgressSink = ignore_progress
+    limits: Limits | None = None  # of what is fetched, and of what an archive unpacks to
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +80,11 @@ class ObjectStore(Protocol):
     url: str  # as it was given, for messages
     listed_url: str  # what is listed of it: a missing slash added, a star taken off
 
-    def list_objects(self) -> Sequence[StoredObject]:
-        """Every object, without folder markers; an archive is the only one of its own URL."""
+    def list_objects(self, most: int | None = None) -> Sequence[StoredObject]:
+        """Every object, without folder markers; an archive is the only one of its own URL.
+
+        Where there are more than `most`, it may raise `DownloadError` instead of going on.
+        """
 
     def find(self, name: str) -> StoredObject | None:
         """The object of this name; None where there is none."""

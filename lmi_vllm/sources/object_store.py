@@ -17,13 +17,13 @@ from lmi_vllm.sources.archives import extract_archive, is_archive
 from lmi_vllm.sources.base import (
     FetchRequest,
     InterruptedTransferError,
+    Limits,
     ObjectStore,
     StoredObject,
     UnreachableError,
 )
 from lmi_vllm.sources.hub.files import is_weight_file
 from lmi_vllm.sources.partial import FetchManifest, PartialDirectory, read_manifest
-from lmi_vllm.sources.progress import ProgressSink
 from lmi_vllm.sources.storage import cache_directory, entered, exclusive, put_in_place
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class StoreSource:
         target = request.destination or cached
         try:
             with exclusive(target.with_name(f"{target.name}.lock"), store.url):
-                _bring_up_to_date(store, target, request.on_progress, with_weights=with_weights)
+                _bring_up_to_date(store, target, request, with_weights=with_weights)
         except OSError as error:
             raise DownloadError(
                 f"{store.url} cannot be stored in {target.parent}: {error}"
@@ -94,10 +94,10 @@ class StoreSource:
 
 
 def _bring_up_to_date(
-    store: ObjectStore, target: Path, on_progress: ProgressSink, *, with_weights: bool
+    store: ObjectStore, target: Path, request: FetchRequest, *, with_weights: bool
 ) -> None:
     try:
-        objects = _listed(store, with_weights=with_weights)
+        objects = _listed(store, request.limits, with_weights=with_weights)
     except _AWAY as error:
         manifest = read_manifest(target)
         if not target.is_dir() or (manifest is not None and not manifest.is_on_disk(target)):
@@ -109,11 +109,15 @@ def _bring_up_to_date(
         )
         return
     if not _is_current(target, store.url, objects):
-        _fetch(PartialDirectory(store, target, objects), on_progress)
+        _fetch(PartialDirectory(store, target, objects), request)
 
 
-def _listed(store: ObjectStore, *, with_weights: bool) -> tuple[StoredObject, ...]:
-    objects = store.list_objects()
+def _listed(
+    store: ObjectStore, limits: Limits | None, *, with_weights: bool
+) -> tuple[StoredObject, ...]:
+    objects = store.list_objects(limits.files if limits else None)
+    if limits is not None:
+        limits.check(store.url, len(objects), sum(stored.size for stored in objects))
     if not objects:
         raise DownloadError(
             f"{store.url} holds no objects: check the prefix ({store.listed_url}); a single file "
@@ -136,23 +140,23 @@ def _is_current(target: Path, url: str, objects: Sequence[StoredObject]) -> bool
     return manifest.is_on_disk(target)
 
 
-def _fetch(partial: PartialDirectory, on_progress: ProgressSink) -> None:
+def _fetch(partial: PartialDirectory, request: FetchRequest) -> None:
     partial.prepare()
-    partial.fill(on_progress)
+    partial.fill(request.on_progress)
     only = partial.objects[0] if len(partial.objects) == 1 else None
     if only is not None and is_archive(only.name):  # replaced by its content
-        _extract(partial, only)
+        _extract(partial, only, request.limits)
     else:
         put_in_place(partial.directory, partial.target)
 
 
-def _extract(partial: PartialDirectory, archive: StoredObject) -> None:
+def _extract(partial: PartialDirectory, archive: StoredObject, limits: Limits | None) -> None:
     extracted = partial.target.with_name(f"{partial.target.name}.extracted")
     shutil.rmtree(extracted, ignore_errors=True)
     url = partial.store.url
     try:
         with partial.naming_full_disk():
-            sizes = extract_archive(partial.directory / archive.name, extracted, url)
+            sizes = extract_archive(partial.directory / archive.name, extracted, url, limits)
         FetchManifest(url, {archive.name: (archive.size, archive.etag)}, sizes).write(extracted)
         put_in_place(extracted, partial.target)
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.base import FetchRequest, ObjectStore, Source
+from lmi_vllm.sources.base import FetchRequest, Limits, ObjectStore, Source
 from lmi_vllm.sources.hub.source import Hub
 from lmi_vllm.sources.local import LocalPaths
 from lmi_vllm.sources.object_store import StoreSource
@@ -40,6 +40,7 @@ def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
     download_dir: Path | None = None,
     destination: Path | None = None,
     on_progress: ProgressSink = ignore_progress,
+    limits: Limits | None = None,
 ) -> Path:
     """A local directory with the model or adapter that `reference` names. Blocks while it fetches.
 
@@ -56,7 +57,7 @@ def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
         _require_usable(destination)
     request = FetchRequest(
         reference.strip(), environ, revision, load_format, ignore_patterns, download_dir,
-        destination, on_progress,
+        destination, on_progress, limits,
     )  # fmt: skip
     return source_of(request.reference).fetch(request)
 

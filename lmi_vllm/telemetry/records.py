@@ -98,6 +98,7 @@ class RequestRecord:
     span: Span | None = None
     key: int | None = None  # which of the server's keys it brought
     trace_headers: Mapping[str, str] | None = None  # what the engine's span continues
+    decoded_pixels: int = 0  # of its images
     work: list[EngineWork] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     arrived: float = field(default_factory=time.time)

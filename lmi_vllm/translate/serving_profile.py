@@ -43,6 +43,7 @@ def build_serving_profile(
             allows_private=settings.server.lmi_media_allow_private,
             max_bytes=settings.server.lmi_media_max_size,
             seconds=settings.server.lmi_media_timeout,
+            max_pixels=settings.server.lmi_media_max_pixels,
         ),
     )
 
@@ -55,6 +56,7 @@ def _limits(settings: Settings, engine: EngineArguments) -> RequestLimits:
         max_stop_length=settings.server.lmi_max_stop_length,
         max_logit_bias=settings.server.lmi_max_logit_bias,
         max_grammar_size=settings.server.lmi_max_grammar_size,
+        max_tokenize_length=settings.server.lmi_max_tokenize_length,
         grammar_timeout=settings.server.lmi_grammar_timeout,
         max_logprobs=engine.number("max_logprobs", _DEFAULT_MAX_LOGPROBS),
     )

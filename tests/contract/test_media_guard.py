@@ -12,21 +12,32 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from PIL import Image
+from PIL import Image, ImageFile
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import guard_media
 from lmi_vllm.messages import MediaPolicy
+from lmi_vllm.telemetry.records import RequestRecord, enter_record
 
 pytestmark = pytest.mark.vllm
 
 
+def picture(width: int = 2, height: int = 2, kind: str = "PNG") -> bytes:
+    """Return an image of one colour, which is a small file."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, kind)
+    return file.getvalue()
+
+
 def png() -> bytes:
     """Return a small image."""
-    file = io.BytesIO()
-    Image.new("RGB", (2, 2)).save(file, "PNG")
-    return file.getvalue()
+    return picture()
+
+
+def data_url(content: bytes, kind: str = "image/png") -> str:
+    """Return a data URL."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 @pytest.fixture
@@ -109,3 +120,36 @@ async def test_connector_reads_files_below_the_allowed_folder_only(folder: Path)
         await held.fetch_image_async(f"file://{folder}/../secret.png")
     data = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
     assert (await closed.fetch_image_async(data)).size == (2, 2)
+
+
+async def test_large_image_is_refused_before_it_is_decoded(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its head: fetched, of a file or as data, alone or as a frame of a video."""
+    guard_media(MediaPolicy(allows_private=True, max_pixels=3))
+    decoded: list[object] = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decoded.append)
+    connector = MEDIA_CONNECTOR_REGISTRY.load("http", allowed_local_media_path=str(folder))
+    for source in (url, f"file://{folder}/a.png", data_url(png())):
+        with pytest.raises(ValueError, match=r"4 pixels; at most 3 .*LMI_MEDIA_MAX_PIXELS"):
+            await connector.fetch_image_async(source)
+        with pytest.raises(ValueError, match="LMI_MEDIA_MAX_PIXELS"):
+            await asyncio.to_thread(connector.fetch_image, source)
+    with pytest.raises(ValueError, match="LMI_MEDIA_MAX_PIXELS"):
+        await connector.fetch_video_async(data_url(picture(kind="JPEG"), "video/jpeg"))
+    assert not decoded
+
+
+async def test_images_of_a_request_are_counted_together() -> None:
+    """Over its messages, for each of which vLLM makes a connector; another request starts anew."""
+    guard_media(MediaPolicy(max_pixels=4))
+
+    async def request(count: int) -> None:
+        enter_record(RequestRecord("id", "POST", "/r", "/r", "", "openai"))
+        for _ in range(count):
+            await MEDIA_CONNECTOR_REGISTRY.load("http").fetch_image_async(data_url(png()))
+
+    await asyncio.create_task(request(4))
+    await asyncio.create_task(request(4))
+    with pytest.raises(ValueError, match="more than 16 pixels"):
+        await asyncio.create_task(request(5))

@@ -25,6 +25,8 @@ class Variables(Section):
         "Local adapter sources must lie below one of these.", values="path list")
     lmi_adapter_hub: bool = variable(parse.boolean, "Adapter sources may be hub ids.",
         default=False, values="bool")
+    lmi_adapter_max_size: int = variable(parse.positive_int, "Most that is fetched or unpacked for "
+        "one adapter, of at most 10000 files.", default=16 << 30, values="bytes")
     lmi_s3_client: str = variable(parse.one_of("auto", "s5cmd", "boto3"), "What fetches from S3.",
         default="auto", values="auto, s5cmd, boto3")
     lmi_stall_timeout: float = variable(parse.seconds_or_off, "Engine alive, work queued, no token "
@@ -45,6 +47,9 @@ class Variables(Section):
         values="number")
     lmi_max_grammar_size: int = variable(parse.count, "Largest schema, regular expression or "
         "grammar that an answer is bound to.", default=64 << 10, values="bytes")
+    lmi_max_tokenize_length: int = variable(parse.positive_int, "Longest text, or list of token "
+        "ids, that a request has converted only (/tokenize, /detokenize).", default=512 << 10,
+        values="characters")
     lmi_grammar_timeout: float = variable(parse.seconds_or_off, "Longest compilation of one, tried "
         "in a process of its own before the engine sees it; 0 is off.", default=10,
         values="seconds")
@@ -60,6 +65,8 @@ class Variables(Section):
         "addresses that are not public, and through a proxy.", default=False, values="bool")
     lmi_media_max_size: int = variable(parse.positive_int,
         "Largest file that a URL inside a message may lead to.", default=64 << 20, values="bytes")
+    lmi_media_max_pixels: int = variable(parse.positive_int, "Largest image in a message; all of "
+        "a request together may have four times as many.", default=1 << 26, values="pixels")
     lmi_media_timeout: float = variable(parse.seconds, "Time such a file gets, redirects included.",
         default=30, values="seconds")
     lmi_log_format: str = variable(parse.one_of("auto", "text", "json"), "Lines of the log, vLLM's "

@@ -27,6 +27,7 @@ from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
+from lmi_vllm.engine.vllm.workarounds.long_texts import guard_lengths
 from lmi_vllm.errors import EngineDeadError, EngineStartError, LmiError
 from lmi_vllm.messages import (
     AdapterRef,
@@ -90,11 +91,12 @@ async def ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
 
 
 async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bridge, str]:
-    """Return vLLM's handlers and what the model does, once both guards are in place."""
+    """Return vLLM's handlers and what the model does, once the guards are in place."""
     llm = started.llm
     if profile.limits.grammar_timeout:
         llm.grammars = GrammarGuard(llm, profile.limits.grammar_timeout, started.thread)
     guard_media(profile.media)
+    guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
     bridge = await Bridge.create(llm, started.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO, Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.archives import Limits, extract_archive
+from lmi_vllm.sources.archives import extract_archive
+from lmi_vllm.sources.base import Limits
 
 FORMAT: Final = 1
 SUFFIX: Final = ".tar.gz"

@@ -281,18 +281,22 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
         if isinstance(value, (list, dict)) and len(value) > limits.max_logit_bias:
             most = f"{limits.max_logit_bias} entries (LMI_MAX_LOGIT_BIAS)"
             yield f"{name}: at most {most} (got {len(value)})"
-    yield from _long_lists(given)
+    yield from _long_lists(given, limits)
     for name, value in _grammars(given):
         if (size := _size(value)) > limits.max_grammar_size:
             most = f"{limits.max_grammar_size} bytes (LMI_MAX_GRAMMAR_SIZE)"
             yield f"{name}: at most {most} (got {size})"
 
 
-def _long_lists(given: Mapping[str, Any]) -> Iterator[str]:
+def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
     """What vLLM goes through on a thread that others need, and has no bound of its own for."""
     messages = given.get("messages")
     if isinstance(messages, list) and len(messages) > MOST_MESSAGES:
         yield f"messages: at most {MOST_MESSAGES} (got {len(messages)})"
+    tokens = given.get("tokens")  # of /detokenize; vLLM would look at each of them first
+    if isinstance(tokens, list) and len(tokens) > limits.max_tokenize_length:
+        most = f"{limits.max_tokenize_length} (LMI_MAX_TOKENIZE_LENGTH)"
+        yield f"tokens: at most {most} (got {len(tokens)})"
     repetition = given.get("repetition_detection")
     given_length = repetition.get("max_pattern_size") if isinstance(repetition, dict) else None
     longest = _as_number(given_length)

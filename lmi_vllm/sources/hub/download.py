@@ -71,6 +71,9 @@ def fetch_from_hub(source: HubRepository, request: FetchRequest) -> Path:
                            source.label)  # fmt: skip
             return snapshot
         try:
+            if request.limits is not None:
+                sizes = listing.sizes
+                request.limits.check(source.label, len(sizes), sum(sizes.values()))
             return _download(source, listing, request.on_progress)
         except OSError as error:
             raise DownloadError(

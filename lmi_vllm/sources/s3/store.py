@@ -82,8 +82,12 @@ class S3Store:
         endpoint = transfer.endpoint_url(environ)
         return session.client("s3", endpoint_url=endpoint, config=Config(**options))
 
-    def list_objects(self) -> Sequence[StoredObject]:
-        """Every object, folder markers left out; an archive is the only one of its own."""
+    def list_objects(self, most: int | None = None) -> Sequence[StoredObject]:
+        """Every object, folder markers left out; an archive is the only one of its own.
+
+        Raises:
+            DownloadError: there are more than `most`, markers included; no more pages are read.
+        """
         if self._is_archive:
             found = self._head(self._prefix)
             if found is None:
@@ -95,7 +99,13 @@ class S3Store:
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix, **self._payer
             )
-            entries = [entry for page in pages for entry in page.get("Contents", ())]
+            entries: list[Mapping[str, Any]] = []
+            for page in pages:
+                entries += page.get("Contents", ())
+                if most is not None and len(entries) > most:
+                    raise DownloadError(
+                        f"{self.url} holds more than {most} objects, folders included: too many"
+                    )
         return tuple(
             self._stored(entry["Key"], entry["Size"], entry["ETag"])
             for entry in entries

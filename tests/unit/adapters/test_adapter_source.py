@@ -10,6 +10,7 @@ import pytest
 from lmi_vllm.adapters.source import AdapterSources, local_adapters
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError
 from tests.support.adapter_files import CAPITALS, copy_adapter
+from tests.support.s3_server import tar_gz, zip_file
 
 
 @pytest.fixture
@@ -114,6 +115,19 @@ def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path, kind: str) ->
     with pytest.raises(AdapterRefusedError):
         resolve(archive, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache"))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_archive_unpacks_to_no_more_than_allowed(tmp_path: Path, kind: str) -> None:
+    """A kilobyte may be a gigabyte of zeros; the number of files is bounded, too."""
+    zeros, many = tmp_path / f"zeros.{kind}", tmp_path / f"many.{kind}"
+    pack = tar_gz if kind == "tar.gz" else zip_file
+    zeros.write_bytes(pack({"zeros": bytes(1 << 20)}))
+    many.write_bytes(pack({str(number): b"" for number in range(10_001)}))
+    for archive in (zeros, many):
+        with pytest.raises(AdapterRefusedError, match=r"more than|at most 1000000 are taken"):
+            resolve(archive, LMI_ADAPTER_MAX_SIZE="1000000", SERVING_DOWNLOAD_DIR=str(tmp_path))
+    assert not list(tmp_path.rglob("10000"))
 
 
 def test_roots_confine_links_too(adapter: Path, tmp_path: Path) -> None:

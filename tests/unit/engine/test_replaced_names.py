@@ -75,8 +75,10 @@ FIELDS_SET: Final = {
         "runner.intermediate_tensors",
         "self.model_runner._zero_block_ids",
     },
+    "workarounds/decoded_media.py": {"decoder.load_bytes", "self.record.decoded_pixels"},
     "workarounds/hostile_requests.py": {"cleared.__dict__"},
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
+    "workarounds/long_texts.py": {"renderer.tokenize_prompt_async"},
     "workarounds/not_finite.py": {"scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
 }

@@ -12,6 +12,7 @@ LIMITS = RequestLimits(
     max_stop_length=5,
     max_logit_bias=3,
     max_grammar_size=20,
+    max_tokenize_length=6,
 )
 LONG = {"type": "object", "title": "long"}
 
@@ -67,6 +68,11 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"messages": [{}] * 8192},
         {"messages": [{}] * 8193},
         "messages: at most 8192 (got 8193)",
+    ),
+    "tokens": (
+        {"tokens": [1] * 6},
+        {"tokens": [1] * 7},
+        "tokens: at most 6 (LMI_MAX_TOKENIZE_LENGTH) (got 7)",
     ),
     "repetition_detection": (
         {"repetition_detection": {"max_pattern_size": 128}},

@@ -31,7 +31,7 @@ class MemoryStore:
         self.url = self.listed_url = url
         self.prefix = f"{url.partition('://')[2].rstrip('/')}/"
 
-    def list_objects(self) -> Sequence[StoredObject]:
+    def list_objects(self, most: int | None = None) -> Sequence[StoredObject]:
         """Every object below the prefix."""
         names = [key.removeprefix(self.prefix) for key in OBJECTS if key.startswith(self.prefix)]
         return [found for name in names if (found := self.find(name))]

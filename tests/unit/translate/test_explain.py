@@ -12,7 +12,7 @@ from lmi_vllm.config.secrets import is_secret, mask_value
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.messages import RequestLimits
+from lmi_vllm.messages import MediaPolicy, RequestLimits
 from lmi_vllm.translate.arguments import translate, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.explain import FORMATS, explain
@@ -181,6 +181,7 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
         "LMI_MAX_SEQUENCES": "1", "LMI_MAX_STOP_STRINGS": "2", "LMI_MAX_STOP_LENGTH": "3",
         "LMI_MAX_LOGIT_BIAS": "4", "LMI_MAX_GRAMMAR_SIZE": "5", "LMI_GRAMMAR_TIMEOUT": "0",
         "OPTION_MAX_LOGPROBS": "7", "OPTION_SCHEDULING_POLICY": "priority",
+        "LMI_MAX_TOKENIZE_LENGTH": "8", "LMI_MEDIA_MAX_PIXELS": "9",
     }  # fmt: skip
     settings = load_settings(environ)
     profile = translate(settings, None, Devices()).profile
@@ -192,7 +193,8 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
     assert (profile.predict_timeout, profile.chunked_read_timeout) == (7.0, 8.0)
     assert (profile.chat_template, profile.reasoning_parser) == ("t", "qwen3")
     assert (profile.enable_auto_tool_choice, profile.tool_call_parser) == (True, "hermes")
-    assert profile.limits == RequestLimits(1, 2, 3, 4, 5, 0.0, 7)
+    assert profile.limits == RequestLimits(1, 2, 3, 4, 5, 0.0, 7, 8)
+    assert profile.media == MediaPolicy(max_pixels=9)
     plain = translate(load_settings({}), None, Devices()).profile
     assert plain.served_names == ("lmi",)
     assert plain.limits == RequestLimits()

@@ -3,7 +3,8 @@
 `WORKAROUNDS` is that list. Each row is in force only in its scope and for the releases it is for,
 can be undone, and names the test that says when it may go. What needs no replaced name is used
 where it belongs: `adapter_slots`, `zero_adapter`, `companions`, `hostile_requests`,
-`not_finite`, `cpu_worker`.
+`long_texts`, `not_finite`, `cpu_worker`,
+`decoded_media`.
 This module imports no vLLM: a row names what it replaces, and it is imported when it is applied.
 """
 

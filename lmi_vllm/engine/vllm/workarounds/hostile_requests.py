@@ -43,6 +43,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from lmi_vllm.engine.media_fetch import MediaRefusedError, fetch_media
+from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
 from lmi_vllm.engine.vllm.workarounds.grammar_queue import FairPlaces, SharedTask
 from lmi_vllm.engine.vllm.workarounds.grammar_trials import (
     PASSED,
@@ -211,7 +212,7 @@ class GuardedConnection(HTTPConnection):
 
 
 def guard_media(policy: MediaPolicy) -> None:
-    """Make vLLM's handlers fetch media within `policy`; a connector of the user's own stays."""
+    """Make vLLM's handlers load media within `policy`; a connector of the user's own stays."""
 
     class GuardedConnector(MediaConnector):
         """What vLLM's request parsing makes for each request with media."""
@@ -219,6 +220,15 @@ def guard_media(policy: MediaPolicy) -> None:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self.connection = GuardedConnection(policy, tuple(self.allowed_media_domains))
+            self._pixels = PixelBudget(policy)
+
+        def load_from_url(self, url: str, media_io: Any, **options: Any) -> Any:
+            """As vLLM's, within the budget."""
+            return super().load_from_url(url, self._pixels.bound(media_io), **options)
+
+        async def load_from_url_async(self, url: str, media_io: Any, **options: Any) -> Any:
+            """As vLLM's, within the budget."""
+            return await super().load_from_url_async(url, self._pixels.bound(media_io), **options)
 
     MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)
 

@@ -17,7 +17,7 @@ from lmi_vllm.extras.compile_cache.archive import (
     read_manifest,
     unpack,
 )
-from lmi_vllm.sources.archives import Limits
+from lmi_vllm.sources.base import Limits
 from tests.support.s3_server import tar_gz
 
 KEY = "0123abcd"
