@@ -192,7 +192,7 @@ def test_client_that_goes_frees_its_row(
         ("/invocations", {"inputs": "x", "adapters": "german"}, 424, "german"),
         ("/v1/completions", {"prompt": "x", "echo": True}, 400, "echo"),
         ("/v1/completions", {"prompt": "x", "model": "german"}, 404, "german"),
-        ("/v1/embeddings", {"input": "x"}, 404, "Embeddings"),
+        ("/v1/embeddings", {"input": "x"}, 404, "not found"),
     ],
 )  # fmt: skip
 def test_what_the_engine_lacks_is_refused_by_name(

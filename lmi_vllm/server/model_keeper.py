@@ -61,7 +61,7 @@ class ModelKeeper:
             settings = await complete_settings(
                 settings, self._typed, context.environ, lifecycle.start
             )
-            plan = await asyncio.to_thread(plan_start, settings, context.environ)
+            plan = await asyncio.to_thread(plan_start, settings, context.environ, context.exports)
             if plan is None:
                 return await self._wait_for_models(url, make)
             self._running = supervisor = make(plan, settings)

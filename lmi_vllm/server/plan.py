@@ -1,7 +1,7 @@
 """What is to be started, known before a byte is fetched or an engine imported."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -68,14 +68,18 @@ class AroundStart(Protocol):
         ...
 
 
-def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | None:
+def plan_start(
+    settings: Settings, environ: Mapping[str, str], exports: MutableMapping[str, str]
+) -> StartPlan | None:
     """Return what to start; None where the server is to start without a model.
 
-    Blocks while the model's config.json is read, over the network where the model is not here.
+    Blocks while the model's config.json is read, over the network where the model is not here. What
+    the hub's library reads once, when it is imported, is put into `exports` before.
 
     Raises:
         StartupError: the settings name no model, or one that cannot be served.
     """
+    exports.update(_hub_variables(settings, environ))
     read = partial(read_model_files, environ={**environ, **settings.environment_exports})
     translation = translate_start(settings, environ, detect_devices(environ), read)
     explanation = explain(translation)
@@ -97,8 +101,8 @@ def plan_start(settings: Settings, environ: Mapping[str, str]) -> StartPlan | No
     for warning in (*explanation.warnings, *shared, *caches):
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}
-    exports = _exports(settings, arguments, environ)
-    return StartPlan(model, arguments, translation.profile, shown, exports, translation)
+    chosen = _exports(settings, arguments, environ)
+    return StartPlan(model, arguments, translation.profile, shown, chosen, translation)
 
 
 def _exports(
@@ -106,9 +110,12 @@ def _exports(
 ) -> Mapping[str, str]:
     """Variables that the engine's libraries read, beside those that are set already."""
     found: dict[str, str] = {}
-    if asks_for_fast_transfer(environ) and FAST_TRANSFER not in environ:
-        found[FAST_TRANSFER] = "1"
     for extra in extras().values():
         for variables in extra.plan_variables:
             found |= variables.load()(arguments, environ)
-    return MappingProxyType({**found, **settings.environment_exports})
+    return MappingProxyType({**found, **_hub_variables(settings, environ)})
+
+
+def _hub_variables(settings: Settings, environ: Mapping[str, str]) -> Mapping[str, str]:
+    fast = asks_for_fast_transfer(environ) and FAST_TRANSFER not in environ
+    return {**({FAST_TRANSFER: "1"} if fast else {}), **settings.environment_exports}

@@ -124,6 +124,8 @@ DOWNLOAD_FILES_EXPECTED: Final = _gauge(
 )
 BUILD: Final = _gauge("lmi_build_info", "1; the label says what is running.", ("version",))
 BUILD.labels(__version__).set(1)
+for _of in ("adapter", "model"):  # a rate needs the count from before the first one
+    NOT_FINITE.labels(_of)
 
 ALL: Final[tuple[MetricWrapperBase, ...]] = (
     REQUESTS, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, TOKEN_SECONDS, QUEUE_SECONDS, PROMPT_TOKENS,

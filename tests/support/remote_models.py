@@ -42,7 +42,7 @@ def in_s3(config: Mapping[str, object]) -> Iterator[tuple[dict[str, str], list[s
 
 def planned(environ: Mapping[str, str]) -> StartPlan:
     """Return what `serve` would start; refused before anything is fetched."""
-    plan = plan_start(load_settings(environ), environ)
+    plan = plan_start(load_settings(environ), environ, {})
     assert plan is not None
     return plan
 

@@ -72,7 +72,7 @@ class ModelSlot:
         self._service = context.service
         self._service.models = self
         self._typed = typed
-        self._environ = context.environ
+        self._environ, self._exports = context.environ, context.exports
         self._make = make
         self._supervisor: Supervisor | None = None
         self._life: asyncio.Task[None] | None = None
@@ -156,7 +156,7 @@ class ModelSlot:
             settings = await complete_settings(
                 settings, typed, self._environ, self._service.lifecycle.start
             )
-            plan = await asyncio.to_thread(plan_start, settings, self._environ)
+            plan = await asyncio.to_thread(plan_start, settings, self._environ, self._exports)
         except ResourceNotFoundError:
             raise
         except (ModelSourceError, DownloadError) as error:

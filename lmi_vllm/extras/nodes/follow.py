@@ -53,7 +53,7 @@ async def _live(context: ServerContext, settings: Settings, typed: CommandLine) 
     environ, start = context.environ, context.service.lifecycle.start
     try:
         settings = await complete_settings(settings, typed, environ, start)
-        plan = await asyncio.to_thread(plan_start, settings, environ)
+        plan = await asyncio.to_thread(plan_start, settings, environ, context.exports)
         if plan is None:
             return 1, "a node of a cluster needs the model: set HF_MODEL_ID"
         return await _run_workers(context, settings, plan)

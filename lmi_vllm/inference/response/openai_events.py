@@ -24,6 +24,7 @@ from lmi_vllm.messages import HttpRoute, OpenAIReply, Reply
 
 SSE_DONE: Final = b"data: [DONE]\n\n"
 _DATA: Final = b"data: "
+_BLANK_LINE: Final = len(b"\n\n")
 RESPONSES: Final = "responses"  # the kind of call
 RESPONSES_PATH: Final = "/v1/responses"
 _CODE: Final = "server_error"  # the Responses API's one code for faults that are not the request's
@@ -69,7 +70,9 @@ class FramedEvents:
 
     def event(self, event: bytes) -> bytes:
         """Return one of vLLM's events, neither an error nor its end marker, in this framing."""
-        return event if self.framing is FRAMINGS["sse"] else event[len(_DATA) : -1]
+        if self.framing is FRAMINGS["sse"]:
+            return event
+        return self.framing.before + event[len(_DATA) : -_BLANK_LINE] + self.framing.after
 
     def error(self, error: LmiError) -> bytes:
         """Return the end of a stream that failed after its first byte."""

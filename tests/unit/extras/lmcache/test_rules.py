@@ -64,7 +64,7 @@ def test_start_ends_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) 
             "OPTION_LMCACHE_AUTO_CONFIG": "true",
         }
         with pytest.raises(ConfigurationError, match=r"lmi-vllm\[lmcache\]"):
-            plan_start(load_settings(environ), environ)
+            plan_start(load_settings(environ), environ, {})
         assert {path.rpartition("/")[2] for path in hub.paths("GET")} == {"config.json"}
 
 
