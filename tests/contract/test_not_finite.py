@@ -5,9 +5,10 @@ taken out.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -145,3 +146,39 @@ def test_blocks_of_a_spoilt_request_are_not_found_by_their_prefix() -> None:
     scheduler.kv_cache_manager = Blocks()
     scheduler._forget_blocks(["bad"])
     assert Blocks.evicted == [{4, 5}, {7}]
+
+
+def test_blocks_of_a_spoilt_request_are_forgotten_before_they_are_freed() -> None:
+    """In the step itself: vLLM frees the blocks of a request that it ends there."""
+    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+        GuardedScheduler,
+        _EndsHarmful,
+    )
+
+    steps: list[object] = []
+
+    class Plain:
+        def update_from_output(self, scheduled: object, computed: Any) -> dict[int, Any]:
+            steps.append(("freed", computed.sampled_token_ids))
+            return {}
+
+        def finish_requests(self, names: Iterable[str], status: object) -> list[Any]:
+            steps.append(("ended", list(names)))
+            return []
+
+    class Guarded(_EndsHarmful, Plain):
+        def _forget_blocks(self, spoilt: Iterable[str]) -> None:
+            steps.append(("forgotten", list(spoilt)))
+
+    assert GuardedScheduler.update_from_output is _EndsHarmful.update_from_output
+    scheduler: Any = Guarded.__new__(Guarded)
+    scheduler._slow = set()
+    scheduler.requests = dict.fromkeys(("bad", "good"))
+    scheduler.vllm_config = SimpleNamespace(speculative_config=None)
+    computed = SimpleNamespace(
+        num_nans_in_logits={"bad": 3, "good": 0},
+        req_id_to_index={"bad": 0, "good": 1},
+        sampled_token_ids=[[5], [6]],
+    )
+    scheduler.update_from_output(None, computed)
+    assert steps == [("forgotten", ["bad"]), ("freed", [[], [6]]), ("ended", ["bad"])]
