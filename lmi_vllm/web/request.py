@@ -107,6 +107,8 @@ RECORD: Final = web.RequestKey("record", RequestRecord)
 BEGUN: Final = web.RequestKey("begun", web.StreamResponse)
 # The dialect of a body, on a path that several share.
 DIALECT: Final = web.RequestKey("dialect", Dialect)
+# The route of the engine's own application that it means, once it was looked for.
+ENGINE_ROUTE: "Final[web.RequestKey[tuple[HttpRoute | None]]]" = web.RequestKey("engine_route")
 # The answer is another process's, headers and all.
 FORWARDED: Final = web.RequestKey("forwarded", bool)
 
@@ -132,7 +134,10 @@ def _engine_route(request: web.Request) -> HttpRoute | None:
     """Return the route of the engine's application that a request means, if it is none of ours."""
     if request.match_info.http_exception is None:
         return None
-    return request.app[SERVICE].find_route(request.method, request.path)
+    if ENGINE_ROUTE not in request:  # asked several times of a request
+        found = request.app[SERVICE].find_route(request.method, request.path)
+        request[ENGINE_ROUTE] = (found,)
+    return request[ENGINE_ROUTE][0]
 
 
 def group_of(request: web.Request) -> RouteGroup | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.base import Engine, HttpApplication
-from lmi_vllm.errors import Dialect
+from lmi_vllm.errors import Dialect, RequestError
 from lmi_vllm.messages import AdapterRef, HttpCall, OpenAIReply, RouteKind
 from tests.contract.conftest import LoopThread
 
@@ -141,6 +141,16 @@ def test_adapter_of_the_call_answers(
     assert answer["model"] == "shouts"
     assert answer["content"][0]["text"].isupper()
     assert by_name.status == 404
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"--x\r\n", b"\xff"])
+def test_adapter_answers_no_other_body_than_an_object(
+    run: LoopThread, application: HttpApplication, body: bytes
+) -> None:
+    """As it came it would be the base model's; a failure of ours would be a 500."""
+    call = http_call("/v1/messages", body, adapter=AdapterRef("a", "/a", 9_002))
+    with pytest.raises(RequestError, match="JSON objects only"):
+        run(application.call(call))
 
 
 def test_client_that_goes_takes_its_request_along(

@@ -176,6 +176,7 @@ class Bridge:
         Raises:
             EngineDeadError: the engine is gone.
             EngineFailureError: the application itself failed.
+        RequestError: an adapter is to answer what is no JSON object.
         """
         body = call.body if call.adapter is None else _for_model(call.body, self.key(call.adapter))
         exchange = _Exchange(self.app, _scope(call, len(body)), body)
@@ -321,8 +322,15 @@ def _ours(error: BaseException) -> LmiError:
 
 
 def _for_model(body: bytes, model: str) -> bytes:
-    """Return the body of a request for another model; the adapter is no field of vLLM's."""
-    payload = {name: value for name, value in json.loads(body).items() if name != "adapters"}
+    """Return the body of a request for another model; the adapter is no field of vLLM's.
+
+    Raises:
+        RequestError: it is no JSON object, so the base model would answer in the adapter's place.
+    """
+    try:
+        payload = {name: value for name, value in json.loads(body).items() if name != "adapters"}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise RequestError("an adapter answers JSON objects only, and the body is none") from error
     return json.dumps({**payload, "model": model}).encode()
 
 
