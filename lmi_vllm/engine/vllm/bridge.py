@@ -8,14 +8,13 @@ What `vllm serve` does around the application is ours: keys, CORS, limits, the d
 middleware for keys and CORS is left out; that of `--middleware` stays.
 """
 
-import asyncio
 import contextlib
 import functools
 import json
 import logging
 import secrets
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final, Self
@@ -29,6 +28,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from lmi_vllm.engine.vllm.asgi import Exchange
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.errors import (
     Dialect,
@@ -49,8 +49,6 @@ from lmi_vllm.messages import (
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-GONE_SECONDS: Final = 5.0  # a handler gets to notice that its client has gone
 # Answered by the server itself: health, LMI's own route, metrics and the description of the API.
 _OURS: Final = frozenset(
     {"/ping", "/invocations", "/health", "/metrics", "/openapi.json", "/docs", "/redoc",
@@ -70,8 +68,6 @@ _ENDING: Final = "/cancel"
 _ABORTING: Final = "/abort_requests"
 # Keys and CORS are checked before.
 _REPLACED: Final = ("AuthenticationMiddleware", "CORSMiddleware")
-_NOT_GIVEN_ON: Final = (b"content-length", b"transfer-encoding", b"connection", b"date", b"server")
-_NOT_HANDED_IN: Final = ("content-length", "transfer-encoding", "connection", "host")
 
 
 class Bridge:
@@ -179,7 +175,7 @@ class Bridge:
         RequestError: an adapter is to answer what is no JSON object.
         """
         body = call.body if call.adapter is None else _for_model(call.body, self.key(call.adapter))
-        exchange = _Exchange(self.app, _scope(call, len(body)), body)
+        exchange = Exchange(self.app, call, body, _ours)
         try:
             reply = await exchange.reply()
         except BaseException:
@@ -189,101 +185,6 @@ class Bridge:
             await exchange.aclose()
             raise EngineDeadError
         return reply
-
-
-class _Exchange(AsyncIterator[bytes]):
-    """One call of the application: a task that is handed the request and hands back its answer.
-
-    A chunk waits until the one before it has been taken, so that a slow reader slows the handler.
-    """
-
-    def __init__(self, app: FastAPI, scope: Message, body: bytes) -> None:
-        self._body: bytes | None = body
-        self._has_gone = asyncio.Event()
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
-        self._error: Exception | None = None
-        self._first = b""
-        self._is_over = self._is_closed = False
-        self._task = asyncio.create_task(self._run(app, scope))
-
-    async def _run(self, app: FastAPI, scope: Message) -> None:
-        try:
-            await app(scope, self._receive, self._send)
-        except Exception as error:
-            if not self._is_closed:
-                logger.exception("vLLM's application failed on %s", scope["path"])
-            self._error = error
-        if not self._is_closed:
-            await self._messages.put(None)
-
-    async def _receive(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        await self._has_gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Message) -> None:
-        if not self._is_closed:
-            await self._messages.put(message)
-
-    async def reply(self) -> OpenAIReply:
-        """Return the answer once it is known to be whole or a stream."""
-        start = await self._next()
-        if start is None or start["type"] != "http.response.start":
-            raise EngineFailureError("vLLM's application gave no answer") from self._error
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in start.get("headers", ())
-            if name.lower() not in _NOT_GIVEN_ON
-        }
-        status, content_type = int(start["status"]), headers.pop("content-type", "")
-        body = await self._next()
-        if body is None or not body.get("more_body"):
-            content = b"" if body is None else bytes(body.get("body", b""))
-            await self._task  # what it does after the answer is part of it
-            return OpenAIReply(status, content, content_type, headers=headers)
-        self._first = bytes(body.get("body", b""))
-        return OpenAIReply(status, content_type=content_type, stream=self, headers=headers)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._first:
-            first, self._first = self._first, b""
-            return first
-        while not self._is_over:
-            message = await self._next()
-            if message is None:
-                break
-            self._is_over = not message.get("more_body")
-            if chunk := message.get("body"):
-                return bytes(chunk)
-        if self._error is not None:
-            raise _ours(self._error) from self._error
-        raise StopAsyncIteration
-
-    async def _next(self) -> Message | None:
-        """Return the next message of the application; None once it has returned."""
-        if self._task.done() and self._messages.empty():
-            return None
-        return await self._messages.get()
-
-    async def aclose(self) -> None:
-        """Tell the handler that its client has gone, which aborts what it has in the engine."""
-        self._is_closed = True
-        # A handler that is cancelled while it sends leaves its generator, and so its request in the
-        # engine, to the garbage collector: let it come back to where it waits for the next token.
-        while not self._messages.empty():
-            self._messages.get_nowait()
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        self._has_gone.set()
-        await asyncio.wait([self._task], timeout=GONE_SECONDS)
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
 
 @contextlib.contextmanager
@@ -332,38 +233,6 @@ def _for_model(body: bytes, model: str) -> bytes:
     except (ValueError, AttributeError, RecursionError) as error:
         raise RequestError("an adapter answers JSON objects only, and the body is none") from error
     return json.dumps({**payload, "model": model}).encode()
-
-
-def _scope(call: HttpCall, length: int) -> Message:
-    headers = {
-        name.lower(): value
-        for name, value in call.headers.items()
-        if name.lower() not in _NOT_HANDED_IN
-    }
-    headers |= {"x-request-id": call.request_id, "content-length": str(length)}
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": call.method,
-        "scheme": "http",
-        "path": call.path,
-        "raw_path": call.path.encode("utf-8", "surrogateescape"),
-        "query_string": call.query_string.encode("utf-8", "surrogateescape"),
-        "root_path": "",
-        "headers": raw_headers(headers),
-        "client": None,
-        "server": None,
-        "state": {},
-    }
-
-
-def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers as ASGI has them."""
-    return [
-        (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-        for name, value in headers.items()
-    ]
 
 
 def _json_schema(described: Mapping[str, Any]) -> Mapping[str, object]:

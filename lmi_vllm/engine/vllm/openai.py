@@ -26,7 +26,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import DirectEvents
-from lmi_vllm.engine.vllm.bridge import Bridge, raw_headers
+from lmi_vllm.engine.vllm.asgi import raw_headers
+from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.events import TextEvents, may_be_direct
 from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
