@@ -1,7 +1,7 @@
 """Write the pages that follow from tables in the code; `--check` fails on stale ones.
 
-config/option-reference.md, config/metrics.md and docs/http-api.md are for people,
-config/serving.properties.schema.json is for editors.
+config/option-reference.md, config/metrics.md, docs/http-api.md and docs/vllm-routes.md are for
+people, config/serving.properties.schema.json is for editors.
 """
 
 import json
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from http_api_page import http_api_page, table
+from vllm_routes_page import vllm_routes_page
 
 from lmi_vllm.config import parsers as text_parsers
 from lmi_vllm.config.options import (
@@ -321,6 +322,7 @@ def main() -> int:
         CONFIG_FOLDER / "serving.properties.schema.json": schema(),
         CONFIG_FOLDER / "metrics.md": metrics_page(),
         CONFIG_FOLDER.parent / "docs" / "http-api.md": http_api_page(),
+        CONFIG_FOLDER.parent / "docs" / "vllm-routes.md": vllm_routes_page(),
     }
     stale = [
         path

@@ -60,8 +60,9 @@ _PACKAGE: Final = "vllm.entrypoints."
 _MANAGEMENT: Final = ("serve.", "rl.")
 _INFORMATION: Final = ("serve.instrumentator.", "openai.models.")
 _HARMLESS: Final = ("serve.tokenize.",)
-# Adapters have a registry here, which such a route would go around.
-_REFUSED: Final = ("serve.lora.",)
+# Adapters have a registry here, which such a route would go around: vLLM's own, and those that
+# SageMaker's library adds beside them.
+_REFUSED: Final = ("serve.lora.", "model_hosting_container_standards.")
 # It ends one's own request, and waits for no place in the queue.
 _ENDING: Final = "/cancel"
 # It ends requests of others.
