@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.model_keeper import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.server.process_group import MakeProcesses
+    from lmi_vllm.sources.base import Store
     from lmi_vllm.translate.draft import ArgumentDraft
     from lmi_vllm.web.request import RouteGroup
 
@@ -94,6 +95,8 @@ class Extra:
     # more for a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     engines: tuple[OwnEngine, ...] = ()
+    # Stores of models and adapters, one for each URL scheme.
+    stores: "tuple[Lazy[Store], ...]" = ()
     # Model classes that vLLM is given: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     # Environment variables that libraries find from the plan of a start on.

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from lmi_vllm.adapters.check import BaseModel, check_adapter
 from lmi_vllm.checks.secure_mode import adapter_violations, is_secure_mode
-from lmi_vllm.checks.trusted_folders import distrust_of_code
 from lmi_vllm.errors import (
     AdapterConflictError,
     AdapterMissingError,
@@ -22,6 +21,7 @@ from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import file_url_path
 from lmi_vllm.sources.storage import cache_directory
 from lmi_vllm.sources.table import fetch_model, is_store
+from lmi_vllm.sources.trusted_folders import distrust_of_code
 
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"

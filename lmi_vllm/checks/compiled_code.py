@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.platform import vllm_cache_folder
-from lmi_vllm.checks.trusted_folders import distrust_of_folder, trusted_folder
+from lmi_vllm.sources.trusted_folders import distrust_of_folder, trusted_folder
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from lmi_vllm.sources.table import is_store, store_examples
-
 Parser = Callable[[str], object]
 
 _BOOLEANS: Final[Mapping[str, bool]] = MappingProxyType(
@@ -55,16 +53,6 @@ def boolean_or_text(text: str) -> bool | str:
 
 def any_text(text: str) -> str:
     """The text itself, unchecked: for names whose value no longer matters."""
-    return text
-
-
-def folder_or_s3(text: str) -> str:
-    """A folder of this machine, as path or `file:` URL, or a prefix of a store."""
-    text = text.strip()
-    _, separator, rest = text.partition("://")
-    is_known = not separator or is_store(text) or text.startswith("file:")
-    if not is_known or (separator and not rest.strip("/")):
-        raise ValueError(f"write a folder or {store_examples()[0].rstrip('/')}")
     return text
 
 

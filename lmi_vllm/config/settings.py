@@ -10,7 +10,7 @@ like the core's, and `check` may refuse what does not go together. Without the e
 are known all the same (unknown_names.py). `Settings.extra(TheClass)` is the typed instance:
 
     class CacheSettings(ExtraSettings):
-        lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or URL ...")
+        lmi_cache_uri: str | None = variable(parse.any_text, "Folder or URL ...")
 
     EXTRA = Extra(settings=(Lazy("lmi_vllm.extras.cache.settings:CacheSettings"),))
 

@@ -37,6 +37,7 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "LWS_LEADER_ADDR", "DJL_WORKER_ADDR_FORMAT", "DJL_NODE_RANK", "LWS_WORKER_INDEX",
             "MASTER_ADDR",
         ),
+        "object_stores": ("LMI_S3_CLIENT",),
         "secure_mode": ("SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS"),
         "sessions": (
             "option.enable_stateful_sessions", "option.sessions_path",

@@ -1,6 +1,6 @@
 """What a source is, what is asked of one, and how each of them fails."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -103,7 +103,7 @@ class ObjectStore(Protocol):
 
 
 class Source(Protocol):
-    """One kind of place that models and adapters come from: a row of `table.SOURCES`."""
+    """One kind of place that models and adapters come from."""
 
     def claims(self, reference: str) -> bool:
         """Whether `reference` is one of this source."""
@@ -113,3 +113,23 @@ class Source(Protocol):
 
     def read_text(self, request: FetchRequest, name: str) -> str | None:
         """One small file of what the request names; None where it has no such file."""
+
+
+class Store(Source, Protocol):
+    """A source of one URL scheme, which an extra brings.
+
+    What lies below such a URL is a whole model directory: its options, code and adapters count,
+    while a hub model is weights alone.
+    """
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """How its URLs are written, for people: a prefix and an archive."""
+
+    @property
+    def is_streamed_by_vllm(self) -> bool:
+        """Whether vLLM's Run:ai loader reads weights from there by itself."""
+
+    @property
+    def make_store(self) -> Callable[[str, Mapping[str, str]], ObjectStore]:
+        """What opens the objects below one URL; it raises `DownloadError` for one that is none."""

@@ -1,24 +1,26 @@
-"""Disk space, directories, locks and retries: what every kind of download needs around it."""
+"""Disk space, directories, records, locks and retries: what every download needs around it."""
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
-from lmi_vllm.checks.trusted_folders import beside, trusted_folder
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.base import InterruptedTransferError
+from lmi_vllm.sources.base import InterruptedTransferError, StoredObject
 from lmi_vllm.sources.progress import human_size
+from lmi_vllm.sources.trusted_folders import beside, trusted_folder
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,45 @@ def has_size(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
     except OSError:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchManifest:
+    """What was fetched (`objects`: name -> size and ETag) and the files it became, with sizes."""
+
+    source: str
+    objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: str, objects: Sequence[StoredObject]) -> Self:
+        """The manifest of a directory that holds `objects` as they are."""
+        return cls(
+            source,
+            {stored.name: (stored.size, stored.etag) for stored in objects},
+            {stored.name: stored.size for stored in objects},
+        )
+
+    def write(self, directory: Path) -> None:
+        """Save it in `directory`, whole or not at all."""
+        record = {"source": self.source, "objects": self.objects, "files": self.files}
+        temporary = directory / f"{MANIFEST_NAME}.new"
+        temporary.write_text(json.dumps(record, indent=1))
+        temporary.replace(directory / MANIFEST_NAME)
+
+    def is_on_disk(self, directory: Path) -> bool:
+        """Whether every file is in `directory` with its size."""
+        return all(has_size(directory / name, size) for name, size in self.files.items())
+
+
+def read_manifest(directory: Path) -> FetchManifest | None:
+    """The manifest in `directory`, None when there is none that can be read."""
+    try:
+        record = json.loads((directory / MANIFEST_NAME).read_bytes())
+        objects = {name: (int(size), str(etag)) for name, (size, etag) in record["objects"].items()}
+        return FetchManifest(str(record["source"]), objects, dict(record["files"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def written_size(path: Path) -> int:

@@ -1,7 +1,6 @@
-"""The one table of places that models and adapters come from, and what callers ask of it.
+"""Where models and adapters come from, and what callers ask of it: paths, stores, the hub.
 
-A further place is a row in `SOURCES` and a module: a store of objects implements `ObjectStore`,
-anything else `Source` (base.py).
+A store is a row in `Extra.stores`: s3:// is one of the extra object_stores.
 """
 
 import os
@@ -10,24 +9,32 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.base import FetchRequest, Limits, ObjectStore, Source
+from lmi_vllm.extension import extras
+from lmi_vllm.sources.base import FetchRequest, Limits, Source, Store
 from lmi_vllm.sources.hub.source import Hub
 from lmi_vllm.sources.local import LocalPaths
-from lmi_vllm.sources.object_store import StoreSource
 from lmi_vllm.sources.progress import ProgressSink, ignore_progress
-from lmi_vllm.sources.s3.store import S3Store
 from lmi_vllm.sources.storage import MANIFEST_NAME
 
-SOURCES: Final[tuple[Source, ...]] = (
-    LocalPaths(),
-    StoreSource("s3", S3Store, is_streamed_by_vllm=True),
-    Hub(),  # last: it takes whatever no other row has claimed
-)
+_LOCAL: Final = LocalPaths()
+_HUB: Final = Hub()
+
+
+def stores() -> tuple[Store, ...]:
+    """The stores that extras bring."""
+    return tuple(store.load() for extra in extras().values() for store in extra.stores)
+
+
+def store_of(reference: str) -> Store | None:
+    """The store that `reference` is a URL of; None where it names something else."""
+    if _LOCAL.claims(reference):
+        return None
+    return next((store for store in stores() if store.claims(reference)), None)
 
 
 def source_of(reference: str) -> Source:
-    """The row that `reference` belongs to."""
-    return next(source for source in SOURCES if source.claims(reference))
+    """What `reference` belongs to: the hub takes whatever nothing else has claimed."""
+    return _LOCAL if _LOCAL.claims(reference) else store_of(reference) or _HUB
 
 
 def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
@@ -90,44 +97,17 @@ def read_text(
     return source_of(request.reference).read_text(request, name)
 
 
-def open_store(url: str, environ: Mapping[str, str]) -> ObjectStore | None:
-    """The store of objects behind `url`; None where it names something else.
-
-    Raises:
-        DownloadError: the URL is not complete.
-    """
-    source = source_of(url.strip())
-    return source.make_store(url.strip(), environ) if isinstance(source, StoreSource) else None
-
-
 def is_store(reference: str) -> bool:
     """Whether `reference` is a URL of a store, below which a whole model directory lies."""
-    return isinstance(source_of(reference.strip()), StoreSource)
+    return store_of(reference.strip()) is not None
 
 
 def is_streamed_by_vllm(reference: str) -> bool:
     """Whether vLLM's Run:ai loader reads weights from `reference` by itself."""
-    source = source_of(reference.strip())
-    return isinstance(source, StoreSource) and source.is_streamed_by_vllm
+    store = store_of(reference.strip())
+    return store is not None and store.is_streamed_by_vllm
 
 
 def store_examples() -> tuple[str, ...]:
     """How URLs of stores are written, for people: a prefix and an archive of each."""
-    stores = [source for source in SOURCES if isinstance(source, StoreSource)]
-    return tuple(example for store in stores for example in store.examples)
-
-
-def upload_directory(directory: Path, url: str, environ: Mapping[str, str]) -> int:
-    """Copy every file below `directory` to the store at `url`, and return how many.
-
-    Raises:
-        DownloadError: the store refuses, or `url` names none.
-        UnreachableError: the store does not answer.
-    """
-    store = open_store(url, environ)
-    if store is None:
-        raise DownloadError(f"{url} is no URL of a store, such as {store_examples()[0]}")
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    for path in files:
-        store.upload(path.relative_to(directory).as_posix(), path)
-    return len(files)
+    return tuple(example for store in stores() for example in store.examples)

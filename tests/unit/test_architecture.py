@@ -27,12 +27,11 @@ ROOMS = {
     r"|server\.(model_files\.StartVariables|model_keeper\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
     r"|server\.(plan\.(AroundStart|PlannedStart|PlanVariables)|process_group\.MakeProcesses)"
-    r"|server\.context\.BesideServer",
+    r"|server\.context\.BesideServer|sources\.base\.Store",
     "clock": r"",
     "demo": r"",
     "telemetry": SHARED,
-    # Where others may have made the folder that it fetches to.
-    "sources": rf"{SHARED}|checks\.trusted_folders\.\w+",
+    "sources": SHARED,
     "config": rf"{SHARED}|{DEMO}|sources\..*",
     "checks": rf"{SHARED}|{DEMO}|(config|sources)\..*",
     "translate": rf"{SHARED}|(config|sources|checks)\..*",
@@ -50,7 +49,7 @@ ROOMS = {
     "__main__": r"cli\.main",
     "__init__": r".*",  # the public names, imported when used
 }
-AWS = r"sources/s3/\w+\.py|extras/bench/sagemaker_client\.py"
+AWS = r"extras/object_stores/\w+\.py|extras/bench/sagemaker_client\.py"
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
     "vllm": r"engine/vllm/(workarounds/)?\w+\.py"

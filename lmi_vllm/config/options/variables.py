@@ -27,8 +27,6 @@ class Variables(Section):
         default=False, values="bool")
     lmi_adapter_max_size: int = variable(parse.positive_int, "Most that is fetched or unpacked for "
         "one adapter, of at most 10000 files.", default=16 << 30, values="bytes")
-    lmi_s3_client: str = variable(parse.one_of("auto", "s5cmd", "boto3"), "What fetches from S3.",
-        default="auto", values="auto, s5cmd, boto3")
     lmi_stall_timeout: float = variable(parse.seconds_or_off, "Engine alive, work queued, no token "
         "for so long: /ping 503; 0 is off.", default=120, values="seconds")
     lmi_stall_restart_timeout: float | None = variable(parse.seconds_or_off, "A stall that lasts "

@@ -12,25 +12,35 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from lmi_vllm.checks.trusted_folders import find_distrust
-from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.extras.compile_cache.archive import LIMITS, ForeignEntryError
 from lmi_vllm.sources.base import ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
-from lmi_vllm.sources.table import open_store
+from lmi_vllm.sources.table import is_store, store_examples, store_of
+from lmi_vllm.sources.trusted_folders import find_distrust
 
 _PARTIAL: Final = ".partial"
 ABANDONED_SECONDS: Final = 86_400.0  # what a killed process left half done is removed
+
+
+def _folder_or_store(text: str) -> str:
+    """A folder of this machine, as path or `file:` URL, or a prefix of a store."""
+    text = text.strip()
+    _, separator, rest = text.partition("://")
+    is_known = not separator or is_store(text) or text.startswith("file:")
+    if not is_known or (separator and not rest.strip("/")):
+        examples = (example.rstrip("/") for example in store_examples()[:1])
+        raise ValueError(f"write {' or '.join(('a folder', *examples))}")
+    return text
 
 
 class CompileCacheSettings(ExtraSettings):
     """The folder or prefix that the cache is read from and written to."""
 
     # fmt: off
-    lmi_cache_uri: str | None = variable(parse.folder_or_s3, "Folder or S3 prefix that keeps "
+    lmi_cache_uri: str | None = variable(_folder_or_store, "Folder or S3 prefix that keeps "
         "what vLLM compiles between containers: restored before the engine starts, saved once it "
         "is ready. It holds code: refused in secure mode, and where everybody may write the "
         "folder.", values="path or S3 URL")
@@ -69,9 +79,9 @@ def open_cache_store(uri: str, environ: Mapping[str, str]) -> CacheStore:
     Raises:
         DownloadError: the URL of a store is not complete.
     """
-    store = open_store(uri, environ)
+    store = store_of(uri.strip())
     if store is not None:
-        return BucketStore(store)
+        return BucketStore(store.make_store(uri.strip(), environ))
     return FolderStore(Path(without_file_scheme(uri)).expanduser().absolute())
 
 

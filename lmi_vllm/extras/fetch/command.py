@@ -19,7 +19,7 @@ _BAR_CELLS: Final = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `fetch` on `parser`."""
-    parser.add_argument("model", metavar="MODEL", help=f"hub id, {' or '.join(store_examples())}")
+    parser.add_argument("model", metavar="MODEL", help=_known())
     parser.add_argument(
         "--to", metavar="DIR", type=Path, help="place the model there instead of in the cache"
     )
@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load-format", metavar="F", help="vLLM's load_format, which decides the weights to fetch"
     )
+
+
+def _known() -> str:
+    """What MODEL may be."""
+    return ", ".join(filter(None, ("hub id", " or ".join(store_examples()))))
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

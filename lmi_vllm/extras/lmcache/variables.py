@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.memory import free_host_memory
-from lmi_vllm.checks.trusted_folders import beside, trusted_folder
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.sources.trusted_folders import beside, trusted_folder
 from lmi_vllm.translate.draft import ArgumentDraft
 
 logger = logging.getLogger(__name__)

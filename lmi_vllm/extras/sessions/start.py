@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.checks.trusted_folders import beside, distrust_of_folder, trusted_folder
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import LmiError, StartupError
+from lmi_vllm.errors import DownloadError, LmiError, StartupError
 from lmi_vllm.extras.sessions.sessions import (
     DEFAULT_ROOT,
     SESSION_PROPERTY,
@@ -26,7 +25,8 @@ from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, InferenceCall, Reply
 from lmi_vllm.server.context import ServerEvents
-from lmi_vllm.sources.table import upload_directory
+from lmi_vllm.sources.table import store_examples, store_of
+from lmi_vllm.sources.trusted_folders import beside, distrust_of_folder, trusted_folder
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,24 @@ async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[st
         logger.error("sessions could NOT be copied to %s: %s", shown, error)
     else:
         logger.info("copied %d session files to %s", count, shown)
+
+
+def upload_directory(directory: Path, url: str, environ: Mapping[str, str]) -> int:
+    """Copy every file below `directory` to the store at `url`, and return how many.
+
+    Raises:
+        DownloadError: the store refuses, or `url` names none.
+        UnreachableError: the store does not answer.
+    """
+    place = store_of(url.strip())
+    if place is None:
+        examples = "".join(f", such as {example}" for example in store_examples()[:1])
+        raise DownloadError(f"{url} is no URL of a store{examples}")
+    store = place.make_store(url.strip(), environ)
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    for path in files:
+        store.upload(path.relative_to(directory).as_posix(), path)
+    return len(files)
 
 
 def _check(root: Path, setting: Setting) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.extension import extras
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.sources.hub.location import HubRepository
 from lmi_vllm.sources.storage import without_secrets
@@ -16,6 +17,7 @@ _CHATTY_LOGGERS: Final = (
     "httpx",
     "httpx2",
 )
+_STORES: Final = "object_stores"
 _FORBIDDEN: Final = (401, 403)
 _FIRST_SERVER_FAULT: Final = 500
 _RETRIED_STATUSES: Final = (408, 429)
@@ -38,9 +40,10 @@ def translating(source: HubRepository) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
+        missing = "" if _STORES in extras() else f"; stores need the extra {_STORES}"
         raise DownloadError(
             f"{source.repository!r} is neither an existing path, an s3:// URL nor a hub id "
-            "(owner/name)"
+            f"(owner/name){missing}"
         ) from error
     except HfHubHTTPError as error:
         raise _of_answer(source, error) from error

@@ -10,8 +10,13 @@ from lmi_vllm.sources.base import FetchRequest, UnreachableError
 from lmi_vllm.sources.hub.api import commit_of, read_hub_text
 from lmi_vllm.sources.hub.download import fetch_from_hub
 from lmi_vllm.sources.hub.location import HubRepository, hub_repository
-from lmi_vllm.sources.partial import FetchManifest, read_manifest
-from lmi_vllm.sources.storage import exclusive, link_or_copy, put_in_place
+from lmi_vllm.sources.storage import (
+    FetchManifest,
+    exclusive,
+    link_or_copy,
+    put_in_place,
+    read_manifest,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.checks.compiled_code import compiled_code_exports, compiled_code_folder
-from lmi_vllm.checks.trusted_folders import beside, distrust_of_folder, trusted_folder
 from lmi_vllm.errors import StartupError
 from lmi_vllm.sources.storage import cache_directory
+from lmi_vllm.sources.trusted_folders import beside, distrust_of_folder, trusted_folder
 
 STRANGER = 12345
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another user")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import ConfigurationError
-from tests.support.remote_models import PICKLES, Place, explained, in_s3, on_a_hub, planned
+from tests.support.remote_models import PICKLES, explained, on_a_hub, planned
 
 QUANTIZED = {"architectures": ["LlamaForCausalLM"], "quantization_config": {}}
 
@@ -70,13 +70,12 @@ def test_cached_config_counts_where_the_hub_is_switched_off(
 MIXTURE = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}
 
 
-@pytest.mark.parametrize("place", [on_a_hub, in_s3])
 def test_lora_of_experts_on_a_cpu_is_refused_before_the_fetch(
-    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By `explain` and by the plan of a start; not for GPUs, and not for another build."""
     monkeypatch.setattr("lmi_vllm.checks.model.version", lambda _: "0.32.0")
-    with place(MIXTURE) as (environ, asked):
+    with on_a_hub(MIXTURE) as (environ, asked):
         lora = environ | {"OPTION_ENABLE_LORA": "true", "CUDA_VISIBLE_DEVICES": ""}
         (error,) = explained(lora, capsys, "--gpus", "0")["errors"]
         assert "enable_lora: the model is a mixture of experts" in error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.extras.object_stores.partial import PartialDirectory
 from lmi_vllm.sources.archives import extract_archive, is_archive
 from lmi_vllm.sources.base import (
     FetchRequest,
@@ -23,8 +24,14 @@ from lmi_vllm.sources.base import (
     UnreachableError,
 )
 from lmi_vllm.sources.hub.files import is_weight_file
-from lmi_vllm.sources.partial import FetchManifest, PartialDirectory, read_manifest
-from lmi_vllm.sources.storage import cache_directory, entered, exclusive, put_in_place
+from lmi_vllm.sources.storage import (
+    FetchManifest,
+    cache_directory,
+    entered,
+    exclusive,
+    put_in_place,
+    read_manifest,
+)
 
 logger = logging.getLogger(__name__)
 

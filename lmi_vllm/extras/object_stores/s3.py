@@ -13,10 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import variable
+from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.extras.object_stores import s3_transfer as transfer
+from lmi_vllm.extras.object_stores.source import StoreSource
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.sources.base import InterruptedTransferError, StoredObject, UnreachableError
-from lmi_vllm.sources.s3 import transfer
 from lmi_vllm.sources.storage import without_secrets
 
 _WRONG_REGION: Final = (
@@ -34,6 +38,15 @@ _BROKEN_TRANSFERS: Final = (
     "RetriesExceededError",
 )
 _MD5_HEX: Final = re.compile("[0-9a-f]{32}")
+
+
+class S3Settings(ExtraSettings):
+    """What moves the bytes."""
+
+    # fmt: off
+    lmi_s3_client: str = variable(parse.one_of("auto", "s5cmd", "boto3"), "What fetches from S3.",
+        default="auto", values="auto, s5cmd, boto3")
+    # fmt: on
 
 
 class S3Store:
@@ -243,3 +256,6 @@ class S3Store:
 
 def _code(answer: Mapping[str, Any]) -> str:
     return str(answer.get("Error", {}).get("Code", ""))
+
+
+S3: Final = StoreSource("s3", S3Store, is_streamed_by_vllm=True)

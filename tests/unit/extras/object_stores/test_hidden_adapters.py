@@ -1,4 +1,4 @@
-"""The adapters that a start finds beside the model."""
+"""The adapters that a start finds in the prefix of the model."""
 
 import logging
 from pathlib import Path

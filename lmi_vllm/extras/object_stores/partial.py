@@ -3,66 +3,27 @@
 Beside the files lies a record of what the store held, so that a change is noticed later.
 """
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from lmi_vllm.sources.archives import SPACE_ADVICE
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, StoredObject
 from lmi_vllm.sources.progress import Measure, ProgressSink, reporting
 from lmi_vllm.sources.storage import (
     MANIFEST_NAME,
+    FetchManifest,
     has_size,
     link_or_copy,
     naming_full_disk,
+    read_manifest,
     require_space,
     with_retries,
     written_size,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FetchManifest:
-    """What was fetched (`objects`: name -> size and ETag) and the files it became, with sizes."""
-
-    source: str
-    objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    files: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, source: str, objects: Sequence[StoredObject]) -> Self:
-        """The manifest of a directory that holds `objects` as they are."""
-        return cls(
-            source,
-            {stored.name: (stored.size, stored.etag) for stored in objects},
-            {stored.name: stored.size for stored in objects},
-        )
-
-    def write(self, directory: Path) -> None:
-        """Save it in `directory`, whole or not at all."""
-        record = {"source": self.source, "objects": self.objects, "files": self.files}
-        temporary = directory / f"{MANIFEST_NAME}.new"
-        temporary.write_text(json.dumps(record, indent=1))
-        temporary.replace(directory / MANIFEST_NAME)
-
-    def is_on_disk(self, directory: Path) -> bool:
-        """Whether every file is in `directory` with its size."""
-        return all(has_size(directory / name, size) for name, size in self.files.items())
-
-
-def read_manifest(directory: Path) -> FetchManifest | None:
-    """The manifest in `directory`, None when there is none that can be read."""
-    try:
-        record = json.loads((directory / MANIFEST_NAME).read_bytes())
-        objects = {name: (int(size), str(etag)) for name, (size, etag) in record["objects"].items()}
-        return FetchManifest(str(record["source"]), objects, dict(record["files"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)
