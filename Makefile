@@ -8,7 +8,7 @@ PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 REAL := tests integration --ignore tests/unit --ignore tests/web --ignore tests/server
 
 .PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fuzz pictures
-.PHONY: constraints release clean one-half other-half
+.PHONY: constraints release clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
 	@$(PYTHON) scripts/setup.py
@@ -23,14 +23,7 @@ test: setup       ## the whole suite: unit, web, server, contract on the real en
 
 test-all: setup   ## what `make check` leaves out of it: CI runs the two; TOGETHER=1: two engines at a time
 	@$(PYTHON) scripts/install_test_tools.py
-	$(if $(TOGETHER),$(MAKE) -k -j2 --output-sync=target one-half other-half,$(PYTEST) $(REAL) --durations=30 $(ARGS))
-
-# Two halves of about the same length (29 min each, side by side on two cores).
-one-half:
-	$(PYTEST) tests/contract tests/fuzz integration --ignore-glob='integration/[i-z]*' --durations=30 $(ARGS)
-
-other-half:
-	$(PYTEST) integration --ignore-glob='integration/[a-h]*' --durations=30 $(ARGS)
+	$(if $(TOGETHER),$(PY) scripts/run_halves.py $(ARGS),$(PYTEST) $(REAL) --durations=30 $(ARGS))
 
 check: lint unit  ## what must be green before a commit
 	$(PY) scripts/make_docs.py --check

@@ -1,6 +1,5 @@
 """A server that starts without a model: POST /models loads one, DELETE makes room for the next."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -90,11 +89,12 @@ def test_model_on_the_real_engine_is_freed(server_process: StartServer, tmp_path
         answer = call(url, f"/models/{name}/invoke", GREETING)
         assert answer.json()["generated_text"].startswith(" Paris")
         assert call(url, "/adapters").json()["adapters"][0]["name"] == "capitals"
-        assert process.children()
+        (engine,) = process.children()
+        if name == "two":
+            engine.suspend()  # it cannot end by itself: vLLM kills it, and does not wait for it
         assert call(url, f"/models/{name}", method="DELETE").status == 200
-        assert wait_until(lambda: not process.children(), 20), os.linesep.join(
-            map(str, process.children())
-        )
+        assert not engine.is_running(), engine
+        assert not process.children(), process.children()
 
 
 def test_model_is_registered_from_s3(server_process: StartServer, tmp_path: Path) -> None:

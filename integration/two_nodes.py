@@ -23,6 +23,7 @@ from integration.client import OpenStream, call, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, start_server
 from integration.plain_model import plain_model
 from integration.server_death_leaves_nothing import are_gone, survivors
+from lmi_vllm.extras.nodes.follow import WORKER_ENDED
 
 pytestmark = [
     pytest.mark.vllm,
@@ -226,7 +227,9 @@ def test_follower_that_goes_ends_the_leader(
     assert wait_until(lambda: health(url)[0] in (0, 503), 10)
     assert leader.wait_exit() == 1, leader.describe()
     assert "lmi-vllm: error: the engine process died" in leader.stderr.splitlines()
-    assert f"node {FOLLOWER} has gone" in leader.stderr
+    # On a busy machine the leader's engine may die of its peer before the node can say goodbye.
+    is_named = end is kill_workers and WORKER_ENDED in follower.stderr
+    assert is_named or f"node {FOLLOWER} has gone" in leader.stderr, leader.describe()
     assert code is None or follower.wait_exit() == code, follower.describe()
     follower.wait_exit()
     assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)

@@ -43,7 +43,7 @@ class Fail:
     error: LmiError
 
 
-Step = GenerationChunk | Pause | Fail
+Step = GenerationChunk | Pause | Fail | asyncio.Event  # the last: wait until it is set
 
 
 @dataclass(slots=True)
@@ -110,8 +110,8 @@ class ScriptedEngine:
             for step in steps:
                 if isinstance(step, Fail):
                     raise step.error
-                if isinstance(step, Pause):
-                    await self._sleep(step.seconds)
+                if isinstance(step, (Pause, asyncio.Event)):
+                    await self._wait(step)
                 else:
                     self.progress += 1
                     work.add(len(step.tokens))
@@ -181,6 +181,9 @@ class ScriptedEngine:
     def die(self) -> None:
         """Behave as an engine whose process is gone: what waits, and what comes, fails."""
         self._dead.set()
+
+    async def _wait(self, step: Pause | asyncio.Event) -> None:
+        await (step.wait() if isinstance(step, asyncio.Event) else self._sleep(step.seconds))
 
     async def _sleep(self, seconds: float) -> None:
         try:

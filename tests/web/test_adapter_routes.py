@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.engine.scripted import Pause, ScriptedEngine
+from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import AdapterCapacityError
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, ServingProfile
 from tests.conftest import ServeScripted
@@ -215,7 +215,8 @@ async def test_unregister_waits_for_its_requests_and_for_nobody_else(
 ) -> None:
     """New requests are refused at once, running ones end, other names go on meanwhile."""
     token = GeneratedToken(1, "x")
-    engine.script = (Pause(0.4), GenerationChunk(0, (token,), "x", "length", prompt_tokens=1))
+    may_end = asyncio.Event()
+    engine.script = (may_end, GenerationChunk(0, (token,), "x", "length", prompt_tokens=1))
     await register(lora, "fr")
     payload = {"inputs": "x", "adapters": "fr"}
     running = asyncio.create_task(call(lora, "POST", "/invocations", json=payload))
@@ -230,6 +231,7 @@ async def test_unregister_waits_for_its_requests_and_for_nobody_else(
     assert not removing.done()
     assert not again.done()
     assert "fr" in engine.adapters
+    may_end.set()
     assert (await running)[0] == 200
     assert (await removing)[0] == 200
     assert (await again)[0] == 200

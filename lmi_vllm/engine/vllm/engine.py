@@ -197,6 +197,7 @@ class VllmClient:
             handler.cancel()  # else it reports the end we asked for as an engine death
             await asyncio.wait([handler])
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
+        await asyncio.to_thread(self._llm.kill, KILL_SECONDS)  # vLLM kills, and leaves zombies
         self._llm.release()
         self._llm.clean_up()
         self._thread.shutdown(wait=False)

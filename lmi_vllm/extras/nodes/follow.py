@@ -20,6 +20,7 @@ from lmi_vllm.server.process_group import OneProcess
 
 logger = logging.getLogger(__name__)
 
+WORKER_ENDED = "a worker process of this node died"
 LAST_WORD_SECONDS = 5.0  # workers may notice before us that the leader went
 
 
@@ -81,8 +82,11 @@ async def _run_workers(
     workers = asyncio.create_task(asyncio.to_thread(follower.wait_for_workers))
     leading = asyncio.create_task(asyncio.to_thread(follower.wait_for_leader))
     await asyncio.wait({workers, leading}, return_when=asyncio.FIRST_COMPLETED)
+    if workers.done():
+        logger.error(WORKER_ENDED)
+        follower.leave()
     await asyncio.wait({leading}, timeout=LAST_WORD_SECONDS)
     if leading.done():
         logger.info("the leader %s has gone: this node ends", leader)
         return 0, ""
-    return 1, "a worker process of this node died"
+    return 1, WORKER_ENDED

@@ -5,6 +5,8 @@ store open for as long as it lives, so one idle connection to it is the watch; i
 the leader's engine restarts, whose workers these could not join.
 """
 
+import contextlib
+import socket
 from typing import Any
 
 from lmi_vllm.engine.vllm.start import start_headless_workers, starting
@@ -37,6 +39,11 @@ class Follower:
     def wait_for_workers(self) -> None:
         """Return when a worker has ended."""
         self._executor.start_worker_monitor(inline=True)
+
+    def leave(self) -> None:
+        """Have the leader name this node, before its engine dies of what it does not know."""
+        with contextlib.suppress(OSError):  # it went first
+            self._link.shutdown(socket.SHUT_RDWR)
 
     def wait_for_leader(self) -> None:
         """Return when the leader, or its engine, has gone."""

@@ -39,10 +39,11 @@ class Pipe:
 
         reader = threading.Thread(target=read)
         reader.start()
-        self.handler.flush()
+        for _ in range(10):  # each returns at once where nothing waits
+            self.handler.flush()
         is_done.set()
         self.logger.warning("end")
-        reader.join(10)
+        reader.join(30)
         assert not reader.is_alive()
         return found.decode().splitlines()
 
@@ -64,21 +65,25 @@ def test_lines_come_in_order(pipe: Pipe) -> None:
 
 
 def test_reader_that_stops_costs_lines_only(pipe: Pipe) -> None:
-    """Ten times what the pipe holds is said in no time; the notice stands where lines lack."""
+    """Ten times what the pipe holds is said in no time; a notice stands where lines lack."""
     since = time.monotonic()
     total = 1000
     for number in range(total):
         pipe.logger.info("%d %s", number, "x" * 700)
-    assert time.monotonic() - since < 5
-    assert pipe.dropped > 0
-    *lines, notice, end = pipe.lines()
+    assert time.monotonic() - since < 15
+    assert pipe.dropped > total // 2
+    *lines, end = pipe.lines()
     assert end == "end"
-    assert notice.endswith(" lines of the log were dropped: what reads it had stopped")
-    counts = [int(line.split()[0]) for line in (*lines, notice) if "dropped" in line]
-    numbers = [int(line.split()[0]) for line in lines if "dropped" not in line]
-    assert numbers == sorted(set(numbers))
-    assert len(numbers) == total - pipe.dropped
-    assert sum(counts) == pipe.dropped
+    following = 0  # the writer may be late on a busy machine, and drop in several places
+    for line in lines:
+        number, text = line.split(maxsplit=1)
+        if text == "lines of the log were dropped: what reads it had stopped":
+            following += int(number)
+        else:
+            assert (int(number), text) == (following, "x" * 700)
+            following += 1
+    assert following == total
+    assert len([line for line in lines if line.endswith("x")]) == total - pipe.dropped
 
 
 def test_the_end_does_not_wait_for_a_reader_that_stopped(pipe: Pipe) -> None:
@@ -87,7 +92,7 @@ def test_the_end_does_not_wait_for_a_reader_that_stopped(pipe: Pipe) -> None:
         pipe.logger.info("x" * 700)
     since = time.monotonic()
     pipe.handler.flush()
-    assert time.monotonic() - since < 4
+    assert time.monotonic() - since < 12
 
 
 def test_reader_that_has_gone_stops_nothing(pipe: Pipe) -> None:
