@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.code_start import CodeLoader
     from lmi_vllm.server.context import BesideServer
     from lmi_vllm.server.listeners import ListenerContext
-    from lmi_vllm.server.model_files import StartVariables
+    from lmi_vllm.server.model_files import FetchBeside, StartVariables
     from lmi_vllm.server.model_keeper import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.server.process_group import MakeProcesses
@@ -87,6 +87,8 @@ class Extra:
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
     # What checks and loads the user's code: the model's own, and what adapters bring.
     custom_code: "Lazy[Callable[[], CodeLoader]] | None" = None
+    # Translation rules that come before options of other backends fill what is not set.
+    rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     # Translation rules that come before the parallel sizes are put.
     placement_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     # Translation rules that come after them.
@@ -99,6 +101,8 @@ class Extra:
     stores: "tuple[Lazy[Store], ...]" = ()
     # Model classes that vLLM is given: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    # What is fetched beside the model; returns the arguments with the place of it.
+    fetched_beside: "tuple[Lazy[FetchBeside], ...]" = ()
     # Environment variables that libraries find from the plan of a start on.
     plan_variables: "tuple[Lazy[PlanVariables], ...]" = ()
     # Environment variables that the libraries of the engine find, once the model's files are here.

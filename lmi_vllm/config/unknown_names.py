@@ -32,16 +32,34 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "log_request_metric", "metrics_aggregation", "prometheus",
             "SM_TELEMETRY_LOG_REV_2022_12",
         ),
+        "lmcache": (
+            "option.kv_transfer_config", "option.lmcache_config_file", "option.lmcache_auto_config",
+        ),
         "nodes": (
             "DJL_CLUSTER_SIZE", "LWS_GROUP_SIZE", "DJL_LEADER_ADDR", "LWS_LEADER_ADDRESS",
             "LWS_LEADER_ADDR", "DJL_WORKER_ADDR_FORMAT", "DJL_NODE_RANK", "LWS_WORKER_INDEX",
             "MASTER_ADDR",
         ),
         "object_stores": ("LMI_S3_CLIENT",),
+        "retired_options": (
+            "option.max_tokens", "option.enable_cuda_graph", "option.n_positions",
+            "option.load_split_model", "option.max_input_len", "option.max_output_len",
+            "option.max_num_tokens", "option.max_num_sequences",
+            "option.kv_cache_free_gpu_mem_fraction", "option.tokens_per_block",
+            "option.use_custom_all_reduce", "option.disable_log_requests", "option.rope_scaling",
+            "option.rope_theta", "option.worker_use_ray", "option.guided_decoding_backend",
+            "option.override_pooler_config", "option.collect_detailed_traces",
+        ),
         "secure_mode": ("SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS"),
         "sessions": (
             "option.enable_stateful_sessions", "option.sessions_path",
             "option.sessions_expiration", "option.sessions_s3url",
+        ),
+        "speculation": (
+            "option.speculative_draft_model", "option.draft_model_id", "option.speculative_length",
+            "option.spec_length", "option.draft_model_tp_size", "option.speculative_config",
+            "option.speculative_model", "option.num_speculative_tokens",
+            "option.ngram_prompt_lookup_max", "option.ngram_prompt_lookup_min",
         ),
         "traces": (
             "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -57,8 +75,6 @@ OBEYED_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_CONSOLE": "console",
         "LMI_FRONTEND_PROCESSES": "front_ends",
-        "lmcache_auto_config": "lmcache",
-        "lmcache_config_file": "lmcache",
     }
 )
 _EXTRA_OF: Final = MappingProxyType(

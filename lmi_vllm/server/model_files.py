@@ -5,7 +5,7 @@ The engine then gets local paths only, so that it works with the network cut.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, is_store, is_streamed_by_vllm, read_text
 from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import detect_devices
-from lmi_vllm.translate.speculation import draft_reference, with_draft_files
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +36,9 @@ logger = logging.getLogger(__name__)
 StartVariables = Callable[
     [Settings, ModelArtifacts, EngineArguments, Mapping[str, str]], Mapping[str, str]
 ]
+# From a reference and its revision, the place where it is now.
+Fetch = Callable[[str, str | None], Awaitable[Path]]
+FetchBeside = Callable[[EngineArguments, Fetch], Awaitable[EngineArguments]]
 # What vLLM would fetch by itself beside the model, and the argument with its revision.
 _BESIDE_THE_MODEL: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
 
@@ -99,7 +101,9 @@ class ModelFetch:
             ConfigurationError: secure mode forbids what was fetched, or an extra cannot be set up.
         """
         model, arguments = await self._fetch_model()
-        arguments = await self._fetch_draft(arguments)
+        for extra in extras().values():
+            for beside in extra.fetched_beside:
+                arguments = await beside.load()(arguments, self._fetched)
         arguments = await self._fetch_beside(model, arguments)
         self._check_security(model)
         found = requirements_of(model.directory) if self._is_directory_fetched() else None
@@ -156,13 +160,6 @@ class ModelFetch:
                 f"{path} is not read: it was in an archive that is alone under its prefix; name "
                 "the archive itself in HF_MODEL_ID"
             )
-
-    async def _fetch_draft(self, arguments: EngineArguments) -> EngineArguments:
-        draft = draft_reference(arguments.values)
-        if draft is None:
-            return arguments
-        local = await self._fetched(draft.model, draft.revision)
-        return with_draft_files(arguments, local)
 
     async def _fetch_beside(
         self, model: ModelArtifacts, arguments: EngineArguments

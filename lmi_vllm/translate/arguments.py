@@ -4,7 +4,7 @@ Rows that map one to one are taken from the option table; everything that needs 
 is one function in translate/rules.py or parallel.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
@@ -15,10 +15,10 @@ from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ModelSourceError, NoModelError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import Extra, Lazy, extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.sources.local import is_directory, is_file
-from lmi_vllm.translate import parallel, rows, speculation
+from lmi_vllm.translate import parallel, rows
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.draft import ArgumentDraft
@@ -36,26 +36,18 @@ __all__ = [
 
 # What is known of a model's files before they are fetched.
 ModelReader = Callable[[ModelArtifacts], ModelFiles]
+Rule = Callable[[ArgumentDraft], None]
 
 # The order matters only where a rule looks at arguments that an earlier one put.
-_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
+_RULES: Final[tuple[Rule, ...]] = (
     engine_rules.load_format,
     engine_rules.tokenizer_mode,
     engine_rules.task,
     engine_rules.quantization,
     engine_rules.lora,
-    speculation.configure,
-    engine_rules.legacy_arguments,
-    engine_rules.legacy_lengths,
-    engine_rules.kv_transfer,
     engine_rules.parsers,
     engine_rules.remote_code,
     engine_rules.entry_point,
-)
-_LATE_RULES: Final[tuple[Callable[[ArgumentDraft], None], ...]] = (
-    parallel.place,
-    parallel.check_lmcache_workers,
-    speculation.check_draft_degree,
 )
 
 
@@ -134,19 +126,21 @@ def translate(
     draft = ArgumentDraft(settings, model, devices, config=files.config or {})
     rows.put_model(draft)
     rows.put_plain(draft)
-    for rule in _RULES:
+    for rule in (*_RULES, *_of_extras(lambda extra: extra.rules)):
         rule(draft)
     rows.put_stand_ins(draft)
     rows.put_defaults(draft)
-    for extra in extras().values():
-        for placing in extra.placement_rules:
-            placing.load()(draft)
-    for rule in _LATE_RULES:
+    for rule in _of_extras(lambda extra: extra.placement_rules):
         rule(draft)
-    for extra in extras().values():
-        for late in extra.late_rules:
-            late.load()(draft)
+    parallel.place(draft)
+    for rule in _of_extras(lambda extra: extra.late_rules):
+        rule(draft)
     return _with_checkpoint_rules(draft)
+
+
+def _of_extras(point: Callable[[Extra], Iterable[Lazy[Rule]]]) -> list[Rule]:
+    """The rules that extras have at one point of the translation."""
+    return [rule.load() for extra in extras().values() for rule in point(extra)]
 
 
 def translate_checkpoint(
@@ -166,9 +160,8 @@ def translate_checkpoint(
 
 def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
     """What came of `draft`, once the rules of extras have seen the model's config.json."""
-    for extra in extras().values():
-        for rule in extra.checkpoint_rules:
-            rule.load()(draft)
+    for rule in _of_extras(lambda extra: extra.checkpoint_rules):
+        rule(draft)
     shape = read_shape(draft.config)
     draft.errors += unreadable(shape)
     if draft.config:

@@ -23,6 +23,7 @@ class ArgumentDraft:
     errors: list[str] = field(default_factory=list)
     # The model's own config.json; empty where it is not known.
     config: Mapping[str, object] = field(default_factory=dict)
+    takes_copies: bool = True  # over free GPUs, where no setting asks for them
 
     def put(self, argument: str, value: object, origin: Origin) -> None:
         """Set an engine argument."""
@@ -49,8 +50,9 @@ class ArgumentDraft:
         return tuple(map(str, named)) if isinstance(named, list) else ()
 
     def given(self, name: str) -> Setting | None:
-        """Option `name`, if it was written somewhere."""
-        return self.settings.model.given(name)
+        """Option `name`, the core's or an extra's, if it was written somewhere."""
+        parts = (self.settings.model, *self.settings.extras)
+        return next((found for part in parts if (found := part.given(name))), None)
 
     def label(self, argument: str) -> str:
         """How messages name an argument that is set: its name and origin."""

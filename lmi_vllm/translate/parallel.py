@@ -124,17 +124,16 @@ def _used_devices(draft: ArgumentDraft, span: int, starts: list[int]) -> list[in
 
 
 def _copies(draft: ArgumentDraft, fitting: int) -> int:
-    """Copies of the model: those that fit, within maxWorkers, one with LoRA or LMCache."""
-    options = draft.settings.model
-    if options.enable_lora or options.lmcache_auto_config:
+    """Copies of the model: those that fit, within maxWorkers; one with LoRA."""
+    if draft.settings.model.enable_lora or not draft.takes_copies:
         return 1
-    cap = _worker_cap(draft)
+    cap = worker_cap(draft)
     if cap is not None and isinstance(cap.value, int):
         fitting = min(fitting, cap.value)
     return max(1, fitting)
 
 
-def _worker_cap(draft: ArgumentDraft) -> Setting | None:
+def worker_cap(draft: ArgumentDraft) -> Setting | None:
     """The setting that bounds the copies: SageMaker's count, else the most special one."""
     server = draft.settings.server.details
     general = server.get("maxWorkers")
@@ -144,15 +143,6 @@ def _worker_cap(draft: ArgumentDraft) -> Setting | None:
     found = [server[name] for name in names if name in server]
     caps = [setting for setting in found if isinstance(setting.value, int) and setting.value > 0]
     return caps[0] if caps else None
-
-
-def check_lmcache_workers(draft: ArgumentDraft) -> None:
-    """LMCache's automatic sizes count on one copy."""
-    auto, cap = draft.given("lmcache_auto_config"), _worker_cap(draft)
-    if auto is None or auto.value is not True or cap is None:
-        return
-    if isinstance(cap.value, int) and cap.value > 1:
-        draft.fail(f"{auto.label} allows one copy and {cap.label} is {cap.value}")
 
 
 def _chosen_devices(draft: ArgumentDraft) -> list[int]:

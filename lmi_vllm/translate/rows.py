@@ -24,11 +24,17 @@ def _directory_origin(model: ModelArtifacts) -> Origin:
 
 
 def _rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
-    """Every option that is set and that maps, with its row."""
-    settings = draft.settings.model.details.values()
+    """Every option that is set and that maps, with its row; vLLM's own have none."""
+    own = [(one, find_option(one.name)) for one in draft.settings.model.details.values()]
+    brought = [
+        (one, row)
+        for extra in draft.settings.extras
+        for one in extra.details.values()
+        if (row := find_option(one.name))
+    ]
     return [
-        (setting, find_option(setting.name))
-        for setting in settings
+        (setting, row)
+        for setting, row in (*own, *brought)
         if setting.effect == EffectWord.MAPS_TO and setting.is_set
     ]
 

@@ -24,7 +24,7 @@ ROOMS = {
     "extension": r"translate\.draft\.ArgumentDraft|web\.request\.RouteGroup"
     r"|checks\.secure_mode\.Checks"
     r"|commands\.serve\.ServeOtherwise|config\.settings\.(Extra)?Settings"
-    r"|server\.(model_files\.StartVariables|model_keeper\.WithoutModel|code_start\.CodeLoader)"
+    r"|server\.(model_files\.(FetchBeside|StartVariables)|model_keeper\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
     r"|server\.(plan\.(AroundStart|PlannedStart|PlanVariables)|process_group\.MakeProcesses)"
     r"|server\.context\.BesideServer|sources\.base\.Store",

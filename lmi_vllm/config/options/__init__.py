@@ -7,10 +7,9 @@ import functools
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_vllm.config.options.engine import Batching, Lmcache, Parallel, Speculative
+from lmi_vllm.config.options.engine import Batching, Parallel
 from lmi_vllm.config.options.model import Lora, Model, Quantization
 from lmi_vllm.config.options.requests import Chat, Code, Serving
-from lmi_vllm.config.options.retired import Dropped, OtherBackends
 from lmi_vllm.config.options.row import (
     CONFIG,
     DROPPED,
@@ -54,10 +53,7 @@ __all__ = [
 ]
 
 
-class ModelOptions(
-    Model, Parallel, Batching, Quantization, Speculative, Lora, Serving, Chat, Code, Lmcache,
-    OtherBackends, Dropped,
-):  # fmt: skip
+class ModelOptions(Model, Parallel, Batching, Quantization, Lora, Serving, Chat, Code):
     """`option.<name>` in serving.properties or `OPTION_<NAME>`, in the order of the pages."""
 
 

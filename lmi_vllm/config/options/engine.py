@@ -1,15 +1,12 @@
-"""How the engine runs the model: devices, batches, speculation, KV transfer."""
+"""How the engine runs the model: devices and batches."""
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import (
-    DROPPED,
-    OTHER_BACKENDS,
     Section,
     computes,
     maps_to,
     no_effect,
     option,
-    ours,
     warns,
 )
 
@@ -34,11 +31,6 @@ class Parallel(Section):
         note="The physical GPUs to use.")
     enable_expert_parallel: bool | None = option(parse.as_vllm, maps_to("enable_expert_parallel"),
         values="bool", note="Spread experts instead of slicing each.")
-    worker_use_ray: bool | None = option(parse.boolean, computes("distributed_executor_backend"),
-        note="true means distributed_executor_backend=ray.", section=DROPPED)
-    use_custom_all_reduce: bool | None = option(parse.boolean,
-        computes("disable_custom_all_reduce"), section=OTHER_BACKENDS,
-        note="false means disable_custom_all_reduce=true.")
     device: str | None = option(parse.any_text, warns("vLLM finds the device itself"))
     # fmt: on
 
@@ -76,42 +68,4 @@ class Batching(Section):
         values="auto, vllm, disable", note="Kept for LMI's sake: continuous batching is always on.")
     batch_size: str | None = option(parse.any_text,
         warns("continuous batching is always on", quiet_for=("1",)))
-    # fmt: on
-
-
-class Speculative(Section):
-    """Tokens guessed ahead."""
-
-    section = "Speculative decoding"
-
-    # fmt: off
-    speculative_draft_model: str | None = option(parse.plain_text, computes("speculative_config"),
-        aliases=("draft_model_id",), values="hub id, `s3://…`, path",
-        note="The small model that guesses ahead.")
-    speculative_length: int | None = option(parse.count, computes("speculative_config"),
-        aliases=("spec_length",), values="number",
-        note="Tokens guessed per step; 5 when a draft model is set, 0: none are guessed.")
-    draft_model_tp_size: int | None = option(parse.positive_int, computes("speculative_config"),
-        values="1 or the tensor parallel degree",
-        note="GPUs the draft model uses; 1 when a draft model is set.")
-    speculative_config: dict[str, object] | None = option(parse.as_vllm,
-        computes("speculative_config"), values="JSON",
-        note="vLLM's own form; not beside the three above.")
-    record_acceptance_rate: str | None = option(parse.any_text, warns("the acceptance rate is "
-        "logged every LMI_STATS_INTERVAL seconds anyway", quiet_for=("false", "False", "FALSE")))
-    # fmt: on
-
-
-class Lmcache(Section):
-    """KV caches outside of the engine."""
-
-    section = "LMCache and KV transfer"
-
-    # fmt: off
-    kv_transfer_config: dict[str, object] | None = option(parse.as_vllm,
-        computes("kv_transfer_config"), values="JSON", note="KV connector; kv_role is mandatory.")
-    lmcache_config_file: str | None = option(parse.plain_text, ours(), values="path",
-        note="Exported as LMCACHE_CONFIG_FILE; relative to the model directory.")
-    lmcache_auto_config: bool = option(parse.boolean, computes("kv_transfer_config"), default=False,
-        note="Size LMCache from the machine's memory and disk.")
     # fmt: on

@@ -1,10 +1,15 @@
-"""LMCache: the variables that its library reads, from a file or sized after model and machine."""
+"""LMCache: its options, and the variables that its library reads."""
 
 from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
-    late_rules=(Lazy("lmi_vllm.extras.lmcache.variables:check_package"),),
+    settings=(Lazy("lmi_vllm.extras.lmcache.rules:LmcacheSettings"),),
+    rules=(Lazy("lmi_vllm.extras.lmcache.rules:kv_transfer"),),
+    late_rules=(
+        Lazy("lmi_vllm.extras.lmcache.rules:check_workers"),
+        Lazy("lmi_vllm.extras.lmcache.rules:check_package"),
+    ),
     start_variables=(Lazy("lmi_vllm.extras.lmcache.variables:lmcache_variables"),),
 )

@@ -1,25 +1,22 @@
-"""LMCache: whether it can be had, and what its library finds in the environment at a start."""
+"""What LMCache's library finds in the environment at a start."""
 
 import logging
 import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.memory import free_host_memory
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.lmcache.rules import LmcacheSettings
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.trusted_folders import beside, trusted_folder
-from lmi_vllm.translate.draft import ArgumentDraft
 
 logger = logging.getLogger(__name__)
 
-PACKAGE: Final = "lmcache"
-_OPTIONS: Final = ("lmcache_config_file", "lmcache_auto_config", "kv_transfer_config")
 CACHE_FOLDER: Final = Path("/tmp/lmcache")
 _PREFIX: Final = "LMCACHE_"
 _GIB: Final = 1 << 30
@@ -48,7 +45,7 @@ def lmcache_variables(
         ConfigurationError: the configuration file is missing, or the model's size is unknown.
     """
     found = _of_file(settings, model)
-    auto = settings.model.detail("lmcache_auto_config")
+    auto = settings.extra(LmcacheSettings).detail("lmcache_auto_config")
     if auto is not None and auto.value is True:
         size = _model_bytes(Path(model.model))
         if not size:
@@ -76,7 +73,7 @@ def measure_machine() -> Machine:
 
 
 def _of_file(settings: Settings, model: ModelArtifacts) -> dict[str, str]:
-    setting = settings.model.detail("lmcache_config_file")
+    setting = settings.extra(LmcacheSettings).detail("lmcache_config_file")
     if setting is None or not setting.is_set:
         return {}
     path = (model.directory or Path.cwd()) / str(setting.value)
@@ -120,43 +117,3 @@ def _model_bytes(directory: Path) -> int:
         if sizes := [path.stat().st_size for path in directory.rglob(pattern)]:
             return sum(sizes)
     return 0
-
-
-def check_package(draft: ArgumentDraft) -> None:
-    """Refuse LMCache where vLLM would not find it; say what it cannot do without a GPU."""
-    asked = _asked(draft)
-    if not asked:
-        return
-    if not is_installed(PACKAGE):
-        sentence = (
-            f'{asked} needs the package lmcache: pip install "lmi-vllm[lmcache]" (the CUDA image '
-            f"has it)"
-        )
-        # Where vLLM is not installed either, another machine is to serve.
-        (draft.fail if is_installed("vllm") else draft.warn)(sentence)
-    if draft.devices.gpu_count == 0:
-        draft.warn(
-            f"{asked}: LMCache has no connector for a CPU; nothing is kept, and prompts wait for "
-            f"look-ups that fail"
-        )
-
-
-def is_installed(package: str) -> bool:
-    """Whether it can be imported here; it is not."""
-    return find_spec(package) is not None
-
-
-def _asked(draft: ArgumentDraft) -> str:
-    """The option that asks for LMCache; empty without one."""
-    for name in _OPTIONS:
-        setting = draft.given(name)
-        if setting is None or setting.value in (None, False):
-            continue
-        if name != "kv_transfer_config" or _is_lmcache(setting.value):
-            return setting.label
-    return ""
-
-
-def _is_lmcache(config: object) -> bool:
-    connector = config.get("kv_connector") if isinstance(config, Mapping) else None
-    return isinstance(connector, str) and connector.startswith("LMCache")

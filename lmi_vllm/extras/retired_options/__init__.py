@@ -1,4 +1,4 @@
-"""Why options of other backends, of older vLLM releases and of the Java server have no effect."""
+"""Options of other backends, of older vLLM releases and of the Java server: what became of them."""
 
 from typing import Final
 
@@ -9,5 +9,9 @@ EXTRA: Final = Extra(
         Lazy("lmi_vllm.extras.retired_options.options:ForeignOptions"),
         Lazy("lmi_vllm.extras.retired_options.options:DroppedArguments"),
         Lazy("lmi_vllm.extras.retired_options.options:JavaServerKeys"),
-    )
+    ),
+    rules=(
+        Lazy("lmi_vllm.extras.retired_options.rules:legacy_arguments"),
+        Lazy("lmi_vllm.extras.retired_options.rules:legacy_lengths"),
+    ),
 )

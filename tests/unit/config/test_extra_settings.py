@@ -100,14 +100,14 @@ def test_key_of_a_missing_extra_says_so(tmp_path: Path, folder_file: str) -> Non
 
 
 def test_rows_of_the_core_that_an_extra_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core knows them, and says what is missing all the same."""
+    """The core knows some, and says what is missing of all."""
     environ = {"LMI_FRONTEND_PROCESSES": "4", "OPTION_LMCACHE_CONFIG_FILE": "x.yaml"}
     assert set(unknown_names.OBEYED_BY_EXTRAS) <= {
         row.name for row in (*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
     }
     monkeypatch.setattr(unknown_names, "extras", dict)
     settings = load_settings(environ, kinds=())
-    for name, extra in (("LMI_FRONTEND_PROCESSES", "front_ends"), ("lmcache_config", "lmcache")):
+    for name, extra in (("LMI_FRONTEND_PROCESSES", "front_ends"), ("LMCACHE_CONFIG", "lmcache")):
         needed = f"needs the extra {extra}, which is not installed"
         assert [text for text in settings.warnings if name in text and needed in text]
     assert len(load_settings({**environ, "LMI_STRICT": "true"}, kinds=()).errors) == 2

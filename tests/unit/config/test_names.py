@@ -85,8 +85,6 @@ PAIRS = (
     ("tensor_parallel_degree", "2", "tensor_parallel_size", "2.0", "4"),
     ("pipeline_parallel_degree", "2", "pipeline_parallel_size", " 2", "1"),
     ("max_rolling_batch_size", "8", "max_num_seqs", "8", "9"),
-    ("speculative_draft_model", "a", "draft_model_id", "a", "b"),
-    ("speculative_length", "3", "spec_length", "3", "4"),
 )
 
 
@@ -104,13 +102,6 @@ def test_two_names_of_one_setting_must_agree(
         f"option.{lmi}={value}" in text and variable in text and "serving.properties line 1" in text
         for text in clash.errors
     )
-
-
-def test_draft_names_and_speculative_config_exclude_each_other(explained: ExplainRun) -> None:
-    """Both describe speculative decoding: an error naming both."""
-    run = explained('option.speculative_config={"model": "a"}\noption.speculative_draft_model=b')
-    assert "option.speculative_draft_model" in run.errors[0]
-    assert "option.speculative_config" in run.errors[0]
 
 
 def test_every_error_is_reported_at_once(explained: ExplainRun) -> None:

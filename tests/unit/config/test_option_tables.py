@@ -86,21 +86,6 @@ TABLE_11_2 = (
     Row("enforce_eager", "1", {"enforce_eager": True}),
     Row("gpu_memory_utilization", "0.8", {"gpu_memory_utilization": 0.8}),
     Row("gpu_memory_utilization", "80", fails="0.9"),
-    Row("speculative_draft_model", "acme/draft", {"speculative_config": {
-        "model": "acme/draft", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}}),
-    Row("draft_model_id", "acme/draft", {"speculative_config": {
-        "model": "acme/draft", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}}),
-    Row("spec_length", "2", {"speculative_config": {
-        "model": "d", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1}},
-        also="option.draft_model_id=d"),
-    Row("speculative_length", "3", warns=True, warns_with="speculative_draft_model"),
-    Row("draft_model_tp_size", "4", {"speculative_config": {
-        "model": "d", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 4}},
-        also="option.draft_model_id=d"),
-    Row("draft_model_tp_size", "2", fails="must be 1", also="option.draft_model_id=d"),
-    Row("record_acceptance_rate", "true", warns=True),
-    Row("speculative_config", '{"method": "ngram"}', {"speculative_config": {"method": "ngram"}}),
-    Row("speculative_config", "{broken", fails="JSON"),
     Row("enable_lora", "true", {"enable_lora": True, "max_loras": 4, "data_parallel_size": ABSENT}),
     Row("max_loras", "2", {"max_loras": 2}),
     Row("max_lora_rank", "24", {"max_lora_rank": 32}, warns=True),
@@ -135,16 +120,8 @@ TABLE_11_2 = (
     Row("limit_mm_per_prompt", '{"image": 4}', {"limit_mm_per_prompt": {"image": 4}}),
     Row("limit_mm_per_prompt", "image=4,video=2",
         {"limit_mm_per_prompt": {"image": 4, "video": 2}}),
-    Row("kv_transfer_config", '{"kv_connector": "X", "kv_role": "kv_both"}',
-        {"kv_transfer_config": {"kv_connector": "X", "kv_role": "kv_both"}}),
-    Row("kv_transfer_config", '{"kv_connector": "X"}', fails="kv_role"),
     Row("enable_expert_parallel", "true", {"enable_expert_parallel": True}),
     Row("hf_overrides", '{"a": 1}', {"hf_overrides": {"a": 1}}),
-    Row("lmcache_auto_config", "true", fails="lmcache_config_file",
-        also="option.lmcache_config_file=l.yaml"),
-    Row("lmcache_auto_config", "true", fails="enable_expert_parallel",
-        also="option.enable_expert_parallel=true"),
-    Row("lmcache_auto_config", "true", fails="maxWorkers", also="maxWorkers=2"),
     Row("adapters", "my-adapters", server={"adapters": "my-adapters"}),
 )  # fmt: skip
 
@@ -171,55 +148,10 @@ TABLE_11_3 = (
 )  # fmt: skip
 
 TABLE_11_4 = (
-    Row("max_tokens", "2048", {"max_model_len": 2048}, warns=True),
-    Row("max_tokens", "2048", {"max_model_len": 512}, warns=True, also="option.max_model_len=512"),
-    Row("enable_cuda_graph", "false", {"enforce_eager": True}),
-    Row("enable_cuda_graph", "true", {"enforce_eager": False}),
-    Row("enable_cuda_graph", "true", {"enforce_eager": True}, warns=True,
-        also="option.enforce_eager=true"),
     Row("load_in_4bit", "false"),
     Row("load_in_4bit", "true", fails="fp8"),
     Row("load_in_8bit", "true", {"quantization": "int8_per_channel_weight_only"}, warns=True),
     Row("load_in_8bit", "true", fails="quantize=awq", also="option.quantize=awq"),
-    Row("n_positions", "1024", {"max_model_len": 1024}, warns=True),
-    Row("load_split_model", "true", fails="Hugging Face"),
-    Row("load_split_model", "false"),
-    Row("max_input_len", "100", {"max_model_len": -1}, warns=True),
-    Row("max_output_len", "100", {"max_model_len": -1}, warns=True),
-    Row("max_input_len", "100", {"max_model_len": 300}, warns=True,
-        also="option.max_output_len=200"),
-    Row("max_num_tokens", "4096", {"max_num_batched_tokens": 4096}, warns=True),
-    Row("max_num_sequences", "12", {"max_num_seqs": 12}),
-    Row("kv_cache_free_gpu_mem_fraction", "0.7", {"gpu_memory_utilization": 0.7}, warns=True),
-    Row("use_custom_all_reduce", "false", {"disable_custom_all_reduce": True}),
-    Row("use_custom_all_reduce", "true", {"disable_custom_all_reduce": ABSENT}),
-    Row("tokens_per_block", "32", {"block_size": 32}, warns=True),
-)  # fmt: skip
-
-TABLE_11_5 = (
-    Row("disable_log_requests", "true", {"enable_log_requests": False}),
-    Row("disable_log_requests", "false", {"enable_log_requests": True}),
-    Row("rope_scaling", '{"type": "yarn"}', {"hf_overrides": {"rope_scaling": {"type": "yarn"}}}),
-    Row("rope_theta", "5000", {"hf_overrides": {"rope_theta": 5000.0}}),
-    Row("rope_theta", "5000", {"hf_overrides": {"a": 1}}, warns=True,
-        also='option.hf_overrides={"a": 1}'),
-    Row("speculative_model", "d", {"speculative_config": {
-        "model": "d", "num_speculative_tokens": 4}}, also="option.num_speculative_tokens=4"),
-    Row("speculative_model", "[ngram]", {"speculative_config": {
-        "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1}},
-        also="option.num_speculative_tokens=4\noption.ngram_prompt_lookup_max=3\n"
-        "option.ngram_prompt_lookup_min=1"),
-    Row("num_speculative_tokens", "4", warns=True),
-    Row("ngram_prompt_lookup_max", "4", warns=True),
-    Row("ngram_prompt_lookup_min", "4", warns=True),
-    Row("guided_decoding_backend", "xgrammar",
-        {"structured_outputs_config": {"backend": "xgrammar"}}),
-    Row("override_pooler_config", '{"normalize": false}', {"pooler_config": {"normalize": False}}),
-    Row("worker_use_ray", "true", {"distributed_executor_backend": "ray"}),
-    Row("worker_use_ray", "false", {"distributed_executor_backend": ABSENT}),
-    Row("collect_detailed_traces", "all", {"collect_detailed_traces": ["all"]}),
-    Row("collect_detailed_traces", "yes", {"collect_detailed_traces": ABSENT}, warns=True),
 )  # fmt: skip
 
 SECTIONS_6_AND_7 = (
@@ -261,7 +193,7 @@ SECTIONS_6_AND_7 = (
 )  # fmt: skip
 
 ALL_ROWS = (
-    *TABLE_11_1, *TABLE_11_2, *TABLE_11_3, *TABLE_11_4, *TABLE_11_5, *SECTIONS_6_AND_7,
+    *TABLE_11_1, *TABLE_11_2, *TABLE_11_3, *TABLE_11_4, *SECTIONS_6_AND_7,
 )  # fmt: skip
 
 

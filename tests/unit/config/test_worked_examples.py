@@ -74,18 +74,6 @@ EXAMPLES = (
         errors=("OPTION_QUANTIZE", "OPTION_QUANTIZATION"),
     ),
     Example(
-        "draft model",
-        {
-            "speculative_config": {
-                "model": "acme/draft",
-                "num_speculative_tokens": 3,
-                "draft_tensor_parallel_size": 1,
-            }
-        },
-        file="option.speculative_draft_model=acme/draft\noption.speculative_length=3\n"
-        "option.draft_model_tp_size=1",
-    ),
-    Example(
         "batching names",
         {"max_num_batched_tokens": 32768, "cpu_offload_gb": 4.0, "enable_prefix_caching": False},
         file="option.max_rolling_batch_prefill_tokens=32768\noption.cpu_offload_gb_per_gpu=4\n"
@@ -122,12 +110,6 @@ EXAMPLES = (
         "tgi names",
         {"enforce_eager": True, "gpu_memory_utilization": 0.8},
         environ="ENABLE_CUDA_GRAPHS=false CUDA_MEMORY_FRACTION=0.8",
-    ),
-    Example(
-        "tensorrt-llm lengths",
-        {"max_model_len": 1536},
-        file="option.max_input_len=1024\noption.max_output_len=512",
-        warnings=1,
     ),
 )
 

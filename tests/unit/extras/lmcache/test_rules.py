@@ -4,7 +4,7 @@ import pytest
 
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extras.lmcache import variables
+from lmi_vllm.extras.lmcache import rules
 from lmi_vllm.server.plan import plan_start
 from tests.support.hub_server import Repository, hub_server
 from tests.unit.conftest import ExplainRun
@@ -22,7 +22,7 @@ OTHERS = (
 
 def install(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Let these packages be all that is installed."""
-    monkeypatch.setattr(variables, "is_installed", lambda package: package in packages)
+    monkeypatch.setattr(rules, "is_installed", lambda package: package in packages)
 
 
 @pytest.mark.parametrize("line", ASKS)

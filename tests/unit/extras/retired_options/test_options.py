@@ -1,4 +1,4 @@
-"""Every name without effect says why, in one line; without this extra it is unknown."""
+"""What older names become, and why others have no effect; without this extra they are unknown."""
 
 import pytest
 
@@ -9,10 +9,11 @@ from lmi_vllm.extras.retired_options.options import (
     ForeignOptions,
     JavaServerKeys,
 )
-from tests.unit.config.test_option_tables import Row, check_row
+from tests.unit.config.test_option_tables import ABSENT, Row, check_row
 from tests.unit.conftest import ExplainRun
 
-ROWS = Rows.of((*ForeignOptions.rows, *DroppedArguments.rows, *JavaServerKeys.rows))
+ALL = (*ForeignOptions.rows, *DroppedArguments.rows, *JavaServerKeys.rows)
+ROWS = Rows.of(row for row in ALL if row.effect.word in (EffectWord.WARNS, EffectWord.NONE))
 
 
 @pytest.mark.parametrize("row", ROWS.options, ids=lambda row: row.name)
@@ -36,7 +37,39 @@ CASES = (
     ),
     Row("triangular_masking", "true", warns=True),
     Row("swap_space", "7", warns=True),
-)
+    Row("max_tokens", "2048", {"max_model_len": 2048}, warns=True),
+    Row("max_tokens", "2048", {"max_model_len": 512}, warns=True, also="option.max_model_len=512"),
+    Row("enable_cuda_graph", "false", {"enforce_eager": True}),
+    Row("enable_cuda_graph", "true", {"enforce_eager": False}),
+    Row("enable_cuda_graph", "true", {"enforce_eager": True}, warns=True,
+        also="option.enforce_eager=true"),
+    Row("n_positions", "1024", {"max_model_len": 1024}, warns=True),
+    Row("load_split_model", "true", fails="Hugging Face"),
+    Row("load_split_model", "false"),
+    Row("max_input_len", "100", {"max_model_len": -1}, warns=True),
+    Row("max_output_len", "100", {"max_model_len": -1}, warns=True),
+    Row("max_input_len", "100", {"max_model_len": 300}, warns=True,
+        also="option.max_output_len=200"),
+    Row("max_num_tokens", "4096", {"max_num_batched_tokens": 4096}, warns=True),
+    Row("max_num_sequences", "12", {"max_num_seqs": 12}),
+    Row("kv_cache_free_gpu_mem_fraction", "0.7", {"gpu_memory_utilization": 0.7}, warns=True),
+    Row("use_custom_all_reduce", "false", {"disable_custom_all_reduce": True}),
+    Row("use_custom_all_reduce", "true", {"disable_custom_all_reduce": ABSENT}),
+    Row("tokens_per_block", "32", {"block_size": 32}, warns=True),
+    Row("disable_log_requests", "true", {"enable_log_requests": False}),
+    Row("disable_log_requests", "false", {"enable_log_requests": True}),
+    Row("rope_scaling", '{"type": "yarn"}', {"hf_overrides": {"rope_scaling": {"type": "yarn"}}}),
+    Row("rope_theta", "5000", {"hf_overrides": {"rope_theta": 5000.0}}),
+    Row("rope_theta", "5000", {"hf_overrides": {"a": 1}}, warns=True,
+        also='option.hf_overrides={"a": 1}'),
+    Row("guided_decoding_backend", "xgrammar",
+        {"structured_outputs_config": {"backend": "xgrammar"}}),
+    Row("override_pooler_config", '{"normalize": false}', {"pooler_config": {"normalize": False}}),
+    Row("worker_use_ray", "true", {"distributed_executor_backend": "ray"}),
+    Row("worker_use_ray", "false", {"distributed_executor_backend": ABSENT}),
+    Row("collect_detailed_traces", "all", {"collect_detailed_traces": ["all"]}),
+    Row("collect_detailed_traces", "yes", {"collect_detailed_traces": ABSENT}, warns=True),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("row", CASES, ids=lambda row: row.id)
@@ -64,3 +97,15 @@ def test_nothing_here_has_an_effect() -> None:
     rows = (*ROWS.options, *ROWS.server)
     assert {row.effect.word for row in rows} == {EffectWord.WARNS, EffectWord.NONE}
     assert not ROWS.variables
+
+
+def test_lengths_of_tensorrt_llm_add_up(explained: ExplainRun) -> None:
+    """One word is said for the two."""
+    run = explained("option.max_input_len=1024\noption.max_output_len=512")
+    assert (run.engine_args["max_model_len"], len(run.warnings)) == (1536, 1)
+
+
+def test_ray_that_was_asked_for_by_its_old_name_places_the_model(explained: ExplainRun) -> None:
+    """Its nodes may have the GPUs that this one lacks."""
+    run = explained("option.worker_use_ray=true\noption.tensor_parallel_degree=16")
+    assert (run.errors, run.engine_args["tensor_parallel_size"]) == ([], 16)

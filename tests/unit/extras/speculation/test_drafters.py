@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from lmi_vllm.extras.speculation.rules import draft_reference, with_draft_files
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.translate.speculation import draft_reference, with_draft_files
 from tests.unit.conftest import ExplainRun
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}

@@ -3,11 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from lmi_vllm.checks.model_config import read_directory
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import DROPPED, computes, option, warns
 from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.model_files import Fetch
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
@@ -23,6 +27,38 @@ _NO_MODELS: Final = (
 )  # fmt: skip
 # How vLLM 0.32 tells an EAGLE head: by its path, which a head that was fetched need not have kept.
 _NAMED_METHODS: Final = (("eagle-", "eagle"), ("eagle3", "eagle3"))
+
+
+class SpeculationSettings(ExtraSettings):
+    """Tokens guessed ahead: LMI's names, vLLM's own and vLLM's older ones."""
+
+    section: ClassVar[str] = "Speculative decoding"
+
+    # fmt: off
+    speculative_draft_model: str | None = option(parse.plain_text, computes("speculative_config"),
+        aliases=("draft_model_id",), values="hub id, `s3://…`, path",
+        note="The small model that guesses ahead.")
+    speculative_length: int | None = option(parse.count, computes("speculative_config"),
+        aliases=("spec_length",), values="number",
+        note="Tokens guessed per step; 5 when a draft model is set, 0: none are guessed.")
+    draft_model_tp_size: int | None = option(parse.positive_int, computes("speculative_config"),
+        values="1 or the tensor parallel degree",
+        note="GPUs the draft model uses; 1 when a draft model is set.")
+    speculative_config: dict[str, object] | None = option(parse.as_vllm,
+        computes("speculative_config"), values="JSON",
+        note="vLLM's own form; not beside the three above.")
+    record_acceptance_rate: str | None = option(parse.any_text, warns("the acceptance rate is "
+        "logged every LMI_STATS_INTERVAL seconds anyway", quiet_for=("false", "False", "FALSE")))
+    speculative_model: str | None = option(parse.plain_text, computes("speculative_config"),
+        section=DROPPED, note="Becomes speculative_config where that is unset; [ngram] means the "
+        "ngram method.")
+    num_speculative_tokens: int | None = option(parse.positive_int, computes("speculative_config"),
+        section=DROPPED, note="Becomes part of speculative_config.")
+    ngram_prompt_lookup_max: int | None = option(parse.positive_int, computes("speculative_config"),
+        section=DROPPED, note="Becomes part of speculative_config.")
+    ngram_prompt_lookup_min: int | None = option(parse.positive_int, computes("speculative_config"),
+        section=DROPPED, note="Becomes part of speculative_config.")
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +80,14 @@ def draft_reference(arguments: Mapping[str, object]) -> DraftReference | None:
     if is_directory(model):
         return None
     return DraftReference(model, None if revision is None else str(revision))
+
+
+async def fetch_draft(arguments: EngineArguments, fetch: Fetch) -> EngineArguments:
+    """`arguments` with the place of the draft model, fetched where it is not here."""
+    draft = draft_reference(arguments.values)
+    if draft is None:
+        return arguments
+    return with_draft_files(arguments, await fetch(draft.model, draft.revision))
 
 
 def with_draft_files(arguments: EngineArguments, local: Path) -> EngineArguments:

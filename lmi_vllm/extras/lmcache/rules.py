@@ -1,0 +1,99 @@
+"""LMCache and KV transfer: their options, whether the package is there, what excludes what."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import ClassVar, Final
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import computes, option, ours
+from lmi_vllm.config.settings import ExtraSettings
+from lmi_vllm.translate.draft import ArgumentDraft
+from lmi_vllm.translate.parallel import worker_cap
+
+PACKAGE: Final = "lmcache"
+_OPTIONS: Final = ("lmcache_config_file", "lmcache_auto_config", "kv_transfer_config")
+
+
+class LmcacheSettings(ExtraSettings):
+    """KV caches outside of the engine."""
+
+    section: ClassVar[str] = "LMCache and KV transfer"
+
+    # fmt: off
+    kv_transfer_config: dict[str, object] | None = option(parse.as_vllm,
+        computes("kv_transfer_config"), values="JSON", note="KV connector; kv_role is mandatory.")
+    lmcache_config_file: str | None = option(parse.plain_text, ours(), values="path",
+        note="Exported as LMCACHE_CONFIG_FILE; relative to the model directory.")
+    lmcache_auto_config: bool = option(parse.boolean, computes("kv_transfer_config"), default=False,
+        note="Size LMCache from the machine's memory and disk.")
+    # fmt: on
+
+
+def kv_transfer(draft: ArgumentDraft) -> None:
+    """The KV connector, and what LMCache's automatic sizes exclude."""
+    config, auto = draft.given("kv_transfer_config"), draft.given("lmcache_auto_config")
+    if config is not None:
+        draft.put("kv_transfer_config", config.value, config.origin)
+        if isinstance(config.value, dict) and not config.value.get("kv_role"):
+            draft.fail(
+                f"{config.label} lacks kv_role; allowed are kv_producer, kv_consumer and kv_both"
+            )
+    if auto is None or auto.value is not True:
+        return
+    draft.takes_copies = False  # the sizes count on one
+    connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+    draft.put_if_unset("kv_transfer_config", connector, auto.origin)
+    file, experts = draft.given("lmcache_config_file"), draft.given("enable_expert_parallel")
+    if file is not None:
+        draft.fail(f"{auto.label} and {file.label} exclude each other: set one of them")
+    if experts is not None and experts.value is True:
+        draft.fail(f"{auto.label} and {experts.label} exclude each other: set one of them")
+
+
+def check_workers(draft: ArgumentDraft) -> None:
+    """LMCache's automatic sizes count on one copy."""
+    auto, cap = draft.given("lmcache_auto_config"), worker_cap(draft)
+    if auto is None or auto.value is not True or cap is None:
+        return
+    if isinstance(cap.value, int) and cap.value > 1:
+        draft.fail(f"{auto.label} allows one copy and {cap.label} is {cap.value}")
+
+
+def check_package(draft: ArgumentDraft) -> None:
+    """Refuse LMCache where vLLM would not find it; say what it cannot do without a GPU."""
+    asked = _asked(draft)
+    if not asked:
+        return
+    if not is_installed(PACKAGE):
+        sentence = (
+            f'{asked} needs the package lmcache: pip install "lmi-vllm[lmcache]" (the CUDA image '
+            f"has it)"
+        )
+        # Where vLLM is not installed either, another machine is to serve.
+        (draft.fail if is_installed("vllm") else draft.warn)(sentence)
+    if draft.devices.gpu_count == 0:
+        draft.warn(
+            f"{asked}: LMCache has no connector for a CPU; nothing is kept, and prompts wait for "
+            f"look-ups that fail"
+        )
+
+
+def is_installed(package: str) -> bool:
+    """Whether it can be imported here; it is not."""
+    return find_spec(package) is not None
+
+
+def _asked(draft: ArgumentDraft) -> str:
+    """The option that asks for LMCache; empty without one."""
+    for name in _OPTIONS:
+        setting = draft.given(name)
+        if setting is None or setting.value in (None, False):
+            continue
+        if name != "kv_transfer_config" or _is_lmcache(setting.value):
+            return setting.label
+    return ""
+
+
+def _is_lmcache(config: object) -> bool:
+    connector = config.get("kv_connector") if isinstance(config, Mapping) else None
+    return isinstance(connector, str) and connector.startswith("LMCache")
