@@ -1,12 +1,12 @@
 """What the model's own config.json says of the settings: whose engine, and what is doubtful."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.model_config import read_directory
-from lmi_vllm.checks.model_shape import EIGHT_BITS, EXPERTS_ONLY, ModelShape
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import OwnEngine, extras
 from lmi_vllm.sources.local import is_directory
@@ -16,6 +16,49 @@ _FORMER_METHODS: Final = (
     "aqlm", "bitsandbytes", "deepspeedfp", "eetq", "gguf", "hqq", "ipex", "marlin",
     "neuron_quant", "qqq", "squeezellm", "tpu_int8",
 )  # fmt: skip
+# Methods that quantize the experts of a mixture and leave every other layer as it is
+# (vLLM 0.32: config/quantization.py, quantization/experts_int8.py).
+EIGHT_BITS: Final = "int8_per_channel_weight_only"  # what LMI's 8-bit methods become
+EXPERTS_ONLY: Final = ("experts_int8", EIGHT_BITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the settings may not fit, of one model."""
+
+    quant_method: str | None
+    is_mixture: bool
+
+
+def read_checkpoint(config: Mapping[str, object]) -> Checkpoint:
+    """What `config`, or the text part of a multimodal one, says."""
+    body = text_part(config)
+    quantization = body.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    return Checkpoint(str(method).lower() if method else None, _is_mixture(body))
+
+
+def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
+    """`config` with what its part for texts says."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def number_of(body: Mapping[str, object], *keys: str) -> int | None:
+    """The first of `keys` that holds a number above 0."""
+    for key in keys:
+        value = body.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _is_mixture(body: Mapping[str, object]) -> bool:
+    """Whether the model has experts; DBRX counts them in a table of its own."""
+    inner = body.get("ffn_config")
+    counted = {**body, **inner} if isinstance(inner, dict) else body
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    return number_of(counted, *names) is not None
 
 
 def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
@@ -37,7 +80,7 @@ def engine_for(architectures: Sequence[str], arguments: Mapping[str, object]) ->
     return None
 
 
-def unreadable(shape: ModelShape) -> Iterator[str]:
+def unreadable(shape: Checkpoint) -> Iterator[str]:
     """Why the checkpoint's own quantization cannot be read: this vLLM no longer has it."""
     release, stored = load_release(), shape.quant_method
     if stored in _FORMER_METHODS and stored not in release.quantization_methods:
@@ -48,7 +91,7 @@ def unreadable(shape: ModelShape) -> Iterator[str]:
         )
 
 
-def misfits(shape: ModelShape, arguments: Mapping[str, object], *, has_gpus: bool) -> Iterator[str]:
+def misfits(shape: Checkpoint, arguments: Mapping[str, object], *, has_gpus: bool) -> Iterator[str]:
     """What cannot work with this model, or would not do what was asked for."""
     asked = arguments.get("quantization")
     if asked == EIGHT_BITS and not shape.is_mixture:
@@ -73,7 +116,7 @@ def _is_for_cpu() -> bool:
         return False
 
 
-def doubts(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
+def doubts(shape: Checkpoint, arguments: Mapping[str, object]) -> Iterator[str]:
     """What works and is probably not meant."""
     asked = arguments.get("quantization")
     if isinstance(asked, str) and shape.quant_method is not None:

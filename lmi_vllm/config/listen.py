@@ -6,7 +6,6 @@ management routes. The files themselves are read when the port opens (web/tls.py
 
 import ipaddress
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +17,6 @@ INFERENCE: Final = "inference_address"
 MANAGEMENT: Final = "management_address"
 TLS_FILES: Final = ("certificate_file", "private_key_file")
 PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
-MOST_PROCESSES: Final = 64
 _NAMES: Final = (INFERENCE, MANAGEMENT, *TLS_FILES)
 
 
@@ -129,17 +127,3 @@ def _check_ports(
             f"{server[MANAGEMENT].stated} and {server[INFERENCE].stated} share a port but not "
             "their scheme"
         )
-
-
-def check_front_ends(server: Mapping[str, Setting], fail: Callable[[str], None]) -> None:
-    """Report what does not go together with several front-end processes."""
-    setting = server.get(PROCESSES)
-    if setting is None or not isinstance(setting.value, int) or setting.value == 1:
-        return
-    if setting.value > MOST_PROCESSES:
-        fail(f"{setting.stated}: at most {MOST_PROCESSES} are possible")
-    if sys.platform != "linux":
-        fail(f"{setting.stated}: only Linux spreads the connections of one port over processes")
-    address = server.get(INFERENCE)
-    if address is not None and read_address(str(address.value)).path:
-        fail(f"{setting.stated}: {address.stated} is a Unix socket, which one process can answer")

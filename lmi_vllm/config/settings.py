@@ -27,7 +27,7 @@ from pydantic import Field, SkipValidation
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
-from lmi_vllm.config.listen import check_front_ends, check_listen
+from lmi_vllm.config.listen import check_listen
 from lmi_vllm.config.options import (
     ENVIRONMENT,
     ENVIRONMENT_SETTINGS,
@@ -303,7 +303,6 @@ class _Load:
     ) -> None:
         """Report settings that do not go together."""
         check_listen(server.details, self.report.fail)
-        check_front_ends(server.details, self.report.fail)
         for extra in others:
             extra.check(server, self.report.fail)
         report_model_ids(self.resolver.model, self.report)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.listen import ListenAddress
@@ -12,30 +11,23 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
 
 
-class ProcessGroup(Protocol):
-    """Processes beside the first one that answer requests over its engine."""
+class ProcessGroup:
+    """Processes beside the first one that answer requests over its engine: by itself none."""
 
-    @property
-    def first_socket(self) -> str:
-        """Where they reach the first process; empty where there are none."""
-        ...
+    first_socket = ""  # where they reach the first process
 
-    @property
-    def failed(self) -> asyncio.Event:
-        """Set once more of them have ended than can be replaced over one engine."""
-        ...
+    def __init__(self) -> None:
+        self.failed = asyncio.Event()  # more of them ended than can be replaced over one engine
 
     def opened(self, address: ListenAddress) -> None:
         """Take the address where all of them are to answer."""
-        ...
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
         """Start the processes unless they run: they load what they need while the engine starts."""
-        ...
 
     def new_seats(self) -> tuple[EngineSeat, ...]:
         """Return the seats to reserve at the engine that is started next."""
-        ...
+        return ()
 
     async def join(
         self, engine: Engine, profile: ServingProfile, adapters: AdapterRegistry
@@ -45,59 +37,18 @@ class ProcessGroup(Protocol):
         Raises:
             EngineStartError: one of them could not.
         """
-        ...
 
     def engine_died(self) -> None:
         """Have each of them end its requests: the engine is gone."""
-        ...
 
     async def detach(self) -> None:
         """Have the processes leave the engine; they answer on, with what the first process says."""
-        ...
 
     async def end(self) -> None:
         """End the processes."""
-        ...
 
     def remove(self) -> None:
         """Remove what was made for them."""
-        ...
 
 
 MakeProcesses = Callable[[InferenceService, Settings, Mapping[str, str]], ProcessGroup | None]
-
-
-class OneProcess:
-    """No process beside the first one."""
-
-    first_socket = ""
-
-    def __init__(self) -> None:
-        self.failed = asyncio.Event()
-
-    def opened(self, address: ListenAddress) -> None:
-        """Need no address."""
-
-    def begin(self, settings: Settings, arguments: EngineArguments) -> None:
-        """Start none."""
-
-    def new_seats(self) -> tuple[EngineSeat, ...]:
-        """Return none."""
-        return ()
-
-    async def join(
-        self, engine: Engine, profile: ServingProfile, adapters: AdapterRegistry
-    ) -> None:
-        """Be complete at once."""
-
-    def engine_died(self) -> None:
-        """Leave it to the first process."""
-
-    async def detach(self) -> None:
-        """Be out of the engine already."""
-
-    async def end(self) -> None:
-        """End none."""
-
-    def remove(self) -> None:
-        """Leave nothing behind."""

@@ -20,7 +20,7 @@ from lmi_vllm.server.context import (
 )
 from lmi_vllm.server.listeners import open_listeners
 from lmi_vllm.server.model_keeper import ModelKeeper
-from lmi_vllm.server.process_group import OneProcess, ProcessGroup
+from lmi_vllm.server.process_group import ProcessGroup
 from lmi_vllm.server.supervisor import Outcome
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 
@@ -138,4 +138,4 @@ def _processes(
             made = extra.processes.load()(service, settings, environ)
             if made is not None:
                 return made
-    return OneProcess()
+    return ProcessGroup()

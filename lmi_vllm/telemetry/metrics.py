@@ -4,11 +4,13 @@ Labels are bounded: routes are patterns, statuses are those we send, and of the 
 which clients choose, only the first `MAX_ADAPTERS` count by themselves.
 """
 
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
-from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
 
 from lmi_vllm._version import __version__
 
@@ -134,3 +136,16 @@ ALL: Final[tuple[MetricWrapperBase, ...]] = (
     DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DROPPED_LINES, NOT_FINITE,
     DRAINS, DRAINED, ENGINE_RESTARTS, TASKS, BUILD,
 )  # fmt: skip
+
+
+class Collectable(Protocol):
+    """Something that can be asked for its series."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Return them."""
+        ...
+
+
+def own_series(names: Sequence[str] = ()) -> Collectable:
+    """Return what has the series of these names, or all, of this process."""
+    return REGISTRY.restricted_registry(names) if names else REGISTRY

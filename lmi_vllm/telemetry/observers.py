@@ -1,7 +1,7 @@
 """Who is told of each request and of the server's life; the observers that every server has."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,8 @@ from lmi_vllm.telemetry.metrics import (
     REQUEST_SECONDS,
     REQUESTS,
     TOKEN_SECONDS,
+    Collectable,
+    own_series,
 )
 from lmi_vllm.telemetry.records import SEVERAL, Observer, RequestRecord, RequestSummary, Span
 
@@ -148,6 +150,8 @@ class Telemetry:
     send_line: Callable[[str], None] | None = None
     on_level: list[Callable[[int], None]] = field(default_factory=list)  # told of log levels
     start_span: StartSpan | None = None
+    # What /metrics shows: the series of these names, or all.
+    series: Callable[[Sequence[str]], Collectable] = own_series
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import doubts, misfits, unreadable
+from lmi_vllm.checks.model import doubts, misfits, read_checkpoint, unreadable
 from lmi_vllm.checks.model_config import ModelFiles, read_local_files
-from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ModelSourceError, NoModelError
@@ -162,7 +161,7 @@ def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
     """What came of `draft`, once the rules of extras have seen the model's config.json."""
     for rule in _of_extras(lambda extra: extra.checkpoint_rules):
         rule(draft)
-    shape = read_shape(draft.config)
+    shape = read_checkpoint(draft.config)
     draft.errors += unreadable(shape)
     if draft.config:
         draft.errors += misfits(shape, draft.values, has_gpus=draft.devices.gpu_count > 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model_shape import EIGHT_BITS
+from lmi_vllm.checks.model import EIGHT_BITS
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.vllm_schema import installed_release, load_release

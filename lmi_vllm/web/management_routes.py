@@ -15,7 +15,6 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry import metrics as ours
 from lmi_vllm.telemetry.log_format import LOG_LEVELS
-from lmi_vllm.telemetry.registry import series
 from lmi_vllm.web.request import SERVICE
 
 DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
@@ -52,8 +51,9 @@ async def metrics(request: web.Request) -> web.Response:
 
     `name[]` picks some of them, as in LMI.
     """
-    _set_gauges(request.app[SERVICE])
-    body = generate_latest(series(request.query.getall("name[]", [])))
+    service = request.app[SERVICE]
+    _set_gauges(service)
+    body = generate_latest(service.telemetry.series(request.query.getall("name[]", [])))
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -13,12 +13,12 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.server.context import ServerContext, new_service
 from lmi_vllm.server.model_keeper import ModelKeeper
-from lmi_vllm.server.process_group import OneProcess
+from lmi_vllm.server.process_group import ProcessGroup
 from lmi_vllm.server.supervisor import FRONT_ENDS_DIED, RESTART_PAUSE_SECONDS, Outcome
 from tests.server.conftest import Engines, ManualClock, until
 
 
-class Processes(OneProcess):
+class Processes(ProcessGroup):
     """Writes down what it is asked to do."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from aiohttp import web
 from lmi_vllm._version import __version__
 from lmi_vllm.errors import CrossSiteError
 from lmi_vllm.extras.console.machine_memory import gpus_in_use, memory_in_use
-from lmi_vllm.extras.console.snapshot import read_snapshot
+from lmi_vllm.extras.console.snapshot import read_snapshot, wanted_series
 from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import ListenerContext
@@ -200,7 +200,7 @@ def _life(service: InferenceService) -> dict[str, Any]:
 
 def _work(service: InferenceService) -> dict[str, Any]:
     """Return what the server does at the moment, and has done."""
-    found = read_snapshot()
+    found = read_snapshot(service.telemetry.series(wanted_series()))
     adapters = service.registered_adapters
     return {
         "queue": {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from lmi_vllm.telemetry.registry import Collectable, series
+from lmi_vllm.telemetry.metrics import Collectable
 
 # What is shown -> where it is read: the engine's own, which move while a request runs, else ours.
 COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -46,12 +46,12 @@ class Snapshot:
     cache: dict[str, str] = field(default_factory=dict)  # of the engine's KV cache
 
 
-def read_snapshot(source: Collectable | None = None) -> Snapshot:
-    """Return the series that there are now, of all processes or of another `source`."""
+def read_snapshot(source: Collectable) -> Snapshot:
+    """Return the series that there are now."""
     sums: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
     found = Snapshot()
-    for metric in (source or series(_wanted())).collect():
+    for metric in source.collect():
         for sample in metric.samples:
             if sample.name == CACHE:
                 found.cache = dict(sample.labels)
@@ -77,7 +77,8 @@ def read_snapshot(source: Collectable | None = None) -> Snapshot:
     return found
 
 
-def _wanted() -> list[str]:
+def wanted_series() -> list[str]:
+    """Return the names of all that a snapshot is made of."""
     names = [REQUESTS, CACHE, *GAUGES.values()]
     names += [source for sources in COUNTERS.values() for source in sources]
     for sources in HISTOGRAMS.values():

@@ -5,6 +5,7 @@ from typing import Final
 from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
-    serve_variables=(Lazy("lmi_vllm.extras.front_ends.metrics_folder:variables"),),
+    settings=(Lazy("lmi_vllm.extras.front_ends.settings:FrontEndSettings"),),
+    serve_variables=(Lazy("lmi_vllm.extras.front_ends.settings:variables"),),
     processes=Lazy("lmi_vllm.extras.front_ends.group:several"),
 )

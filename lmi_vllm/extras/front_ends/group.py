@@ -25,9 +25,10 @@ from lmi_vllm.extras.front_ends.board import Board
 from lmi_vllm.extras.front_ends.channel import Begin, EndAll, EngineGone, Hello, LogLevel
 from lmi_vllm.extras.front_ends.first import FirstProcess, Seats, SharedEngine
 from lmi_vllm.extras.front_ends.handle import EndedError, FrontEnd
+from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
-from lmi_vllm.telemetry.registry import remove_files
+from lmi_vllm.server.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,11 @@ SILENT_SECONDS: Final = 15.0  # a process tells every half second; one that hang
 LOOK_SECONDS: Final = 1.0
 
 
-class SeveralFrontEnds:
+class SeveralFrontEnds(ProcessGroup):
     """The processes beside the first one, and what all of them share."""
 
     def __init__(self, count: int, service: InferenceService, environ: Mapping[str, str]) -> None:
-        self.failed = asyncio.Event()  # more ended than one engine has seats for
+        super().__init__()
         self._count = count
         self._address = ListenAddress("http")  # where all of them answer
         self._service = service
@@ -55,6 +56,7 @@ class SeveralFrontEnds:
         self._settings: Settings | None = None
         self._hello: Hello | None = None
         self._begin: Begin | None = None
+        service.telemetry.series = series_of_all
         service.queue.share(self._seats.board.row(0))
         service.queue.watch_end(lambda: self._tell(EndAll()))
         service.lifecycle.watch(lambda _: self._tell(self._first.state()))

@@ -32,8 +32,8 @@ from lmi_vllm.extras.front_ends.channel import (
 )
 from lmi_vllm.extras.front_ends.first import FirstProcess
 from lmi_vllm.extras.front_ends.followed_adapters import without_hooks
+from lmi_vllm.extras.front_ends.series import OTHER_PROCESSES, forget_process
 from lmi_vllm.messages import SharedAdapter
-from lmi_vllm.telemetry.registry import OTHER_PROCESSES, forget_process
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from lmi_vllm.server.context import ServerContext, new_service
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
-from lmi_vllm.server.process_group import OneProcess
+from lmi_vllm.server.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ async def follow(
     """
     clock = Clock()
     service = new_service(settings, clock)
-    context = ServerContext(service, environ, exports, engine_factory, OneProcess(), clock)
+    context = ServerContext(service, environ, exports, engine_factory, ProcessGroup(), clock)
     life = asyncio.create_task(_live(context, settings, typed))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config import parsers as parse
@@ -11,9 +11,11 @@ from lmi_vllm.config.options.row import DROPPED, computes, option, warns
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.model_files import Fetch
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.model_files import Fetch
 
 _SPECULATIVE_LENGTH: Final = 5  # LMI's default
 _DRAFT_NAMES: Final = ("speculative_draft_model", "speculative_length", "draft_model_tp_size")
@@ -82,7 +84,7 @@ def draft_reference(arguments: Mapping[str, object]) -> DraftReference | None:
     return DraftReference(model, None if revision is None else str(revision))
 
 
-async def fetch_draft(arguments: EngineArguments, fetch: Fetch) -> EngineArguments:
+async def fetch_draft(arguments: EngineArguments, fetch: "Fetch") -> EngineArguments:
     """`arguments` with the place of the draft model, fetched where it is not here."""
     draft = draft_reference(arguments.values)
     if draft is None:

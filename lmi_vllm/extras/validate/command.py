@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.model_config import ModelFiles, read_directory
-from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.commands.explain import (
     add_source_arguments,
     command_line_of,
@@ -21,6 +20,7 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model
+from lmi_vllm.extras.validate.model_shape import read_shape
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.translate.arguments import ModelReader, Translation, translate_start
 from lmi_vllm.translate.explain import FORMATS, Explanation, explain

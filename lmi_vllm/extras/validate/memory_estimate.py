@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model_shape import EXPERTS_ONLY, ModelShape, bytes_per_value
+from lmi_vllm.checks.model import EXPERTS_ONLY
+from lmi_vllm.extras.validate.model_shape import ModelShape, bytes_per_value
 
 GIB: Final = 1 << 30
 _RESERVE_BYTES: Final = GIB  # CUDA context, workspace and graphs; measured by vLLM, guessed here

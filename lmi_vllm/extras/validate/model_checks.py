@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import doubts, engine_for, unreadable
-from lmi_vllm.checks.model_shape import ModelShape
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import extras
+from lmi_vllm.extras.validate.model_shape import ModelShape
 
 # Checkpoint method -> the names under which vLLM loads such a checkpoint.
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

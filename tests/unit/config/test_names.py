@@ -5,7 +5,7 @@ import pytest
 from tests.unit.conftest import ExplainRun
 
 UNKNOWN = (  # file, environment, what the one message must hold
-    ("option.max_new_tokens=5", "", ("option.max_new_tokens", "line 1", "option.max_tokens")),
+    ("option.max_modle_len=5", "", ("option.max_modle_len", "line 1", "option.max_model_len")),
     ("option.quantise=awq", "", ("option.quantise", "option.quantize")),
     ("option.Quantize=awq", "", ("option.Quantize", "option.quantize")),
     ("quantize=awq", "", ("quantize", "write option.quantize")),
@@ -106,7 +106,7 @@ def test_two_names_of_one_setting_must_agree(
 
 def test_every_error_is_reported_at_once(explained: ExplainRun) -> None:
     """Not the first one only, and the arguments are printed all the same."""
-    run = explained("option.dtype=int8\noption.max_loras=x\noption.load_split_model=true")
+    run = explained("option.dtype=int8\noption.max_loras=x\noption.quantize=gguf")
     assert len(run.errors) == 3
     assert run.engine_args["max_num_seqs"] == 256
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.checks.model_shape import read_shape
 from lmi_vllm.extras.validate import command as validate
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model, served_architectures
+from lmi_vllm.extras.validate.model_shape import read_shape
 from tests.support.s3_server import BUCKET, S3Server
 
 LLAMA_8B: dict[str, Any] = {

@@ -1,29 +1,23 @@
-"""Every series of the server: of this process, or summed over all front-end processes.
+"""Every series of the server, summed over all front-end processes.
 
 Several processes write their numbers to files, as prometheus_client does where
-PROMETHEUS_MULTIPROC_DIR is set when it is imported (`cli.py` sets it). What a process has counted
-stays when it ends: numbers never go down.
+PROMETHEUS_MULTIPROC_DIR is set when it is imported (settings.py sets it). What a process has
+counted stays when it ends: numbers never go down.
 """
 
 import shutil
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from prometheus_client import REGISTRY, multiprocess, values
+from prometheus_client import multiprocess, values
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
+
+from lmi_vllm.telemetry.metrics import Collectable, own_series
 
 # The other front-end processes that run, by process id; the first one keeps it up to date.
 OTHER_PROCESSES: Final[set[int]] = set()
 _FIRST_ONLY: Final = frozenset({"process_start_time_seconds", "process_max_fds"})
-
-
-class Collectable(Protocol):
-    """Something that can be asked for its series."""
-
-    def collect(self) -> Iterable[Metric]:
-        """Return them."""
-        ...
 
 
 def is_shared() -> bool:
@@ -31,11 +25,9 @@ def is_shared() -> bool:
     return bool(values.ValueClass._multiprocess)
 
 
-def series(names: Sequence[str] = ()) -> Collectable:
-    """Return what has the series of these names, or all."""
-    if is_shared():
-        return _AllProcesses(frozenset(names))
-    return REGISTRY.restricted_registry(names) if names else REGISTRY
+def series_of_all(names: Sequence[str] = ()) -> Collectable:
+    """Return what has the series of these names, or all, of every process."""
+    return _AllProcesses(frozenset(names)) if is_shared() else own_series(names)
 
 
 def forget_process(pid: int) -> None:

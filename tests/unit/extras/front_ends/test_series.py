@@ -8,7 +8,8 @@ SCRIPT = """
 import os, subprocess, sys
 from prometheus_client import generate_latest
 from lmi_vllm.telemetry import metrics
-from lmi_vllm.telemetry.registry import OTHER_PROCESSES, forget_process, remove_files, series
+from lmi_vllm.extras.front_ends.series import OTHER_PROCESSES, forget_process, remove_files
+from lmi_vllm.extras.front_ends.series import series_of_all as series
 
 def count(number):
     metrics.GENERATED_TOKENS.labels("base").inc(number)
