@@ -34,7 +34,7 @@ class FrontEndSettings(ExtraSettings):
 def variables(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return what has prometheus_client keep its numbers in files, for all processes to add up.
 
-    Made before the library is imported. A folder of our own: what another server left in a folder would be counted.
+    Made before that is imported. A folder of our own: what another server left would be counted.
     """
     if environ.get(PROCESSES, "1").strip() == "1":
         return {}
