@@ -27,7 +27,8 @@ class Adapter:
 
     `ref` is there while its weights are loaded; `hooks` are those of its own model.py. `options`
     are the other parameters of its registration, kept and otherwise unused. Adapters found in the
-    model directory are `is_local`: they come back by themselves at the next start.
+    model directory are `is_local`: they come back by themselves at the next start. Those that an
+    extra brought in since a request named them are `is_found`: it has checked the files at `path`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Adapter:
     pin: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     is_local: bool = False
+    is_found: bool = False
     path: str = ""
     ref: AdapterRef | None = None
     hooks: Hooks = NO_HOOKS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.loads import AdapterLoads, KeyedLock, uninterrupted
+from lmi_vllm.adapters.loads import AdapterLoads, KeyedLock, ReferenceCount, uninterrupted
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     AdapterCapacityError,
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 Resolve = Callable[[str], str]
 LoadCode = Callable[[str, str], Awaitable[Hooks]]  # name, path
 Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
+Find = Callable[[str], Awaitable[None]]  # name
 
 
 def ignore_change(_: Collection[Adapter]) -> None:
@@ -42,32 +43,6 @@ async def no_code(_name: str, _path: str) -> Hooks:
     return NO_HOOKS
 
 
-class ReferenceCount:
-    """How many requests hold one load of an adapter."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._unused = asyncio.Event()
-        self._unused.set()
-
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Count one more while the body runs."""
-        self._count += 1
-        self._unused.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self._unused.set()
-
-    async def wait_unused(self, timeout_seconds: float) -> None:
-        """Return when the count is 0, or the time is up."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._unused.wait(), timeout_seconds)
-
-
 class AdapterRegistry:
     """Names -> adapters; changes of one name wait for each other, engine calls run one at a time.
 
@@ -76,6 +51,8 @@ class AdapterRegistry:
     was begun is carried out, whether or not its client stays: half a change would leave weights
     behind that no call can remove. `publish` is awaited after each change of what requests find: it
     returns when no request in any other process uses another load of an adapter, or its time is up.
+    `find`, where an extra has put one, is awaited with each name that a request gives, before it is
+    looked up: it may register the adapter (`is_found`), renew it, or refuse the request.
     """
 
     def __init__(
@@ -90,6 +67,7 @@ class AdapterRegistry:
     ) -> None:
         self.is_enabled = is_enabled
         self.publish: Publish = publish_nowhere
+        self.find: Find | None = None
         self.changes: set[asyncio.Task[Any]] = set()
         self._resolve = resolve
         self._load_code = load_code
@@ -129,6 +107,26 @@ class AdapterRegistry:
             )
         return adapter
 
+    def is_found(self, name: str) -> bool:
+        """Whether `name` is registered, and not by a call or from the model directory."""
+        adapter = self._adapters.get(name)
+        return adapter is not None and adapter.is_found
+
+    def is_used(self, name: str) -> bool:
+        """Whether a request of this process uses the adapter now."""
+        ref = None if (adapter := self._adapters.get(name)) is None else adapter.ref
+        uses = None if ref is None else self._uses.get(ref.engine_id)
+        return uses is not None and uses.is_held
+
+    async def bring_in(self, name: str) -> None:
+        """Have the adapter that a request names found, where something finds adapters.
+
+        Raises:
+            LmiError: it is there and cannot be served now.
+        """
+        if self.find is not None and self.is_enabled and name not in self._reserved_names:
+            await self.find(name)
+
     @contextlib.asynccontextmanager
     async def hold(self, name: str, alias: str | None = None) -> AsyncIterator[Adapter]:
         """Yield the loaded adapter a request names; that load of it stays while the body runs.
@@ -137,6 +135,7 @@ class AdapterRegistry:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: it is registered, but cannot be loaded now.
         """
+        await self.bring_in(name)
         while (adapter := self._adapters.get(name)) is not None and adapter.ref is None:
             await self.load_on_first_use(name, alias)  # it may change again before this goes on
         if adapter is None or adapter.ref is None:
@@ -195,11 +194,14 @@ class AdapterRegistry:
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
+            AdapterConflictError: a call has put its own in the place of one that was found.
             AdapterRefusedError: the new weights cannot be loaded; the old ones stay.
         """
         self.check_enabled()
         async with self._names.hold(adapter.name):
             current = self.describe(adapter.name)
+            if adapter.is_found and not current.is_found:
+                raise AdapterConflictError(f"The adapter {adapter.name} was registered by a call")
             self._adapters[adapter.name] = await self._prepared(replace(adapter, preload=True))
         await self.publish(tuple(self), timeout_seconds)
         await self._drop(current.ref, timeout_seconds)
@@ -232,8 +234,17 @@ class AdapterRegistry:
         await self._changed()
 
     @uninterrupted
-    async def unregister(self, name: str, timeout_seconds: float, alias: str | None = None) -> None:
+    async def unregister(
+        self,
+        name: str,
+        timeout_seconds: float,
+        alias: str | None = None,
+        *,
+        only_found: bool = False,
+    ) -> None:
         """Stop routing to the adapter, let its requests end (bounded), then drop its weights.
+
+        With `only_found` one that a call has registered stays.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
@@ -241,6 +252,8 @@ class AdapterRegistry:
         self.check_enabled()
         async with self._names.hold(name):
             adapter = self.describe(name, alias)
+            if only_found and not adapter.is_found:
+                return
             del self._adapters[name]
             try:
                 await self.publish(tuple(self), timeout_seconds)
@@ -256,7 +269,7 @@ class AdapterRegistry:
         """Load every loaded adapter into a new engine, before it serves; ids are new as well.
 
         One whose files are gone stays listed, and a request for it says so: the others, and the
-        base model, must not wait for it.
+        base model, must not wait for it. Those that were found are loaded by their next request.
 
         Raises:
             EngineFailureError: the new engine failed, too.
@@ -271,17 +284,15 @@ class AdapterRegistry:
                 self._uses.pop(ref.engine_id, None)
                 moved = replace(adapter, ref=None)
                 try:
-                    moved = await self._loads.load(moved)
+                    if adapter.pin or not adapter.is_found:
+                        moved = await self._loads.load(moved)
                 except AdapterRefusedError as error:
                     logger.error("adapter %s did NOT come back: %s", name, error.text)
                 self._adapters[name] = moved
 
     async def _prepared(self, adapter: Adapter) -> Adapter:
         """Return the adapter with its files, its hooks and, if preloaded, its weights."""
-        try:
-            path = await asyncio.to_thread(self._resolve, adapter.src)
-        except AdapterRefusedError as error:
-            raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
+        path = adapter.path if adapter.is_found else await self._resolved(adapter)
         hooks = await self._load_code(adapter.name, path)
         adapter = replace(adapter, path=path, hooks=hooks)
         try:
@@ -289,6 +300,12 @@ class AdapterRegistry:
         except BaseException:
             hooks.forget()
             raise
+
+    async def _resolved(self, adapter: Adapter) -> str:
+        try:
+            return await asyncio.to_thread(self._resolve, adapter.src)
+        except AdapterRefusedError as error:
+            raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
 
     async def _drop(self, ref: AdapterRef | None, timeout_seconds: float) -> None:
         """Unload a load once no request uses it, or the time is up."""

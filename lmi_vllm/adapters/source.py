@@ -51,6 +51,17 @@ class AdapterSources:
             BadParameterError: secure mode forbids what it brings.
         """
         folder, local = self._locate(src)
+        return self.checked(folder, src, local)
+
+    def checked(self, folder: Path, src: str, local: Path | None = None) -> str:
+        """Return the directory of the adapter in `folder`, once it is found sound.
+
+        `local` is the path that it came from; without one it was fetched from `src`.
+
+        Raises:
+            AdapterRefusedError: it is no good adapter, or brings code that may not be run.
+            BadParameterError: secure mode forbids what it brings.
+        """
         self._check_security(folder, src)
         folder = _adapter_folder(folder)
         check_adapter(folder, src, self.base)
@@ -83,7 +94,7 @@ class AdapterSources:
 
     def _fetched(self, src: str) -> Path:
         try:
-            return fetch_model(src, environ=self.environ, limits=self._limits())
+            return fetch_model(src, environ=self.environ, limits=self.limits)
         except DownloadError as error:
             raise AdapterRefusedError(error.text) from error
 
@@ -117,11 +128,12 @@ class AdapterSources:
         if not (path.is_file() and is_archive(path.name)):
             return path
         try:
-            return unpack(path, self.environ, src, kind="adapter", limits=self._limits())
+            return unpack(path, self.environ, src, kind="adapter", limits=self.limits)
         except DownloadError as error:
             raise AdapterRefusedError(error.text) from error
 
-    def _limits(self) -> Limits:
+    @property
+    def limits(self) -> Limits:
         """The most that is fetched or unpacked for one adapter."""
         return Limits(MOST_FILES, int(self.environ.get(MAX_SIZE) or DEFAULT_MAX_SIZE), MAX_SIZE)
 

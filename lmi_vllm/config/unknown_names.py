@@ -24,6 +24,10 @@ from lmi_vllm.origin import Origin, OriginKind
 # installed nothing that was set for it is ignored in silence.
 OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
+        "adapter_store": (
+            "option.adapter_store", "option.adapter_store_cache_gb",
+            "option.adapter_store_refresh_seconds",
+        ),
         "compile_cache": ("LMI_CACHE_URI",),
         "deferred": ("memory_cache_capacity", "cache_batch"),
         "error_rates": ("error_rate_wlm", "error_rate_server", "error_rate_any"),

@@ -123,8 +123,19 @@ class RequestContext:
             RequestError: one is registered, but cannot be loaded now.
         """
         fields = payload if isinstance(payload, dict) else {}
-        names = adapter_names(self.call, fields, self.runtime.adapters.__contains__)
+        adapters = self.runtime.adapters
+        names = adapter_names(self.call, fields, adapters.__contains__)
+        if names == [None] and adapters.find is not None and fields.get("adapters") is None:
+            names = [await self._find(fields.get("model"))]
         self.adapters = tuple([await self._hold(name) for name in names])
+
+    async def _find(self, model: object) -> str | None:
+        """Return the model that a request names where an adapter of that name can be found."""
+        if not isinstance(model, str) or not model:
+            return None
+        async with self.deadline():
+            await self.runtime.adapters.bring_in(model)
+        return model if model in self.runtime.adapters else None
 
     async def _hold(self, name: str | None) -> Adapter | None:
         if not name:
@@ -132,7 +143,8 @@ class RequestContext:
         if name not in self._held:
             alias = self.call.properties.get(ADAPTER_ALIAS_HEADER)
             held = self.runtime.adapters.hold(name, alias)
-            self._held[name] = await self._resources.enter_async_context(held)
+            async with self.deadline():
+                self._held[name] = await self._resources.enter_async_context(held)
             if self.record is not None:
                 self.record.use_adapter(name)
         return self._held[name]

@@ -6,7 +6,7 @@ again (a source may be out of reach for an hour; forgetting it would be for good
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from lmi_vllm.sources.table import is_store
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_LORA_RANK = 16
+
+
+Announce = Callable[[AdapterRegistry, AdapterSources], Awaitable[None]]
 
 
 class AdapterMemory:
@@ -45,10 +48,14 @@ class AdapterMemory:
         self._is_restored = True
 
     def keep(self, adapters: Collection[Adapter]) -> None:
-        """Write the file; local adapters come back without it."""
+        """Write the file; local adapters, and those that are found, come back without it."""
         if not self._is_restored:
             return
-        kept = {adapter.name: adapter for adapter in adapters if not adapter.is_local}
+        kept = {
+            adapter.name: adapter
+            for adapter in adapters
+            if not (adapter.is_local or adapter.is_found)
+        }
         self._unrestored = {
             name: adapter for name, adapter in self._unrestored.items() if name not in kept
         }
@@ -76,8 +83,9 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     engine: Engine,
     *,
     load_code: LoadCode,
+    announce: Sequence[Announce] = (),
 ) -> AdapterRegistry:
-    """Return the registry with every adapter of this start loaded.
+    """Return the registry with every adapter of this start loaded, once it has been announced.
 
     Raises:
         ModelSourceError: an adapter of the model directory is not usable, or the state file.
@@ -86,10 +94,10 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     memory = AdapterMemory(Path(str(state))) if state and profile.enable_lora else None
     folder = str(settings.model.adapters or "adapters")
     local = _local(model, folder)
-    sources = _sources(model, arguments, environ)
+    sources = replace(_sources(model, arguments, environ), own=frozenset(map(str, local.values())))
     registry = AdapterRegistry(
         engine,
-        replace(sources, own=frozenset(map(str, local.values()))).resolve,
+        sources.resolve,
         is_enabled=profile.enable_lora,
         reserved_names=profile.served_names,
         load_code=load_code,
@@ -105,6 +113,8 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
             raise ModelSourceError(f"local adapter {name}: {error.text}") from error
     if memory:
         await memory.restore(registry)
+    for tell in announce:
+        await tell(registry, sources)
     return registry
 
 

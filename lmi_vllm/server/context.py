@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
@@ -25,6 +27,11 @@ class ServerEvents:
     is_first: bool = True
     # Of each engine that is to be started, or joined by a further process.
     on_plan: list[Callable[[Settings, EngineArguments], None]] = field(default_factory=list)
+    # Awaited with the adapters of each model before requests reach them, and with what finds and
+    # checks their files; a further process has none of that.
+    on_adapters: list[Callable[[AdapterRegistry, AdapterSources | None], Awaitable[None]]] = field(
+        default_factory=list
+    )
     # Of each start of a model, with the seconds by phase.
     on_ready: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
     # Awaited when the last request has been answered, while the engine still is there.

@@ -177,4 +177,5 @@ class ModelStart:
             self._context.environ,
             engine,
             load_code=code.load_adapter,
+            announce=self._context.events.on_adapters,
         )

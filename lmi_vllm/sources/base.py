@@ -80,6 +80,9 @@ class ObjectStore(Protocol):
     url: str  # as it was given, for messages
     listed_url: str  # what is listed of it: a missing slash added, a star taken off
 
+    def below(self, folder: str) -> "ObjectStore":
+        """The objects of one folder of this prefix, over the same connections."""
+
     def list_objects(self, most: int | None = None) -> Sequence[StoredObject]:
         """Every object, without folder markers; an archive is the only one of its own URL.
 

@@ -110,6 +110,20 @@ QUEUE_LIMIT: Final = _gauge(
 STATE: Final = _gauge("lmi_state", "1 for the state /ping shows, 0 for the others.", ("state",))
 ADAPTERS_REGISTERED: Final = _gauge("lmi_adapters_registered", "Adapters that requests may name.")
 ADAPTERS_LOADED: Final = _gauge("lmi_adapters_loaded", "Adapters whose weights the engine has.")
+COLD_ADAPTER_SECONDS: Final = Histogram(
+    "lmi_cold_adapter_time_to_first_token_seconds",
+    "From the headers of a request to its first generated token, where its adapter first had to "
+    "come from option.adapter_store.",
+    buckets=_LATENCIES,
+)
+ADAPTER_LOOKUPS: Final = Counter(
+    "lmi_adapter_store_lookups",
+    "Times option.adapter_store was asked for an adapter: found, missing, or the store failed.",
+    ("outcome",),
+)
+ADAPTER_STORE_BYTES: Final = _gauge(
+    "lmi_adapter_store_bytes", "Bytes of the adapters that are kept of option.adapter_store."
+)
 STARTUP_SECONDS: Final = _gauge(
     "lmi_startup_phase_seconds",
     "Seconds each phase of the last start, or restart of the engine, took or has taken so far; "
@@ -132,7 +146,8 @@ for _of in ("adapter", "model"):  # a rate needs the count from before the first
 ALL: Final[tuple[MetricWrapperBase, ...]] = (
     REQUESTS, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, TOKEN_SECONDS, QUEUE_SECONDS, PROMPT_TOKENS,
     GENERATED_TOKENS, STREAM_ERRORS, DISCONNECTS, IN_FLIGHT, ENGINE_SEQUENCES, QUEUE_LIMIT,
-    ADAPTERS_REGISTERED, ADAPTERS_LOADED, STATE, STARTUP_SECONDS, DOWNLOAD_BYTES,
+    ADAPTERS_REGISTERED, ADAPTERS_LOADED, COLD_ADAPTER_SECONDS, ADAPTER_LOOKUPS,
+    ADAPTER_STORE_BYTES, STATE, STARTUP_SECONDS, DOWNLOAD_BYTES,
     DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DROPPED_LINES, NOT_FINITE,
     DRAINS, DRAINED, ENGINE_RESTARTS, TASKS, BUILD,
 )  # fmt: skip

@@ -48,7 +48,10 @@ async def adapters(request: web.Request) -> web.Response:
         options=_options(given),
     )
     alias = _alias(request)
-    await registry.register(adapter, alias)
+    if registry.is_found(adapter.name):  # a call's own goes before what was found by its name
+        await registry.replace(adapter, request.app[SERVICE].profile.predict_timeout)
+    else:
+        await registry.register(adapter, alias)
     return _json({"status": f"Adapter {alias or adapter.name} registered"})
 
 
@@ -128,7 +131,8 @@ def _alias(request: web.Request) -> str | None:
 
 
 def _shown(adapter: Adapter) -> dict[str, Any]:
-    return {name: getattr(adapter, name) for name in ADAPTER_FIELDS}
+    shown = {name: getattr(adapter, name) for name in ADAPTER_FIELDS}
+    return {**shown, "from_store": True} if adapter.is_found else shown
 
 
 def _page(registry: AdapterRegistry, query: Mapping[str, str]) -> web.Response:

@@ -246,7 +246,7 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
             description="Also as query parameters, which win.",
         ),
         "Adapter": _object(
-            {"name": _TEXT, "src": _TEXT, "preload": _FLAG, "pin": _FLAG},
+            {"name": _TEXT, "src": _TEXT, "preload": _FLAG, "pin": _FLAG, "from_store": _FLAG},
             "name",
             "src",
             "preload",

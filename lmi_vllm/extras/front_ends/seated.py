@@ -130,6 +130,8 @@ class SeatedModel:
             is_enabled=profile.enable_lora,
             reserved_names=profile.served_names,
         )
+        for tell in self._events.on_adapters:
+            await tell(self._adapters, None)
         service.attach(Runtime(engine, profile, self._adapters))
 
 

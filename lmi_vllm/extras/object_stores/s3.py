@@ -95,6 +95,12 @@ class S3Store:
         endpoint = transfer.endpoint_url(environ)
         return session.client("s3", endpoint_url=endpoint, config=Config(**options))
 
+    def below(self, folder: str) -> "S3Store":
+        """The objects of one folder of this prefix, over the same connections."""
+        store = S3Store(f"{self.listed_url}{folder}/", self._environ)
+        store.__dict__["_client"] = self._client
+        return store
+
     def list_objects(self, most: int | None = None) -> Sequence[StoredObject]:
         """Every object, folder markers left out; an archive is the only one of its own.
 

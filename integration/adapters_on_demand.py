@@ -1,0 +1,124 @@
+"""Adapters on demand, over plain HTTP on the real engine: no call registers anything.
+
+Proves that each way of naming an adapter brings it from S3 and gets its own answer (compared with
+the same weights registered by a call), that an object that changes is served after the refresh
+time, that a bad adapter is refused without harm, and what the metrics and listings say of it.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.adapters_support import SINGLE_THREAD, StormClient, request_of, texts_of_answer
+from integration.client import call
+from integration.conftest import RunningServer, running_server
+from tests.support.adapter_files import make_adapter
+from tests.support.s3_server import BUCKET, S3Server, s3_server
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = StormClient.PROMPTS[0]
+WAYS = (*StormClient.WAYS, "list")
+REFRESH_SECONDS = "1"
+
+
+def put(store: S3Server, name: str, folder: Path) -> None:
+    """Store an adapter under a name."""
+    store.put({f"lora/{name}/{file.name}": file.read_bytes() for file in folder.iterdir()})
+
+
+def ask(url: str, name: str, way: str) -> str:
+    """Return the adapter's answer, asked for in one way."""
+    path, body, headers = request_of([name], PROMPT, way)
+    answer = call(url, path, body, headers=headers)
+    assert answer.status == 200, answer.body
+    return texts_of_answer(answer.body, way)[0]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Adapters that answer unlike each other."""
+    folder = tmp_path_factory.mktemp("weights")
+    return [make_adapter(folder / str(seed), seed) for seed in range(len(WAYS) + 1)]
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3Server]:
+    """An S3 store."""
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(store: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that finds its adapters in the store; its own two lie in the model directory."""
+    folder = tmp_path_factory.mktemp("server")
+    environ = {
+        **SINGLE_THREAD,
+        **store.environ,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "LMI_S3_CLIENT": "boto3",
+        "SERVING_DOWNLOAD_DIR": str(folder / "cache"),
+        "OPTION_ADAPTER_STORE": f"s3://{BUCKET}/lora/",
+        "OPTION_ADAPTER_STORE_REFRESH_SECONDS": REFRESH_SECONDS,
+    }
+    with running_server(folder, "--demo", environ=environ) as running:
+        yield running
+
+
+def test_every_way_brings_the_adapter_that_it_names(
+    server: RunningServer, store: S3Server, weights: list[Path]
+) -> None:
+    """Its answer is that of the same weights under a name that a call has registered."""
+    url = server.url
+    for way, folder in zip(WAYS, weights, strict=False):
+        put(store, f"by-{way}", folder)
+        cold = ask(url, f"by-{way}", way)
+        registered = call(url, f"/adapters?name=own-{way}&src={folder}", method="POST")
+        assert registered.status == 200, registered.body
+        assert cold == ask(url, f"own-{way}", way)
+        assert cold == ask(url, f"by-{way}", way)
+    texts = {ask(url, f"by-{way}", "payload") for way in WAYS}
+    assert len(texts) == len(WAYS), "adapters that answer alike prove nothing"
+    listed = {one["name"]: one for one in call(url, "/adapters?limit=100").json()["adapters"]}
+    assert listed["by-header"]["from_store"] is True
+    assert "from_store" not in listed["own-header"]
+    cards = {card["id"]: card for card in call(url, "/v1/models").json()["data"]}
+    assert cards["by-header"]["parent"] in cards
+    assert cards["by-header"]["root"] == f"s3://{BUCKET}/lora/by-header/"
+    metrics = call(url, "/metrics").body.decode()
+    cold_requests = re.search(r"lmi_cold_adapter_time_to_first_token_seconds_count (\S+)", metrics)
+    assert cold_requests, metrics
+    assert float(cold_requests[1]) == len(WAYS)
+
+
+def test_unknown_and_damaged_adapters_are_refused(server: RunningServer, store: S3Server) -> None:
+    """With the statuses of every adapter; the base model goes on."""
+    store.put({"lora/broken/adapter_config.json": b"{}", "lora/broken/x": b"x"})
+    for name, reason in (("nowhere", "was not found"), ("broken", "the rank r must be")):
+        lmi = {"inputs": PROMPT, "adapters": name}
+        answer = call(server.url, "/invocations", lmi)
+        assert (answer.status, reason in answer.body.decode()) == (424, True), answer.body
+        openai = {"prompt": PROMPT, "model": name, "max_tokens": 2}
+        assert call(server.url, "/v1/completions", openai).status in (400, 404)
+    assert call(server.url, "/invocations", {"inputs": PROMPT}).status == 200
+
+
+def test_changed_object_is_served_after_the_refresh_time(
+    server: RunningServer, store: S3Server, weights: list[Path]
+) -> None:
+    """The same name answers as its new weights do; a cached prompt is no one else's."""
+    url = server.url
+    put(store, "changing", weights[0])
+    old = ask(url, "changing", "payload")
+    put(store, "changing", weights[-1])
+    put(store, "reference", weights[-1])
+    new = ask(url, "reference", "payload")
+    assert new != old
+    deadline = time.monotonic() + 60
+    while (answer := ask(url, "changing", "payload")) != new:
+        assert answer == old
+        assert time.monotonic() < deadline, "the change never came"

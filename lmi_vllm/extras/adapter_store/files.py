@@ -1,0 +1,109 @@
+"""The folders of adapters that came from the store, in a folder that one process has to itself."""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from filelock import FileLock, Timeout
+
+from lmi_vllm.sources.base import Limits
+from lmi_vllm.sources.storage import cache_directory
+from lmi_vllm.telemetry.metrics import ADAPTER_STORE_BYTES
+
+logger = logging.getLogger(__name__)
+
+SEPARATOR: Final = "@"  # of name and version: no name has it
+_LEFT_OVER: Final = (".partial", ".ready", ".old")
+
+
+class AdapterFiles:
+    """What each adapter takes, by `<name>@<version>`, the least recently used first."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.folder = folder
+        self.limits = Limits(0, most_bytes, "option.adapter_store_cache_gb")
+        self._sizes: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._sizes))
+
+    def scan(self) -> None:
+        """Count what an earlier process has left: it is used again, or makes room."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        by_age = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in filter(Path.is_dir, by_age):
+            if SEPARATOR not in path.name or path.name.endswith(_LEFT_OVER):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                files = (file for file in path.rglob("*") if file.is_file())
+                self.take(path.name, sum(file.stat().st_size for file in files))
+
+    def path(self, key: str) -> Path:
+        """Where the files of an adapter lie."""
+        return self.folder / key
+
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes more are within the bound."""
+        return sum(self._sizes.values()) + size <= self.limits.total_bytes
+
+    def take(self, key: str, size: int) -> None:
+        """Count these bytes from now on, as the most recently used."""
+        self._sizes.pop(key, None)
+        self._sizes[key] = size
+        self._report()
+
+    def touch(self, key: str) -> None:
+        """Make it the most recently used."""
+        if key in self._sizes:
+            self._sizes[key] = self._sizes.pop(key)
+
+    def size(self, key: str) -> int:
+        """Return what it takes; 0 where it is not here."""
+        return self._sizes.get(key, 0)
+
+    def delete(self, key: str) -> None:
+        """Delete the files; blocks."""
+        path = self.path(key)
+        for place in (path, *(path.with_name(path.name + ending) for ending in _LEFT_OVER)):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def forget(self, key: str) -> None:
+        """Count it no more."""
+        self._sizes.pop(key, None)
+        self._report()
+
+    def _report(self) -> None:
+        ADAPTER_STORE_BYTES.set(sum(self._sizes.values()))
+
+
+@contextmanager
+def claimed_files(
+    place: str, environ: Mapping[str, str], most_bytes: int
+) -> Iterator[AdapterFiles]:
+    """Yield the first folder of this store that no other process has, with what lies in it."""
+    root = cache_directory("", environ).parent.parent / "adapter_store"
+    root /= hashlib.sha256(place.encode()).hexdigest()[:16]
+    lock, number = _claim(root)
+    try:
+        files = AdapterFiles(root / str(number), most_bytes)
+        files.scan()
+        yield files
+    finally:
+        lock.release()
+
+
+def _claim(root: Path) -> tuple[FileLock, int]:
+    root.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        lock = FileLock(root / f"{number}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            number += 1
+        else:
+            return lock, number

@@ -1,0 +1,88 @@
+"""What is remembered of names that no adapter has; bounded: invented ones fill no memory."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from lmi_vllm.errors import LmiError
+
+T = TypeVar("T")
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MOST_NAMES: Final = 10_000
+ABSENT_SECONDS: Final = 30.0
+AWAY_SECONDS: Final = 5.0  # a store that does not answer is not asked again for so long
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why a name is not looked up before `until`: it is missing, or `error` refuses it."""
+
+    until: float
+    error: type[LmiError] | None = None
+    text: str = ""
+    version: str = ""  # that is refused for what it is
+
+
+class Absences:
+    """The names that are absent, and those that a call has removed."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._absent: OrderedDict[str, Absence] = OrderedDict()
+        self._removed: OrderedDict[str, None] = OrderedDict()  # which no invented name pushes out
+
+    def __len__(self) -> int:
+        return len(self._absent) + len(self._removed)
+
+    def is_absent(self, name: str) -> bool:
+        """Whether the name is known to be missing, or removed.
+
+        Raises:
+            LmiError: it was refused a moment ago.
+        """
+        known = self._absent.get(name)
+        if name in self._removed:
+            return True
+        if known is None or self._now() >= known.until:
+            return False
+        if known.error is not None:
+            raise known.error(known.text)
+        return True
+
+    def refusal(self, name: str, version: str) -> str:
+        """Return why this version was refused, however long ago; empty where it was not."""
+        known = self._absent.get(name)
+        return known.text if known is not None and known.version == version else ""
+
+    def miss(self, name: str) -> None:
+        """Remember that the store has no such adapter."""
+        self._note(name, Absence(self._now() + ABSENT_SECONDS))
+
+    def refuse(self, name: str, error: type[LmiError], text: str, version: str = "") -> None:
+        """Remember that it cannot be served; that a version cannot is remembered for good."""
+        self._note(name, Absence(self._now() + ABSENT_SECONDS, error, text, version))
+
+    def fail(self, name: str, error: type[LmiError], text: str, *, for_long: bool) -> None:
+        """Remember that it could not be looked up, for a few seconds or for long."""
+        seconds = ABSENT_SECONDS if for_long else AWAY_SECONDS
+        self._note(name, Absence(self._now() + seconds, error, text))
+
+    def remove(self, name: str) -> None:
+        """Have a name stay away: a call has removed it."""
+        _put(self._removed, name, None)
+
+    def forget(self, name: str) -> None:
+        """Know nothing against the name: it is here."""
+        self._absent.pop(name, None)
+
+    def _note(self, name: str, absence: Absence) -> None:
+        _put(self._absent, name, absence)
+
+
+def _put(names: OrderedDict[str, T], name: str, what: T) -> None:
+    names[name] = what
+    names.move_to_end(name)
+    if len(names) > MOST_NAMES:
+        names.popitem(last=False)

@@ -1,0 +1,45 @@
+"""Where adapters are found that no call has registered, and how many of them are kept."""
+
+from typing import ClassVar, Final
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import option, ours
+from lmi_vllm.config.settings import ExtraSettings
+from lmi_vllm.translate.draft import ArgumentDraft
+
+HUB_PREFIX: Final = "hf://"
+GIB: Final = 1 << 30
+
+
+class AdapterStoreSettings(ExtraSettings):
+    """Where adapters are found, and how many are kept."""
+
+    section: ClassVar[str] = "LoRA adapters"
+
+    # fmt: off
+    adapter_store: str | None = option(parse.plain_text, ours(),
+        values="`s3://bucket/prefix/`, folder, `hf://owner/`",
+        note="Where an adapter is found that a request names and no call has registered.")
+    adapter_store_cache_gb: float = option(parse.gigabytes, ours(), default=20.0, values="GiB",
+        note="Most that is kept of them; the least recently used makes room.")
+    adapter_store_refresh_seconds: float = option(parse.seconds, ours(), default=60.0,
+        values="seconds", note="After so long the next request has its adapter compared with the "
+        "store; 0: each does.")
+    # fmt: on
+
+
+def check_store(draft: ArgumentDraft) -> None:
+    """Find what is missing for the store that is named."""
+    settings = draft.settings.extra(AdapterStoreSettings)
+    if not settings.adapter_store:
+        return
+    label = f"option.adapter_store={settings.adapter_store}"
+    if not draft.settings.model.enable_lora:
+        draft.fail(f"{label} needs option.enable_lora=true")
+    if not settings.adapter_store.startswith(HUB_PREFIX):
+        return
+    if not draft.settings.server.lmi_adapter_hub:
+        draft.fail(f"{label} needs LMI_ADAPTER_HUB=true")
+    owner = settings.adapter_store.removeprefix(HUB_PREFIX).strip("/")
+    if not owner or "/" in owner:
+        draft.fail(f"{label}: expected {HUB_PREFIX}owner/")

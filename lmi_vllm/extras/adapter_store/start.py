@@ -1,0 +1,133 @@
+"""Adapters on demand in a server: the store of its settings behind the registry of its model."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.adapters.source import AdapterSources
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import UnknownAdapterError
+from lmi_vllm.extras.adapter_store.files import claimed_files
+from lmi_vllm.extras.adapter_store.found import FoundAdapters, Terms
+from lmi_vllm.extras.adapter_store.names import NAME
+from lmi_vllm.extras.adapter_store.settings import GIB, AdapterStoreSettings
+from lmi_vllm.extras.adapter_store.stores import open_adapter_store
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.telemetry.metrics import COLD_ADAPTER_SECONDS
+from lmi_vllm.telemetry.records import RequestSummary, current_record
+
+logger = logging.getLogger(__name__)
+
+MOST_COLD: Final = 10_000  # requests that are noted until they have ended
+
+
+class ColdRequests:
+    """The requests that had to wait for their adapter, until each has ended."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+
+    def note(self) -> None:
+        """Note that the current request has had to wait."""
+        record = current_record()
+        if record is not None and len(self._ids) < MOST_COLD:
+            self._ids.add(record.request_id)
+
+    def observe(self, summary: RequestSummary) -> None:
+        """Count the time to its first token."""
+        if summary.request_id in self._ids:
+            self._ids.discard(summary.request_id)
+            if summary.first_token_seconds is not None:
+                COLD_ADAPTER_SECONDS.observe(summary.first_token_seconds)
+
+
+class Finder:
+    """Puts the store of the settings behind each model's adapters."""
+
+    def __init__(self, service: InferenceService, environ: Mapping[str, str]) -> None:
+        self.asked = AdapterStoreSettings()
+        self.cold = ColdRequests()
+        self._service = service
+        self._environ = environ
+        self._running = contextlib.ExitStack()
+
+    def take(self, settings: Settings, _: EngineArguments) -> None:
+        """Go by these settings from the next model on."""
+        self.asked = settings.extra(AdapterStoreSettings)
+
+    async def serve(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
+        """Have the registry find adapters; that of a further process asks the first one."""
+        self.close()
+        if not (place := self.asked.adapter_store):
+            return
+        if sources is None:
+            registry.find = self._asking(registry)
+            return
+        most_bytes = int(self.asked.adapter_store_cache_gb * GIB)
+        files = self._running.enter_context(claimed_files(place, self._environ, most_bytes))
+        found = FoundAdapters(
+            registry,
+            open_adapter_store(place, sources, self._environ),
+            files,
+            Terms(
+                sources.limits,
+                self.asked.adapter_store_refresh_seconds,
+                lambda: self._service.profile.predict_timeout,
+            ),
+        )
+        self._running.callback(found.close)
+
+        async def find(name: str) -> None:
+            if await found.find(name):
+                self.cold.note()
+
+        registry.find = find
+        logger.info("adapters that no call has registered come from %s", mask_urls(place))
+
+    def close(self) -> None:
+        """End what was begun for a model."""
+        self._running.close()
+
+    def _asking(self, registry: AdapterRegistry) -> "Asking":
+        return Asking(registry, self.cold)
+
+
+class Asking:
+    """`find` of a further process: what is not known here the first process may find."""
+
+    def __init__(self, registry: AdapterRegistry, cold: ColdRequests) -> None:
+        self._registry = registry
+        self._cold = cold
+
+    async def __call__(self, name: str) -> None:
+        """Ask for an adapter that is not known here, or that came from the store."""
+        if not NAME.fullmatch(name):
+            return
+        is_new = name not in self._registry
+        if is_new or self._registry.is_found(name):
+            with contextlib.suppress(UnknownAdapterError):
+                await self._registry.load_on_first_use(name)
+                if is_new:
+                    self._cold.note()
+
+
+@contextlib.asynccontextmanager
+async def finding_adapters(
+    service: InferenceService,
+    settings: Settings,
+    environ: Mapping[str, str],
+    events: ServerEvents,
+) -> AsyncIterator[None]:
+    """Find adapters as the settings of each model ask for it."""
+    finder = Finder(service, environ)
+    finder.asked = settings.extra(AdapterStoreSettings)
+    events.on_plan.append(finder.take)
+    events.on_adapters.append(finder.serve)
+    service.telemetry.observers.append(finder.cold.observe)
+    yield
+    finder.close()

@@ -1,0 +1,149 @@
+"""What a store of adapters is: each lies in a folder of its own name. Every call here may block."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from lmi_vllm.adapters.check import CONFIG
+from lmi_vllm.adapters.source import AdapterSources
+from lmi_vllm.errors import DownloadError
+from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
+from lmi_vllm.sources.base import ObjectStore, StoredObject
+from lmi_vllm.sources.hub.api import model_info
+from lmi_vllm.sources.hub.location import hub_repository
+from lmi_vllm.sources.partial import FetchManifest, PartialDirectory, read_manifest
+from lmi_vllm.sources.progress import ignore_progress
+from lmi_vllm.sources.storage import put_in_place
+from lmi_vllm.sources.table import fetch_model, open_store
+
+_VERSION_DIGITS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAdapter:
+    """An adapter as the store has it now; `version` changes whenever one of its files does."""
+
+    name: str
+    src: str
+    version: str
+    files: int
+    total_bytes: int
+    objects: tuple[StoredObject, ...] = ()
+
+
+class AdapterStore(Protocol):
+    """A place of adapters; both methods raise what sources raise."""
+
+    def look_up(self, name: str) -> FoundAdapter | None:
+        """The adapter of that name; None where there is none."""
+
+    def bring(self, found: FoundAdapter, target: Path) -> str:
+        """The directory with its files, checked as those of every adapter are.
+
+        They are fetched to `target`, which appears whole or not at all, unless they are here.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFolders:
+    """The folders below a URL of a store of objects."""
+
+    store: ObjectStore
+    sources: AdapterSources
+
+    def look_up(self, name: str) -> FoundAdapter | None:
+        """The objects below the name's folder, by one listing."""
+        folder, limits = self.store.below(name), self.sources.limits
+        objects = tuple(folder.list_objects(limits.files))
+        if not any(stored.name == CONFIG for stored in objects):
+            return None
+        total = sum(stored.size for stored in objects)
+        version = _digest((stored.name, stored.size, stored.etag) for stored in objects)
+        return FoundAdapter(name, folder.listed_url, version, len(objects), total, objects)
+
+    def bring(self, found: FoundAdapter, target: Path) -> str:
+        """Fetch exactly what was listed, unless an earlier process has."""
+        folder = self.store.below(found.name)
+        wanted, present = FetchManifest.of(folder.url, found.objects), read_manifest(target)
+        if present is None or present != wanted or not present.is_on_disk(target):
+            partial = PartialDirectory(folder, target, found.objects)
+            partial.prepare()
+            partial.fill(ignore_progress)
+            put_in_place(partial.directory, target)
+        return self.sources.checked(target, found.name)
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepositories:
+    """The repositories of one owner at the hub."""
+
+    owner: str
+    sources: AdapterSources
+    environ: Mapping[str, str]
+
+    def look_up(self, name: str) -> FoundAdapter | None:
+        """The repository of that name at its newest commit; the hub hides what it refuses."""
+        repository = f"{self.owner}/{name}"
+        try:
+            info = model_info(hub_repository(repository, None, self.environ), with_files=True)
+        except DownloadError:
+            return None
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        if CONFIG not in sizes or not info.sha:
+            return None
+        return FoundAdapter(
+            name, repository, info.sha[:_VERSION_DIGITS], len(sizes), sum(sizes.values())
+        )
+
+    def bring(self, found: FoundAdapter, target: Path) -> str:
+        """Fetch the commit that was looked up."""
+        fetch_model(found.src, environ=self.environ, destination=target,
+                    limits=self.sources.limits)  # fmt: skip
+        return self.sources.checked(target, found.name)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFolders:
+    """The folders in a local one: used where they are."""
+
+    root: Path
+    sources: AdapterSources
+
+    def look_up(self, name: str) -> FoundAdapter | None:
+        """The folder of that name."""
+        folder = self.root / name
+        if not (folder / CONFIG).is_file():
+            return None
+        files = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+        version = _digest((str(path), found.st_size, found.st_mtime_ns) for path, found in files)
+        total = sum(found.st_size for _, found in files)
+        return FoundAdapter(name, str(folder), version, len(files), total)
+
+    def bring(self, found: FoundAdapter, target: Path) -> str:
+        """Check the folder."""
+        return self.sources.resolve(found.src)
+
+
+def open_adapter_store(
+    place: str, sources: AdapterSources, environ: Mapping[str, str]
+) -> AdapterStore:
+    """The store that `option.adapter_store` names.
+
+    Raises:
+        DownloadError: the URL is not complete.
+    """
+    if place.startswith(HUB_PREFIX):
+        return HubRepositories(place.removeprefix(HUB_PREFIX).strip("/"), sources, environ)
+    if "://" not in place:
+        return LocalFolders(Path(place).absolute(), sources)
+    store = open_store(f"{place.rstrip('/')}/", environ)
+    if store is None:
+        raise DownloadError(f"option.adapter_store={place}: expected s3://bucket/prefix/")
+    return ObjectFolders(store, sources)
+
+
+def _digest(files: Iterable[Sequence[object]]) -> str:
+    text = "\n".join(sorted(repr(tuple(file)) for file in files))
+    return hashlib.sha256(text.encode()).hexdigest()[:_VERSION_DIGITS]

@@ -1,0 +1,346 @@
+"""Adapters on demand: what is fetched when, what is kept, and what calls have to say about it."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.errors import NotReadyError, RequestError, UnknownAdapterError
+from lmi_vllm.extras.adapter_store import names as remembered
+from lmi_vllm.extras.adapter_store.names import ABSENT_SECONDS, AWAY_SECONDS, Absences
+from tests.support.adapter_files import CAPITALS, copy_adapter
+from tests.support.hub_server import Repository, hub_server
+from tests.support.s3_server import Refusal
+from tests.unit.extras.adapter_store.conftest import FILES, PLACE, REFRESH, SIZE, Bench
+
+AWAY = Refusal(503, "SlowDown")
+Weights = Callable[[int], bytes]
+
+
+async def use(bench: Bench, name: str) -> int:
+    """Use the adapter as a request does; returns the engine's id of the load."""
+    async with bench.registry.hold(name) as adapter:
+        assert adapter.ref is not None
+        return adapter.ref.engine_id
+
+
+async def test_adapter_is_fetched_once_for_all_who_name_it(bench: Bench) -> None:
+    """Requests that come together wait for one fetch; the next one asks the store nothing."""
+    bench.put("fr")
+    bench.open()
+    ids = await asyncio.gather(*(use(bench, "fr") for _ in range(20)))
+    assert len(set(ids)) == 1
+    assert sorted(bench.s3.objects_sent) == sorted(f"adapters/fr/{name}" for name in FILES)
+    before = bench.calls
+    assert await use(bench, "fr") == ids[0]
+    assert bench.calls == before
+    assert [(one.name, one.is_found, one.src) for one in bench.registry] == [
+        ("fr", True, f"{PLACE}fr/")
+    ]
+
+
+async def test_request_that_leaves_does_not_end_the_fetch(bench: Bench) -> None:
+    """Others wait for the same one."""
+    bench.put("fr")
+    bench.open()
+    first = asyncio.create_task(use(bench, "fr"))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(use(bench, "fr"))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second
+
+
+async def test_missing_name_costs_one_call_and_is_asked_again_later(bench: Bench) -> None:
+    """An invented name cannot have the store asked at will; one that comes later is found."""
+    bench.open()
+    for _ in range(5):
+        with pytest.raises(UnknownAdapterError):
+            await use(bench, "fr")
+    assert bench.calls == 1
+    bench.put("fr")
+    bench.time += ABSENT_SECONDS + 1
+    assert await use(bench, "fr")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "../a", "-a", ".a", "a b", "é", "x" * 129, "a\n", "lmi"]
+)
+async def test_names_that_are_no_folder_never_reach_the_store(bench: Bench, name: str) -> None:
+    """One path component of a few characters, and no name of the base model."""
+    bench.open()
+    with pytest.raises(UnknownAdapterError):
+        await use(bench, name)
+    assert bench.calls == 0
+
+
+def test_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest is forgotten; what a call removed is not pushed out by invented names."""
+    monkeypatch.setattr(remembered, "MOST_NAMES", 10)
+    absences = Absences(lambda: 0.0)
+    absences.remove("gone")
+    for number in range(1000):
+        absences.miss(f"n{number}")
+    assert len(absences) == 11
+    assert absences.is_absent("gone")
+    assert absences.is_absent("n999")
+    assert not absences.is_absent("n0")
+
+
+async def test_damaged_adapter_is_refused_and_not_fetched_again(bench: Bench) -> None:
+    """It is checked as every adapter; only another version is worth a fetch."""
+    bench.put("fr", **{"adapter_model.safetensors": b"damaged"})
+    bench.open()
+    with pytest.raises(RequestError, match=r"^fr.*adapter_model.safetensors"):
+        await use(bench, "fr")
+    fetched = len(bench.s3.objects_sent)
+    bench.time += ABSENT_SECONDS + 1
+    with pytest.raises(RequestError, match=r"adapter_model\.safetensors"):
+        await use(bench, "fr")
+    assert len(bench.s3.objects_sent) == fetched
+    bench.put("fr")
+    bench.time += ABSENT_SECONDS + 1
+    assert await use(bench, "fr")
+
+
+async def test_code_of_a_fetched_adapter_is_refused(bench: Bench) -> None:
+    """LMI_CUSTOM_CODE rules as for any adapter that was fetched."""
+    bench.put("fr", **{"model.py": b"raise SystemExit"})
+    bench.open()
+    with pytest.raises(RequestError, match="LMI_CUSTOM_CODE=all"):
+        await use(bench, "fr")
+
+
+async def test_adapter_beyond_the_limit_is_not_fetched_and_moves_nothing_out(bench: Bench) -> None:
+    """Its size is known from the listing."""
+    bench.put("small")
+    bench.put("large", extra=bytes(2 * SIZE))
+    bench.open(most_bytes=2 * SIZE)
+    await use(bench, "small")
+    with pytest.raises(RequestError, match=r"option\.adapter_store_cache_gb"):
+        await use(bench, "large")
+    assert "adapters/large/extra" not in bench.s3.objects_sent
+    assert "small" in bench.registry
+
+
+async def test_least_recently_used_makes_room(bench: Bench) -> None:
+    """It is unregistered, unloaded and deleted; what was used since stays."""
+    bench.put("a", "b", "c")
+    bench.open(most_bytes=2 * SIZE)
+    for name in ("a", "b", "a", "c"):
+        await use(bench, name)
+    assert sorted(bench.engine.adapters) == ["a", "c"]
+    assert sorted(path.name[0] for path in bench.files.folder.iterdir()) == ["a", "c"]
+    assert await use(bench, "b")
+    assert sorted(bench.engine.adapters) == ["b", "c"]
+
+
+async def test_adapter_in_use_or_pinned_is_never_moved_out(bench: Bench) -> None:
+    """Another goes, or the request that needs the room is refused, for now."""
+    bench.put("a", "b", "c")
+    bench.open(most_bytes=2 * SIZE)
+    async with bench.registry.hold("a"):
+        await use(bench, "b")
+        await use(bench, "c")
+        assert sorted(bench.engine.adapters) == ["a", "c"]
+        pinned = Adapter("c", f"{PLACE}c/", pin=True)
+        await bench.registry.update("c", pinned, 5)
+        with pytest.raises(RequestError, match="is in use"):
+            await use(bench, "b")
+    assert await use(bench, "b")
+    assert sorted(bench.engine.adapters) == ["b", "c"]
+
+
+async def test_changed_adapter_is_a_new_load_and_requests_end_on_the_old(
+    bench: Bench, other_weights: Weights
+) -> None:
+    """The store is asked once the time is over, by a request, and not before."""
+    bench.put("fr")
+    bench.open()
+    old = await use(bench, "fr")
+    bench.put("fr", **{"adapter_model.safetensors": other_weights(1)})
+    assert await use(bench, "fr") == old
+    bench.time += REFRESH
+    async with bench.registry.hold("fr") as first:
+        # It waited for the new one, a request that has held the old one would go on with it.
+        new = first.ref.engine_id if first.ref else 0
+        assert new > old
+    assert await use(bench, "fr") == new
+    assert bench.loads("fr") == new
+    assert len([*bench.files.folder.iterdir()]) == 1
+
+
+async def test_request_on_the_old_load_keeps_it_until_its_end(
+    bench: Bench, other_weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine drops the old load after that."""
+    dropped: list[int] = []
+    unload = ScriptedEngine.unload_adapter
+
+    async def noted(engine: ScriptedEngine, ref: object) -> None:
+        dropped.append(ref.engine_id)  # type: ignore[attr-defined]
+        await unload(engine, ref)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ScriptedEngine, "unload_adapter", noted)
+    bench.put("fr")
+    bench.open()
+    async with bench.registry.hold("fr") as running:
+        assert running.ref is not None
+        bench.put("fr", **{"adapter_model.safetensors": other_weights(1)})
+        bench.time += REFRESH
+        assert await use(bench, "fr") != running.ref.engine_id
+        assert dropped == []
+    while not dropped:  # noqa: ASYNC110 (the renewal goes on by itself)
+        await asyncio.sleep(0.005)
+    assert dropped == [running.ref.engine_id]
+
+
+async def test_unchanged_adapter_is_compared_once_in_each_period(bench: Bench) -> None:
+    """One listing, nothing fetched; an adapter that is not used costs no call at all."""
+    bench.put("fr")
+    bench.open()
+    load, before = await use(bench, "fr"), bench.calls
+    for period in (1, 2, 3):
+        bench.time += REFRESH
+        for _ in range(5):
+            assert await use(bench, "fr") == load
+        assert bench.calls == before + period
+
+
+async def test_damaged_change_leaves_the_old_one_and_is_not_fetched_twice(bench: Bench) -> None:
+    """A version that was refused is remembered."""
+    bench.put("fr")
+    bench.open()
+    load = await use(bench, "fr")
+    bench.put("fr", **{"adapter_model.safetensors": b"damaged"})
+    bench.time += REFRESH
+    assert await use(bench, "fr") == load
+    fetched = len(bench.s3.objects_sent)
+    bench.time += REFRESH
+    assert await use(bench, "fr") == load
+    assert len(bench.s3.objects_sent) == fetched
+
+
+async def test_adapter_that_the_store_no_longer_has_is_gone(bench: Bench) -> None:
+    """Its files, too."""
+    bench.put("fr")
+    bench.open()
+    await use(bench, "fr")
+    for name in FILES:
+        bench.s3.delete(f"adapters/fr/{name}")
+    bench.time += REFRESH
+    with pytest.raises(UnknownAdapterError):
+        await use(bench, "fr")
+    assert bench.engine.adapters == {}
+    assert not [*bench.files.folder.iterdir()]
+
+
+async def test_store_that_is_away_is_not_asked_by_every_request(bench: Bench) -> None:
+    """A new name is 503 and asked again in seconds; what is loaded goes on."""
+    bench.put("fr", "de")
+    bench.open()
+    load = await use(bench, "fr")
+    bench.s3.refusal = AWAY
+    bench.time += REFRESH
+    assert await use(bench, "fr") == load
+    with pytest.raises(NotReadyError, match="de cannot be looked up"):
+        await use(bench, "de")
+    before = bench.calls
+    with pytest.raises(NotReadyError):
+        await use(bench, "de")
+    assert bench.calls == before
+    bench.s3.refusal = None
+    bench.time += AWAY_SECONDS + 1
+    assert await use(bench, "de")
+
+
+async def test_registered_adapter_wins_over_the_store(bench: Bench, tmp_path: Path) -> None:
+    """Also one that is registered after the store's was loaded; the store leaves it alone."""
+    bench.put("fr", "de")
+    bench.open()
+    own = copy_adapter(tmp_path / "own")
+    await bench.registry.register(Adapter("fr", str(own)))
+    await use(bench, "fr")
+    assert bench.calls == 0
+    found = await use(bench, "de")
+    await bench.registry.replace(Adapter("de", str(own)), 5)
+    bench.time += REFRESH
+    before = bench.calls
+    assert await use(bench, "de") > found
+    assert bench.calls == before
+    assert bench.registry.describe("de").src == str(own)
+
+
+async def test_removed_adapter_stays_away(bench: Bench, tmp_path: Path) -> None:
+    """A call has removed what the store still has: until a call registers the name."""
+    bench.put("fr")
+    bench.open()
+    await use(bench, "fr")
+    await bench.registry.unregister("fr", 5)
+    bench.time += 10 * ABSENT_SECONDS
+    with pytest.raises(UnknownAdapterError):
+        await use(bench, "fr")
+    assert not [*bench.files.folder.iterdir()]
+    await bench.registry.register(Adapter("fr", str(copy_adapter(tmp_path / "own"))))
+    assert await use(bench, "fr")
+
+
+async def test_files_outlive_the_process_and_are_one_process_s_own(bench: Bench) -> None:
+    """The next one fetches nothing; one beside it has a folder of its own."""
+    bench.put("fr")
+    bench.open()
+    await use(bench, "fr")
+    first = bench.files.folder
+    other = Bench(bench.files.folder.parents[3].parent, bench.s3)
+    other.environ = bench.environ
+    other.open()
+    assert other.files.folder != first
+    other.close()
+    bench.close()
+    sent = len(bench.s3.objects_sent)
+    other.open()
+    assert other.files.folder == first
+    await use(other, "fr")
+    assert len(bench.s3.objects_sent) == sent
+    other.close()
+
+
+async def test_engine_that_comes_back_loads_found_adapters_on_their_next_use(bench: Bench) -> None:
+    """Hundreds of them would keep the base model waiting."""
+    bench.put("fr")
+    bench.open()
+    old = await use(bench, "fr")
+    engine = ScriptedEngine()
+    await bench.registry.move_to(engine)
+    assert engine.adapters == {}
+    assert await use(bench, "fr") > old
+    assert list(engine.adapters) == ["fr"]
+
+
+async def test_local_folder_is_a_store(bench: Bench, tmp_path: Path) -> None:
+    """Its adapters are used where they are, and renewed when a file changes."""
+    copy_adapter(tmp_path / "store" / "fr")
+    bench.open(str(tmp_path / "store"))
+    load = await use(bench, "fr")
+    assert bench.registry.describe("fr").path == str(tmp_path / "store" / "fr")
+    copy_adapter(tmp_path / "store" / "fr", lora_alpha=1)
+    bench.time += REFRESH
+    assert await use(bench, "fr") > load
+    with pytest.raises(UnknownAdapterError):
+        await use(bench, "de")
+    assert (tmp_path / "store" / "fr").is_dir()
+
+
+async def test_hub_owner_is_a_store(bench: Bench, tmp_path: Path) -> None:
+    """Its repositories are fetched as plain files; one that is not there is unknown."""
+    files = {file.name: file.read_bytes() for file in CAPITALS.iterdir() if file.is_file()}
+    with hub_server(acme__fr=Repository(files)) as hub:
+        bench.environ |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        bench.open("hf://acme/")
+        assert await use(bench, "fr")
+        assert bench.registry.describe("fr").src == "acme/fr"
+        with pytest.raises(UnknownAdapterError):
+            await use(bench, "de")

@@ -1,0 +1,151 @@
+"""Adapters that something finds when a request names them (`AdapterRegistry.find`)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.errors import Dialect, NotReadyError
+from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
+from lmi_vllm.web.request import SERVICE
+from tests.conftest import ServeScripted
+from tests.web.test_adapter_routes import call, lora
+from tests.web.test_engine_routes import Application
+
+__all__ = ["lora"]
+MESSAGES = HttpRoute(
+    "/v1/messages", frozenset({"POST"}), RouteKind.INFERENCE, Dialect.ANTHROPIC
+)  # fmt: skip
+HEADER = {"X-Amzn-SageMaker-Adapter-Identifier": "fr"}
+
+
+class Finder:
+    """Registers `fr`, and keeps the names that it was asked for."""
+
+    def __init__(self, registry: AdapterRegistry) -> None:
+        self.asked: list[str] = []
+        self._registry = registry
+        registry.find = self
+
+    async def __call__(self, name: str) -> None:
+        """Register it, once."""
+        self.asked.append(name)
+        if name == "fr" and name not in self._registry:
+            await self._registry.register(Adapter(name, "s3://x/fr/", path="/fr", is_found=True))
+
+
+def finder_of(client: TestClient) -> Finder:
+    """Have something find the adapters of a client's server."""
+    return Finder(client.app[SERVICE].runtime.adapters)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "options"),
+    [
+        ("/invocations", {"inputs": "x"}, {"headers": HEADER}),
+        ("/invocations", {"inputs": "x"}, {"params": {"adapter": "fr"}}),
+        ("/invocations", {"inputs": "x", "adapters": "fr"}, {}),
+        ("/invocations", {"inputs": ["x", "y"], "adapters": ["", "fr"]}, {}),
+        ("/invocations", {"prompt": "x", "model": "fr"}, {}),
+        ("/v1/completions", {"prompt": "x", "model": "fr"}, {}),
+        ("/v1/chat/completions", {"messages": [], "model": "fr"}, {}),
+        ("/v1/chat/completions", {"messages": [], "model": "demo"}, {"headers": HEADER}),
+        ("/v1/messages", {"messages": [], "model": "fr"}, {}),
+    ],
+)
+async def test_every_way_of_naming_an_adapter_finds_it(
+    lora: TestClient,
+    engine: ScriptedEngine,
+    path: str,
+    body: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """The request is answered by the load that was made for it."""
+    engine.http = application = Application((MESSAGES,))
+    finder_of(lora)
+    assert (await call(lora, "POST", path, json=body, **options))[0] == 200
+    used = [one.adapter for one in (*engine.jobs, *engine.calls, *application.calls)]
+    assert engine.adapters["fr"] in used
+    assert [one for one in used if one is not None and one.name != "fr"] == []
+
+
+async def test_requests_that_name_nothing_find_nothing(lora: TestClient) -> None:
+    """Nothing is asked for the base model."""
+    finder = finder_of(lora)
+    for body in ({"prompt": "x", "model": ""}, {"prompt": "x", "model": None}, {"prompt": "x"}):
+        assert (await call(lora, "POST", "/v1/completions", json=body))[0] == 200
+    body = {"inputs": "x", "adapters": "", "model": "fr"}
+    assert (await call(lora, "POST", "/invocations", json=body))[0] == 200
+    assert finder.asked == []
+
+
+async def test_unknown_name_is_refused_as_without_it(lora: TestClient) -> None:
+    """What is not found is no other model's request."""
+    finder = finder_of(lora)
+    answer = await call(lora, "POST", "/invocations", json={"inputs": "x", "adapters": "de"})
+    assert answer[0] == 424
+    assert finder.asked == ["de"]
+
+
+async def test_found_adapter_is_listed_as_such(lora: TestClient) -> None:
+    """Those that calls register look as ever."""
+    finder_of(lora)
+    await call(lora, "POST", "/invocations", json={"inputs": "x", "adapters": "fr"})
+    await call(lora, "POST", "/adapters?name=de&src=/de")
+    (found, own) = (await call(lora, "GET", "/adapters"))[1]["adapters"]
+    assert found == {
+        "name": "fr",
+        "src": "s3://x/fr/",
+        "preload": True,
+        "pin": False,
+        "from_store": True,
+    }
+    assert own == {"name": "de", "src": "/de", "preload": True, "pin": False}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/adapters?name=fr&src=/own", None),
+        ("/v1/load_lora_adapter", {"lora_name": "fr", "lora_path": "/own"}),
+    ],
+)
+async def test_call_registers_over_what_was_found(
+    lora: TestClient, engine: ScriptedEngine, path: str, body: object
+) -> None:
+    """And not over another call's: that is a conflict."""
+    finder_of(lora)
+    await call(lora, "POST", "/invocations", json={"inputs": "x", "adapters": "fr"})
+    assert (await call(lora, "POST", path, json=body))[0] == 200
+    assert engine.adapters["fr"].path == "/own"
+    assert (await call(lora, "POST", path, json=body))[0] in (400, 409)
+
+
+async def test_time_limit_of_a_request_holds_while_its_adapter_is_brought_in(
+    serve: ServeScripted,
+) -> None:
+    """A store that hangs holds no request for ever."""
+    client = await serve(ServingProfile(model_name="demo", enable_lora=True, predict_timeout=0.05))
+
+    async def find(_: str) -> None:
+        await asyncio.Event().wait()
+
+    client.app[SERVICE].runtime.adapters.find = find
+    for body in ({"inputs": "x", "adapters": "fr"}, {"inputs": "x", "model": "fr"}):
+        status, answer = await call(client, "POST", "/invocations", json=body)
+        assert (status, "predict_timeout" in str(answer)) == (500, True)
+
+
+async def test_store_that_is_away_is_503(lora: TestClient) -> None:
+    """So that a router asks another replica."""
+
+    async def find(_: str) -> None:
+        raise NotReadyError("away")
+
+    lora.app[SERVICE].runtime.adapters.find = find
+    payload = {"inputs": "x", "adapters": "fr"}
+    assert (await call(lora, "POST", "/invocations", json=payload))[0] == 503
