@@ -10,13 +10,10 @@ from lmi_vllm.adapters.check import CONFIG
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
-from lmi_vllm.sources.base import ObjectStore, StoredObject
+from lmi_vllm.sources.base import ObjectStore
 from lmi_vllm.sources.hub.api import model_info
 from lmi_vllm.sources.hub.location import hub_repository
-from lmi_vllm.sources.partial import FetchManifest, PartialDirectory, read_manifest
-from lmi_vllm.sources.progress import ignore_progress
-from lmi_vllm.sources.storage import put_in_place
-from lmi_vllm.sources.table import fetch_model, open_store
+from lmi_vllm.sources.table import fetch_model, store_of
 
 _VERSION_DIGITS: Final = 16
 
@@ -30,7 +27,6 @@ class FoundAdapter:
     version: str
     files: int
     total_bytes: int
-    objects: tuple[StoredObject, ...] = ()
 
 
 class AdapterStore(Protocol):
@@ -61,18 +57,11 @@ class ObjectFolders:
             return None
         total = sum(stored.size for stored in objects)
         version = _digest((stored.name, stored.size, stored.etag) for stored in objects)
-        return FoundAdapter(name, folder.listed_url, version, len(objects), total, objects)
+        return FoundAdapter(name, folder.listed_url, version, len(objects), total)
 
     def bring(self, found: FoundAdapter, target: Path) -> str:
-        """Fetch exactly what was listed, unless an earlier process has."""
-        folder = self.store.below(found.name)
-        wanted, present = FetchManifest.of(folder.url, found.objects), read_manifest(target)
-        if present is None or present != wanted or not present.is_on_disk(target):
-            partial = PartialDirectory(folder, target, found.objects)
-            partial.prepare()
-            partial.fill(ignore_progress)
-            put_in_place(partial.directory, target)
-        return self.sources.checked(target, found.name)
+        """Fetch the folder, unless an earlier process has; whatever came since it was looked up."""
+        return _fetched(found, target, self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +87,8 @@ class HubRepositories:
         )
 
     def bring(self, found: FoundAdapter, target: Path) -> str:
-        """Fetch the commit that was looked up."""
-        fetch_model(found.src, environ=self.environ, destination=target,
-                    limits=self.sources.limits)  # fmt: skip
-        return self.sources.checked(target, found.name)
+        """Fetch the repository; whatever came since it was looked up."""
+        return _fetched(found, target, self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +125,16 @@ def open_adapter_store(
         return HubRepositories(place.removeprefix(HUB_PREFIX).strip("/"), sources, environ)
     if "://" not in place:
         return LocalFolders(Path(place).absolute(), sources)
-    store = open_store(f"{place.rstrip('/')}/", environ)
-    if store is None:
+    url = f"{place.rstrip('/')}/"
+    if (store := store_of(url)) is None:
         raise DownloadError(f"option.adapter_store={place}: expected s3://bucket/prefix/")
-    return ObjectFolders(store, sources)
+    return ObjectFolders(store.make_store(url, environ), sources)
+
+
+def _fetched(found: FoundAdapter, target: Path, sources: AdapterSources) -> str:
+    """Return the folder, once it has been fetched and found sound."""
+    fetch_model(found.src, environ=sources.environ, destination=target, limits=sources.limits)
+    return sources.checked(target, found.name)
 
 
 def _digest(files: Iterable[Sequence[object]]) -> str:
