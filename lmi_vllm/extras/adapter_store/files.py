@@ -70,6 +70,7 @@ class AdapterFiles:
         path = self.path(key)
         for place in (path, *(path.with_name(path.name + ending) for ending in _LEFT_OVER)):
             shutil.rmtree(place, ignore_errors=True)
+        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
 
     def forget(self, key: str) -> None:
         """Count it no more."""

@@ -16,6 +16,7 @@ from lmi_vllm.errors import (
     AdapterConflictError,
     AdapterRefusedError,
     DownloadError,
+    LmiError,
     ManagementError,
     NotReadyError,
     RequestError,
@@ -153,17 +154,23 @@ class FoundAdapters:
             found = await _in(self._lookups, self._store.look_up, name)
         except (UnreachableError, InterruptedTransferError, DownloadError) as error:
             ADAPTER_LOOKUPS.labels("failed").inc()
-            logger.error("adapter %s cannot be looked up: %s", name, error)
-            is_ours = isinstance(
-                error, DownloadError
-            )  # nothing that may pass: not asked again soon
-            failure = RequestError if is_ours else NotReadyError
-            text = f"The adapter {name} cannot be looked up in the store of adapters"
-            if name not in self._registry:
-                self._absences.fail(name, failure, text, for_long=is_ours)
-            raise failure(text) from error
+            raise self._failure(
+                name, error, may_pass=not isinstance(error, DownloadError)
+            ) from error
         ADAPTER_LOOKUPS.labels("missing" if found is None else "found").inc()
         return found
+
+    def _failure(self, name: str, error: Exception, *, may_pass: bool) -> LmiError:
+        """Return what requests are told of a store that failed; the log has the reason.
+
+        What may pass is 503: another replica may have the adapter.
+        """
+        logger.error("adapter %s cannot be had from the store: %s", name, error)
+        failure = NotReadyError if may_pass else RequestError
+        text = f"The adapter {name} cannot be had from the store of adapters now"
+        if name not in self._registry:
+            self._absences.fail(name, failure, text, for_long=not may_pass)
+        return failure(text)
 
     def _check_refused(self, found: FoundAdapter) -> None:
         """Return unless this very version has been refused: it is not fetched again."""
@@ -189,8 +196,10 @@ class FoundAdapters:
         await self._make_room(key, found)
         try:
             path = await _in(self._fetches, self._store.bring, found, self._files.path(key))
-        except BaseException:
+        except BaseException as error:
             await self._forget(key)
+            if isinstance(error, DownloadError):
+                raise self._failure(found.name, error, may_pass=True) from error
             raise
         return key, path
 
