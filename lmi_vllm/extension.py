@@ -17,16 +17,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lmi_vllm.checks.secure_mode import Checks
     from lmi_vllm.commands.serve import ServeOtherwise
+    from lmi_vllm.config.setting import Setting
     from lmi_vllm.config.settings import ExtraSettings, Settings
+    from lmi_vllm.engine.base import FetchMedia
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.server.code_start import CodeLoader
     from lmi_vllm.server.context import BesideServer
     from lmi_vllm.server.listeners import ListenerContext
-    from lmi_vllm.server.model_files import FetchBeside, StartVariables
+    from lmi_vllm.server.model_files import FetchBeside, MakePackages, StartVariables
     from lmi_vllm.server.model_keeper import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.server.process_group import MakeProcesses
@@ -73,6 +75,14 @@ class OwnEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class Explained:
+    """What `explain` adds: a note on a setting, empty where there is none, and rows of its own."""
+
+    note: "Lazy[Callable[[Setting], str]]"
+    rows: "Lazy[Callable[[Settings], Iterable[Setting]]]"
+
+
+@dataclass(frozen=True, slots=True)
 class Extra:
     """Everything that one extra adds."""
 
@@ -97,18 +107,26 @@ class Extra:
     # more for a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
     engines: tuple[OwnEngine, ...] = ()
+    # What fetches the URLs inside messages; one extra can have it.
+    media: "Lazy[FetchMedia] | None" = None
+    # What `explain` says besides.
+    explained: Explained | None = None
     # Stores of models and adapters, one for each URL scheme.
     stores: "tuple[Lazy[Store], ...]" = ()
     # Model classes that vLLM is given: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     # What is fetched beside the model; returns the arguments with the place of it.
     fetched_beside: "tuple[Lazy[FetchBeside], ...]" = ()
+    # What installs the packages that a model brings; one extra can have it.
+    packages: "Lazy[MakePackages] | None" = None
     # Environment variables that libraries find from the plan of a start on.
     plan_variables: "tuple[Lazy[PlanVariables], ...]" = ()
     # Environment variables that the libraries of the engine find, once the model's files are here.
     start_variables: "tuple[Lazy[StartVariables], ...]" = ()
     # What `serve` does with these settings instead of opening a port; None where it opens one.
     instead_of_serving: "tuple[Lazy[Callable[[Settings], ServeOtherwise | None]], ...]" = ()
+    # What else is wrong with a start as it is planned: sentences.
+    plan_checks: "tuple[Lazy[Callable[[Settings], Sequence[str]]], ...]" = ()
     # What it forbids in a start and of an adapter.
     checks: "Lazy[Checks] | None" = None
     # What a server runs that is started without a model; one extra can have it.

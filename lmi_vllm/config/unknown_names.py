@@ -36,6 +36,10 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "log_request_metric", "metrics_aggregation", "prometheus",
             "SM_TELEMETRY_LOG_REV_2022_12",
         ),
+        "free_memory": (
+            "required_memory_mb", "reserved_memory_mb", "gpu.required_memory_mb",
+            "gpu.reserved_memory_mb",
+        ),
         "lmcache": (
             "option.kv_transfer_config", "option.lmcache_config_file", "option.lmcache_auto_config",
         ),

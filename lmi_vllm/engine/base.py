@@ -3,7 +3,7 @@
 Each promise below has a contract test that runs over every engine (`tests/contract/`).
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -14,6 +14,7 @@ from lmi_vllm.messages import (
     GenerationJob,
     HttpCall,
     HttpRoute,
+    MediaPolicy,
     OpenAICall,
     OpenAIReply,
     OpenAISchemas,
@@ -115,6 +116,31 @@ class HttpApplication(Protocol):
         Raises:
             EngineDeadError: the engine is gone.
             EngineFailureError: the application itself failed.
+        """
+        ...
+
+
+class MediaRefusedError(Exception):
+    """A URL inside a message is not fetched, or not to its end; the text is for the client."""
+
+
+class FetchMedia(Protocol):
+    """Fetches what a URL inside a message names."""
+
+    async def __call__(
+        self,
+        url: str,
+        policy: MediaPolicy,
+        domains: Collection[str] = (),
+        *,
+        silence_seconds: float | None = None,
+        max_bytes: int | None = None,
+        follows_redirects: bool = True,
+    ) -> bytes:
+        """Return the bytes at `url`, of one of the `domains` where there are any.
+
+        Raises:
+            MediaRefusedError: it may not be fetched, is too large or late, or its server says no.
         """
         ...
 

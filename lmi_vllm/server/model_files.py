@@ -1,4 +1,4 @@
-"""What a start needs on the disk: the model and what belongs to it fetched, checked, installed.
+"""What a start needs on the disk: the model and what belongs to it fetched and checked.
 
 The engine then gets local paths only, so that it works with the network cut.
 """
@@ -10,14 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
-from lmi_vllm.checks.requirements import (
-    REQUIREMENTS,
-    install_requirements,
-    requirements_of,
-    with_failed_requirements,
-)
 from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.model_source import with_files
 from lmi_vllm.config.settings import Settings
@@ -26,7 +20,7 @@ from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.progress import DownloadProgress
-from lmi_vllm.sources.table import fetch_model, is_store, is_streamed_by_vllm, read_text
+from lmi_vllm.sources.table import fetch_model, is_streamed_by_vllm
 from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import detect_devices
 
@@ -39,6 +33,7 @@ StartVariables = Callable[
 # From a reference and its revision, the place where it is now.
 Fetch = Callable[[str, str | None], Awaitable[Path]]
 FetchBeside = Callable[[EngineArguments, Fetch], Awaitable[EngineArguments]]
+MakePackages = Callable[[ModelArtifacts, Mapping[str, str]], "ModelPackages"]
 # What vLLM would fetch by itself beside the model, and the argument with its revision.
 _BESIDE_THE_MODEL: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
 
@@ -50,6 +45,22 @@ class ReadyFiles:
     model: ModelArtifacts
     arguments: EngineArguments
     exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class ModelPackages(Protocol):
+    """What one model, as its plan knows it, has an extra install. No failure ends a start."""
+
+    async def install_first(self) -> bool:
+        """Install what is known before the fetch; returns whether the fetch brings more."""
+        ...
+
+    async def install_fetched(self, model: ModelArtifacts) -> None:
+        """Install what the fetched model brings."""
+        ...
+
+    def with_failure(self, reason: str) -> str:
+        """Return why the engine is not there, with a failed installation that may explain it."""
+        ...
 
 
 class ModelFetch:
@@ -64,13 +75,17 @@ class ModelFetch:
         report: Callable[[DownloadProgress], None],
         said: Collection[str] = (),
     ) -> None:
-        self._failed_requirements: str | None = None
         self._model = model
         self._arguments = arguments
         self._settings = settings
         self._environ = {**environ, **settings.environment_exports}
         self._report = report
         self._said = said  # what the plan has warned of already
+        self._packages = tuple(
+            extra.packages.load()(model, self._environ)
+            for extra in extras().values()
+            if extra.packages is not None
+        )
 
     @property
     def is_streamed(self) -> bool:
@@ -84,14 +99,7 @@ class ModelFetch:
         Returns whether the model still to be fetched brings some: vLLM must then be imported after
         them, since they may replace what it imports.
         """
-        found = requirements_of(self._model.directory)
-        if found is not None:
-            await self._install(found)
-            return False
-        url = self._model.reference
-        if not self._is_directory_fetched() or not is_store(url):
-            return False
-        return await asyncio.to_thread(read_text, url, REQUIREMENTS, self._environ) is not None
+        return any([await packages.install_first() for packages in self._packages])
 
     async def fetch(self) -> ReadyFiles:
         """Fetch what is not here yet and install what it needs.
@@ -106,9 +114,8 @@ class ModelFetch:
                 arguments = await beside.load()(arguments, self._fetched)
         arguments = await self._fetch_beside(model, arguments)
         self._check_security(model)
-        found = requirements_of(model.directory) if self._is_directory_fetched() else None
-        if found is not None:
-            await self._install(found)
+        for packages in self._packages:
+            await packages.install_fetched(model)
         exports = await asyncio.to_thread(self._variables, model, arguments)
         return ReadyFiles(model, arguments, exports)
 
@@ -122,11 +129,9 @@ class ModelFetch:
 
     def with_failures(self, reason: str) -> str:
         """Return why the engine is not there, with the failed installation that may explain it."""
-        return with_failed_requirements(reason, self._failed_requirements)
-
-    def _is_directory_fetched(self) -> bool:
-        """Whether the model directory itself comes from a store."""
-        return self._model.directory is None and not self._model.is_local
+        for packages in self._packages:
+            reason = packages.with_failure(reason)
+        return reason
 
     async def _fetch_model(self) -> tuple[ModelArtifacts, EngineArguments]:
         if self._model.is_local:
@@ -199,9 +204,6 @@ class ModelFetch:
     def _check_security(self, model: ModelArtifacts) -> None:
         if violations := start_violations(self._settings, self._environ, model.directory):
             raise ConfigurationError(violations)
-
-    async def _install(self, requirements: Path) -> None:
-        self._failed_requirements = await install_requirements(requirements, self._environ)
 
 
 def _text(value: object) -> str | None:

@@ -7,7 +7,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from lmi_vllm.checks.memory import memory_errors
 from lmi_vllm.checks.model_config import read_model_files
 from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
 from lmi_vllm.checks.secure_mode import start_violations
@@ -90,9 +89,10 @@ def plan_start(
     model, arguments = translation.model, translation.arguments
     if model is None:
         return None
+    checks = [check.load() for extra in extras().values() for check in extra.plan_checks]
     if errors := (
         *start_violations(settings, environ, model.directory),
-        *memory_errors(settings),
+        *(error for check in checks for error in check(settings)),
     ):
         raise ConfigurationError(errors)
     code_loader(settings).check(settings, model)

@@ -10,10 +10,10 @@ from lmi_vllm.config.options import EffectWord
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.extension import Explained, extras
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.translate.arguments import Translation
-from lmi_vllm.translate.guide_defaults import note_on_default, rows_of_defaults
 
 _NO_MODEL: Final = (
     "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
@@ -84,7 +84,8 @@ def _rows(
     settings: Settings, translation: Translation, model: ModelArtifacts | None
 ) -> Iterable[dict[str, object]]:
     """One row for each option with a value: those that were set first."""
-    known = [*settings.all_details(), *rows_of_defaults(settings)]
+    brought = (row for one in _explained() for row in one.rows.load()(settings))
+    known = [*settings.all_details(), *brought]
     if settings.model.model_id is None:
         known.insert(0, _model_row(model))
     for setting in sorted([*known, *settings.others], key=lambda setting: not setting.is_set):
@@ -96,6 +97,10 @@ def _rows(
             "target": setting.target,
             "note": mask_urls(_note(setting, translation)),
         }
+
+
+def _explained() -> Iterable[Explained]:
+    return (extra.explained for extra in extras().values() if extra.explained is not None)
 
 
 def _model_row(model: ModelArtifacts | None) -> Setting:
@@ -121,7 +126,7 @@ def _note(setting: Setting, translation: Translation) -> str:
         if setting.is_set and target in values and values[target] != setting.value
         and translation.arguments.origins.get(target) == setting.origin
     ]  # fmt: skip
-    said = [setting.note, note_on_default(setting)]
+    said = [setting.note, *(one.note.load()(setting) for one in _explained())]
     said += [f"Became {', '.join(became)}."] if became else []
     return " ".join(filter(None, said))
 

@@ -23,9 +23,9 @@ ROOMS = {
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.ArgumentDraft|web\.request\.RouteGroup"
     r"|checks\.secure_mode\.Checks"
-    r"|commands\.serve\.ServeOtherwise|config\.settings\.(Extra)?Settings"
-    r"|server\.(model_files\.(FetchBeside|StartVariables)|model_keeper\.WithoutModel|code_start\.CodeLoader)"
-    r"|engine\.factory\.EngineFactory|server\.listeners\.ListenerContext"
+    r"|commands\.serve\.ServeOtherwise|config\.(setting\.Setting|settings\.(Extra)?Settings)"
+    r"|server\.(model_files\.(FetchBeside|MakePackages|StartVariables)|model_keeper\.WithoutModel|code_start\.CodeLoader)"
+    r"|engine\.(base\.FetchMedia|factory\.EngineFactory)|server\.listeners\.ListenerContext"
     r"|server\.(plan\.(AroundStart|PlannedStart|PlanVariables)|process_group\.MakeProcesses)"
     r"|server\.context\.BesideServer|sources\.base\.Store",
     "clock": r"",
@@ -54,8 +54,8 @@ AWS = r"extras/object_stores/\w+\.py|extras/bench/sagemaker_client\.py"
 LIBRARIES = {
     "vllm": r"engine/vllm/(workarounds/)?\w+\.py"
     r"|extras/(legacy_models/classes|seq2seq/requests)\.py",
-    "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py|engine/media_fetch\.py"
-    r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|model_control|tgi|vllm_adapters)/\w+)\.py",
+    "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py"
+    r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|media_urls|model_control|tgi|vllm_adapters)/\w+)\.py",
     "pydantic_settings": r"config/(settings|layers|options/row)\.py",
     "pydantic": r"config/(settings|layers|options/row)\.py|inference/request/parameters\.py"
     r"|(engine/vllm/(openai|routes)|extras/seq2seq/requests)\.py",

@@ -57,16 +57,6 @@ class ServerKeys(Section):
         "each.")
     retry_threshold: int = option(parse.count, ours(), default=0, written=(FILE, ENV),
         values="number", note="Engine failures tolerated before the process ends.")
-    required_memory_mb: int = option(parse.whole_number, ours(), default=0, written=(FILE,),
-        values="MiB", note="Free memory demanded before loading.")
-    reserved_memory_mb: int = option(parse.whole_number, ours(), default=500, written=EVERYWHERE,
-        values="MiB", note="Memory that must stay free.")
-    gpu_required_memory_mb: int | None = option(parse.whole_number, ours(),
-        name="gpu.required_memory_mb", written=(FILE,), values="MiB",
-        note="As required_memory_mb, on each GPU.")
-    gpu_reserved_memory_mb: int | None = option(parse.whole_number, ours(),
-        name="gpu.reserved_memory_mb", written=(FILE,), values="MiB",
-        note="As reserved_memory_mb, on each GPU.")
     inference_address: str = option(parse.address, ours(), default="http://127.0.0.1:8080",
         written=SERVER_LEVEL, values="`http://host:port`", note="Where requests are answered.")
     management_address: str | None = option(parse.address, ours(), written=SERVER_LEVEL,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.memory import free_host_memory
+from lmi_vllm.checks.platform import free_host_memory
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.lmcache.rules import LmcacheSettings

@@ -121,7 +121,7 @@ def test_wrong_server_value_is_an_error(
 ACCEPTED = (
     "max_batch_delay=100", "option.max_batch_delay=100", "max_idle_time=60",
     "option.max_idle_time=60", "engine=Python", "minWorkers=1", "gpu.minWorkers=1",
-    "retry_threshold=2", "required_memory_mb=10", "reserved_memory_mb=10", "gpu.maxWorkers=4",
+    "retry_threshold=2", "gpu.maxWorkers=4",
     "batch_size=1",
 )  # fmt: skip
 

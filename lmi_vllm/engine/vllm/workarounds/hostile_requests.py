@@ -10,8 +10,9 @@ not tried: the scheduler ends a request whose grammar has become slow. May go: w
 tests/contract/test_hostile_grammars.py holds without it.
 
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
-tries three times with growing time limits (vllm/connections.py). Its connector gets our fetch
-(engine/media_fetch.py) by its own registry. May go: when tests/contract/test_media_guard.py does.
+tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
+of the extra media_urls by its own registry, and fetches nothing without it. May go: when
+tests/contract/test_media_guard.py does.
 
 Numbers that are not finite: see `not_finite`; the schedulers that end such requests are here.
 
@@ -42,7 +43,7 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
-from lmi_vllm.engine.media_fetch import MediaRefusedError, fetch_media
+from lmi_vllm.engine.base import MediaRefusedError
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
 from lmi_vllm.engine.vllm.workarounds.grammar_queue import FairPlaces, SharedTask
 from lmi_vllm.engine.vllm.workarounds.grammar_trials import (
@@ -53,6 +54,7 @@ from lmi_vllm.engine.vllm.workarounds.grammar_trials import (
     walk,
 )
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON
+from lmi_vllm.extension import extras
 from lmi_vllm.messages import MediaPolicy
 
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
@@ -168,6 +170,11 @@ def _key_of(outputs: StructuredOutputsParams, steps: int) -> bytes:
     return hashlib.sha256(f"{steps} {kind} {text}".encode("utf-8", "replace")).digest()
 
 
+async def _fetch_none(*_: object, **__: object) -> bytes:
+    """Fetch nothing: the extra that knows what may be fetched is not there."""
+    raise MediaRefusedError("media URLs need the extra media_urls, which is not installed")
+
+
 class GuardedConnection(HTTPConnection):
     """Fetches media within a policy; everything else of vLLM's class stays unused."""
 
@@ -175,6 +182,9 @@ class GuardedConnection(HTTPConnection):
         super().__init__()
         self._policy = policy
         self._domains = domains
+        found = (extra.media for extra in extras().values())
+        fetch = next((place.load() for place in found if place is not None), None)
+        self._fetch = _fetch_none if fetch is None else fetch
 
     async def async_get_bytes(
         self,
@@ -191,7 +201,7 @@ class GuardedConnection(HTTPConnection):
             VLLMValidationError: they may not, or cannot, be fetched: the request's fault.
         """
         try:
-            content = await fetch_media(
+            content = await self._fetch(
                 url,
                 self._policy,
                 self._domains,

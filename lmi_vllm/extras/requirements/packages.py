@@ -15,6 +15,8 @@ from typing import Final
 
 from lmi_vllm.config.parsers import java_true
 from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.sources.table import is_store, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,43 @@ REQUIREMENTS: Final = "requirements.txt"
 WHEELS: Final = "requirements"
 _SHOWN_LINES: Final = 12
 _IMPORT_FAILURES: Final = ("No module named", "cannot import name", "ImportError")
+
+
+class Requirements:
+    """The packages of one model: of its directory, or of the one that is still to be fetched."""
+
+    def __init__(self, model: ModelArtifacts, environ: Mapping[str, str]) -> None:
+        self._model = model
+        self._environ = environ
+        self._failure: str | None = None
+
+    async def install_first(self) -> bool:
+        """Install what is known before anything is fetched; see `ModelPackages`."""
+        found = requirements_of(self._model.directory)
+        if found is not None:
+            await self._install(found)
+            return False
+        url = self._model.reference
+        if not self._is_directory_fetched() or not is_store(url):
+            return False
+        return await asyncio.to_thread(read_text, url, REQUIREMENTS, self._environ) is not None
+
+    async def install_fetched(self, model: ModelArtifacts) -> None:
+        """Install what a model brings that has just been fetched."""
+        found = requirements_of(model.directory) if self._is_directory_fetched() else None
+        if found is not None:
+            await self._install(found)
+
+    def with_failure(self, reason: str) -> str:
+        """Return why the engine is not there, with the failed installation that may explain it."""
+        return with_failed_requirements(reason, self._failure)
+
+    def _is_directory_fetched(self) -> bool:
+        """Whether the model directory itself comes from a store."""
+        return self._model.directory is None and not self._model.is_local
+
+    async def _install(self, requirements: Path) -> None:
+        self._failure = await install_requirements(requirements, self._environ)
 
 
 def requirements_of(directory: Path | None) -> Path | None:

@@ -13,6 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
+from lmi_vllm.engine.base import MediaRefusedError
 from lmi_vllm.messages import MediaPolicy
 
 MAX_REDIRECTS: Final = 5
@@ -25,10 +26,6 @@ _CLOUD_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-class MediaRefusedError(Exception):
-    """The URL is not fetched, or not to its end; the text is for the client."""
 
 
 def is_public(address: str) -> bool:

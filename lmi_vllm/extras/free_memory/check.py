@@ -3,20 +3,37 @@
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
+from lmi_vllm.checks.platform import free_host_memory
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import EVERYWHERE, FILE, option, ours
 from lmi_vllm.config.setting import Setting
-from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.settings import ExtraSettings, Settings
 
 MIB: Final = 1 << 20
 _NVIDIA_SMI_SECONDS: Final = 10.0
 _REQUIRED: Final = "required_memory_mb"
 _RESERVED: Final = "reserved_memory_mb"
-# Limit and usage of a control group, of version 2 and 1.
-_CGROUP_FILES: Final = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+
+
+class FreeMemorySettings(ExtraSettings):
+    """How much has to be free, and to stay free."""
+
+    section: ClassVar[str] = "Server"
+
+    # fmt: off
+    required_memory_mb: int = option(parse.whole_number, ours(), default=0, written=(FILE,),
+        values="MiB", note="Free memory demanded before loading.")
+    reserved_memory_mb: int = option(parse.whole_number, ours(), default=500, written=EVERYWHERE,
+        values="MiB", note="Memory that must stay free.")
+    gpu_required_memory_mb: int | None = option(parse.whole_number, ours(),
+        name="gpu.required_memory_mb", written=(FILE,), values="MiB",
+        note="As required_memory_mb, on each GPU.")
+    gpu_reserved_memory_mb: int | None = option(parse.whole_number, ours(),
+        name="gpu.reserved_memory_mb", written=(FILE,), values="MiB",
+        note="As reserved_memory_mb, on each GPU.")
+    # fmt: on
 
 
 def memory_errors(
@@ -38,16 +55,6 @@ def memory_errors(
     return errors
 
 
-def free_host_memory(root: Path = Path("/")) -> int | None:
-    """Bytes this process may still take: of the machine, and of its control group where limited."""
-    found = [
-        bytes_free
-        for bytes_free in (_available(root), *(_group(root, *names) for names in _CGROUP_FILES))
-        if bytes_free is not None
-    ]
-    return min(found, default=None)
-
-
 def free_gpu_memory(nvidia_smi: str | None) -> list[int]:
     """Bytes free on each GPU the driver shows; empty without one."""
     if nvidia_smi is None:
@@ -64,7 +71,8 @@ def free_gpu_memory(nvidia_smi: str | None) -> list[int]:
 
 def _asked(settings: Settings, prefix: str) -> Setting | None:
     """The setting that asks for a check; the default of the reserve alone does not."""
-    found = (settings.server.detail(prefix + name) for name in (_REQUIRED, _RESERVED))
+    asked = settings.extra(FreeMemorySettings)
+    found = (asked.detail(prefix + name) for name in (_REQUIRED, _RESERVED))
     return next((setting for setting in found if setting is not None and setting.is_set), None)
 
 
@@ -73,7 +81,7 @@ def _missing(
 ) -> list[str]:
     if bytes_free is None:
         return [f"{asked.label}: the free memory of {place} cannot be read"]
-    server = settings.server
+    server = settings.extra(FreeMemorySettings)
     required, reserved = server.required_memory_mb, server.reserved_memory_mb
     if prefix:
         required = server.gpu_required_memory_mb or 0
@@ -85,22 +93,3 @@ def _missing(
         f"({prefix}{_REQUIRED}) and {reserved} MiB to stay free ({prefix}{_RESERVED}), "
         f"{bytes_free // MIB} MiB are available"
     ]
-
-
-def _available(root: Path) -> int | None:
-    try:
-        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return next((int(size) * 1024 for size in sizes), None)
-
-
-def _group(root: Path, limit: str, usage: str) -> int | None:
-    """Bytes a container has left (its own group is at the root of what it sees); None: no limit."""
-    folder = root / "sys/fs/cgroup"
-    try:
-        highest, used = (folder / limit).read_text().strip(), (folder / usage).read_text().strip()
-    except OSError:
-        return None
-    return max(0, int(highest) - int(used)) if highest.isdigit() and used.isdigit() else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.checks.requirements import (
+from lmi_vllm.extras.requirements.packages import (
     install_requirements,
     pip_arguments,
     requirements_of,

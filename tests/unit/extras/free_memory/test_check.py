@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.checks.memory import MIB, free_gpu_memory, free_host_memory, memory_errors
+from lmi_vllm.checks.platform import free_host_memory
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings, load_settings
+from lmi_vllm.extras.free_memory.check import MIB, free_gpu_memory, memory_errors
 
 
 def settings(text: str, **environ: str) -> Settings:
@@ -99,3 +100,10 @@ def test_memory_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
     """As for GPUs."""
     (error,) = memory_errors(settings("required_memory_mb=1"), tmp_path)
     assert "cannot be read" in error
+
+
+@pytest.mark.parametrize("line", ["required_memory_mb=10", "reserved_memory_mb=10"])
+def test_setting_is_accepted(line: str) -> None:
+    """Known without a word."""
+    found = settings(line)
+    assert (found.errors, found.warnings) == ((), ())

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from lmi_vllm.engine.media_fetch import MediaRefusedError, fetch_media, is_public
+from lmi_vllm.engine.base import MediaRefusedError
+from lmi_vllm.extras.media_urls.fetch import fetch_media, is_public
 from lmi_vllm.messages import MediaPolicy
 
 OPEN = MediaPolicy(allows_private=True, max_bytes=1000, seconds=20)

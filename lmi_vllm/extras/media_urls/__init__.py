@@ -1,0 +1,7 @@
+"""What URLs inside messages lead to: fetched from public addresses only, within bounds."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra, Lazy
+
+EXTRA: Final = Extra(media=Lazy("lmi_vllm.extras.media_urls.fetch:fetch_media"))
