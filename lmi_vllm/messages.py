@@ -268,7 +268,10 @@ class HttpRoute:
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """A request for the engine's own HTTP application, as it came in."""
+    """A request for the engine's own HTTP application, as it came in.
+
+    `request_id` stands for the header of that name; empty, what came in decides.
+    """
 
     method: str
     path: str

@@ -7,7 +7,8 @@ business. It is only looked at: for the work that it asks for and for the adapte
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 import orjson
 
@@ -16,7 +17,19 @@ from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.pipeline import ask
 from lmi_vllm.inference.request.parameters import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import event_stream
-from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, Reply, RouteKind
+from lmi_vllm.messages import (
+    HttpCall,
+    HttpRoute,
+    InferenceCall,
+    OpenAIReply,
+    Reply,
+    RouteKind,
+)
+
+_JSON: Final = "application/json"
+_DEEP: Final = 100  # levels
+_LARGE: Final = 2**63
+_LOOKED_AT: Final = frozenset({dict, list, float})
 
 
 async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> Reply:
@@ -29,7 +42,7 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
     application = context.runtime.engine.http
     if application is None:  # another model was loaded since the route was found
         raise NotReadyError("the model is being replaced")
-    if route.kind is not RouteKind.INFERENCE:
+    if route.kind is not RouteKind.INFERENCE or http.method not in route.methods:
         return _reply(await application.call(http))
     if context.runtime.has_hooks and "json" in http.headers.get("Content-Type", "json"):
         return await ask(context, http.path.removeprefix("/v1").removeprefix("/"))
@@ -39,6 +52,8 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         await context.hold_adapters(payload)
         if context.adapter is not None:
             http = replace(http, adapter=context.adapter.ref)
+        if "request_id" in payload:
+            http = replace(http, request_id="")
         limit = context.silence_limit()
         async with context.deadline():
             answer = await application.call(http)
@@ -49,6 +64,37 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
             events = context.stream_ends.events(stream.events(answer.stream), stream.error, limit)
             reply = replace(reply, stream=events)
         return context.deliver(reply)
+
+
+def plain_payload(call: InferenceCall) -> dict[str, Any] | None:
+    """Return the object in a body out of which the application would read the same.
+
+    It reads what says that it is JSON, with Python's parser. That one takes more than orjson does,
+    gives up where objects are deep in others, and keeps whole numbers of any size.
+    """
+    if call.content_type.lower().split(";", 1)[0] != _JSON:
+        return None
+    try:
+        found = orjson.loads(call.body)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) and _is_plain(found) else None
+
+
+def _is_plain(payload: Mapping[str, Any]) -> bool:
+    """Whether nothing is deep in it, and no number so large that it may have been a whole one."""
+    level: list[Any] = [payload]
+    for _ in range(_DEEP):
+        values = chain.from_iterable(
+            each.values() if isinstance(each, dict) else each for each in level
+        )
+        found = [value for value in values if type(value) in _LOOKED_AT]
+        if any(type(value) is float and abs(value) >= _LARGE for value in found):
+            return False
+        level = [value for value in found if type(value) is not float]
+        if not level:
+            return True
+    return False
 
 
 def _check(context: RequestContext, payload: Mapping[str, Any]) -> None:

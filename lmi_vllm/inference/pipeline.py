@@ -48,13 +48,17 @@ async def invoke(context: RequestContext, steps: Sequence[RequestStep]) -> Reply
         return context.deliver(reply)
 
 
-async def ask(context: RequestContext, kind: str) -> Reply:
-    """Answer a `/v1` route with vLLM's own bytes, the user's code around it."""
+async def ask(context: RequestContext, kind: str, payload: Any = None) -> Reply:
+    """Answer a `/v1` route with vLLM's own bytes, the user's code around it.
+
+    `payload` is the body's object where it has been read already.
+    """
     async with context:
         is_hooked = kind not in _UNHOOKED_KINDS
         if is_hooked and (own := await _handle(context)) is not None:
             return context.deliver(own)
-        payload: Any = decode_body(context.call.body, "application/json")
+        if payload is None:
+            payload = decode_body(context.call.body, "application/json")
         await context.hold_adapters(payload)
         output = None
         if is_hooked:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import Engine
@@ -123,11 +124,13 @@ class InferenceService:
                 return reply
         return await answer()
 
-    async def answer_openai(self, call: InferenceCall, kind: str) -> Reply:
-        """Answer a `/v1` route with vLLM's own bytes."""
+    async def answer_openai(
+        self, call: InferenceCall, kind: str, payload: dict[str, Any] | None = None
+    ) -> Reply:
+        """Answer a `/v1` route with vLLM's own bytes; `payload` is the body where it was read."""
         if kind == "models":
             return await self.answer(call, lambda it: ask_unqueued(it.runtime, call, kind, {}))
-        return await self.answer(call, partial(pipeline.ask, kind=kind))
+        return await self.answer(call, partial(pipeline.ask, kind=kind, payload=payload))
 
     def find_route(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of the engine's own HTTP application that a request means."""

@@ -11,6 +11,7 @@ from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import add_adapter_routes
 from lmi_vllm.web.connection import ClientPatience
+from lmi_vllm.web.engine_routes import add_openai_routes
 from lmi_vllm.web.front_page import add_front_page
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.management_routes import add_management_routes
@@ -72,6 +73,7 @@ def _add_routes(app: web.Application) -> None:
     add_front_page(app)
     if options.routes is not Routes.MANAGEMENT:
         add_inference_routes(app)
+        add_openai_routes(app)
     if options.routes is not Routes.INFERENCE:
         add_management_routes(app)
         add_adapter_routes(app)

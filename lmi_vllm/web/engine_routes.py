@@ -1,16 +1,72 @@
-"""Routes of the engine's own HTTP application, which this server has none of its own for."""
+"""The engine's OpenAI routes, and all others of its own HTTP application.
+
+Completions and chat have a lane of their own. What it would read or refuse otherwise than the
+application does goes to the application, so that the answer is the engine's in any case.
+"""
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import (
     ResourceNotFoundError,
     UnauthorizedError,
 )
-from lmi_vllm.messages import HttpCall, HttpRoute, RouteKind
-from lmi_vllm.web.inference_routes import json_answer, read_call, request_properties, send
-from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, REQUEST_ID, SERVICE, Routes, check_method
+from lmi_vllm.inference.engine_routes import plain_payload
+from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, RouteKind
+from lmi_vllm.web.inference_routes import (
+    READ_METHODS,
+    read_call,
+    request_properties,
+    send,
+)
+from lmi_vllm.web.request import (
+    DIALECT,
+    OPENAI_ROUTES,
+    OPTIONS,
+    RECORD,
+    REQUEST_ID,
+    SERVICE,
+    Routes,
+    check_method,
+)
 
 _VERSIONED = ("/v1/", "/v2/")  # where such routes are: before there is a model none is known
+
+
+def add_openai_routes(app: web.Application) -> None:
+    """Register the routes that have a lane of their own, and the list of models."""
+    app.router.add_route("*", "/v1/models", _models)
+    for path, kind in OPENAI_ROUTES.items():
+        if kind != "models":
+            app.router.add_route("*", path, _lane(kind))
+
+
+async def _models(request: web.Request) -> web.StreamResponse:
+    """List the served names, and the adapters, which the application knows nothing of."""
+    service = request.app[SERVICE]
+    if request.method != "GET" and service.find_route("GET", request.path):
+        return await engine_route(request)
+    check_method(request, READ_METHODS)
+    call = await read_call(request, request_properties(request.headers))
+    return await send(request, await service.answer_openai(call, "models"))
+
+
+def _lane(kind: str) -> Handler:
+    """Return what answers one of the two routes with the engine's own bytes."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        service = request.app[SERVICE]
+        if request.method != "POST" and service.find_route("POST", request.path):
+            return await engine_route(request)
+        check_method(request, ("POST",))
+        service.expect_room()
+        call = await read_call(request, request_properties(request.headers))
+        payload = plain_payload(call)
+        if payload is None and (route := service.find_route("POST", request.path)):
+            return await _hand_on(request, call, route)
+        return await send(request, await service.answer_openai(call, kind, payload))
+
+    return handler
 
 
 async def engine_route(request: web.Request) -> web.StreamResponse:
@@ -28,24 +84,28 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
     request[DIALECT], request[RECORD].dialect = route.dialect, str(route.dialect)
     request[RECORD].route = route.path
     _check(request, route)
-    if request.method == "OPTIONS":
-        return json_answer({})
-    if route.kind is RouteKind.INFERENCE:
+    if route.kind is RouteKind.INFERENCE and request.method in route.methods:
         service.expect_room()
     call = await read_call(request, request_properties(request.headers))
+    return await _hand_on(request, call, route)
+
+
+async def _hand_on(
+    request: web.Request, call: InferenceCall, route: HttpRoute
+) -> web.StreamResponse:
     http = HttpCall(
-        method="GET" if request.method == "HEAD" else request.method,
+        method=request.method,
         path=request.path,
         query_string=request.rel_url.raw_query_string,
         headers=request.headers,
         body=call.body,
         request_id=request[REQUEST_ID],
     )
-    return await send(request, await service.forward(call, http, route))
+    return await send(request, await request.app[SERVICE].forward(call, http, route))
 
 
 def _check(request: web.Request, route: HttpRoute) -> None:
-    """Return where this listener has the route, and where its method is one of the route's.
+    """Return where this listener has the route; the application refuses a wrong method.
 
     What acts on the server belongs to the management address, and needs a key in any case.
     """
@@ -53,8 +113,6 @@ def _check(request: web.Request, route: HttpRoute) -> None:
     is_management = route.kind is RouteKind.MANAGEMENT
     if options.routes is (Routes.INFERENCE if is_management else Routes.MANAGEMENT):
         raise ResourceNotFoundError
-    reading = {"HEAD"} if "GET" in route.methods else set()
-    check_method(request, {*route.methods, *reading, "OPTIONS"})
     if is_management and not options.api_keys:
         raise UnauthorizedError(
             f"{route.path} acts on the server: set LMI_API_KEY, and send the key with the request"

@@ -1,4 +1,4 @@
-"""`/ping`, `/invocations`, `/predictions` and `/v1`: HTTP to service calls, and stream writing."""
+"""`/ping`, `/invocations` and `/predictions`: HTTP to service calls, and stream writing."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,7 +6,6 @@ from typing import Final
 
 import orjson
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import BadParameterError, PayloadError
 from lmi_vllm.inference.lifecycle import State
@@ -14,7 +13,6 @@ from lmi_vllm.inference.request.payload import form_field
 from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.request import (
-    OPENAI_ROUTES,
     OPTIONS,
     REQUEST_ID,
     SERVICE,
@@ -42,8 +40,6 @@ def add_inference_routes(app: web.Application) -> None:
         "/models/{model}/invoke",
     ):
         app.router.add_route("*", path, invocations)
-    for path, kind in OPENAI_ROUTES.items():
-        app.router.add_route("*", path, openai_handler(kind))
 
 
 async def ping(request: web.Request) -> web.Response:
@@ -88,25 +84,11 @@ def _with_accept(call: InferenceCall, default: str) -> InferenceCall:
     return replace(call, accept=default) if default and is_open else call
 
 
-def openai_handler(kind: str) -> Handler:
-    """Return what answers one of vLLM's routes with its own bytes."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        if request.method == "OPTIONS":
-            return json_answer({})
-        check_method(request, (*READ_METHODS, "OPTIONS") if kind == "models" else CALL_METHODS)
-        service = request.app[SERVICE]
-        if kind != "models":
-            service.expect_room()
-        call = await read_call(request, request_properties(request.headers))
-        return await send(request, await service.answer_openai(call, kind))
-
-    return handler
-
-
 async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
     """Write `reply`, each row as one chunk; whatever ends the writing aborts the generation."""
-    headers = {**reply.headers, "Content-Type": reply.content_type}
+    headers = dict(reply.headers)
+    if reply.content_type:
+        headers["Content-Type"] = reply.content_type
     if reply.stream is None:
         return web.Response(status=reply.status, body=reply.body, headers=headers)
     try:

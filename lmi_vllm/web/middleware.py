@@ -25,6 +25,7 @@ from lmi_vllm.errors import (
     LmiError,
     MethodNotAllowedError,
     PayloadError,
+    SlowBodyError,
     UnauthorizedError,
 )
 from lmi_vllm.telemetry.records import DISCONNECTED
@@ -56,6 +57,10 @@ REQUEST_ID_HEADER: Final = "x-request-id"
 _OWN_SITE: Final = ("same-origin", "none")
 _READING: Final = ("GET", "HEAD", "OPTIONS")
 CONTINUE: Final = "100-continue"
+SMALL_BODY: Final = 64 << 10  # bytes
+PREFLIGHT_SECONDS: Final = "600"  # as vLLM's: how long a browser need not ask again
+_ASKED_HEADERS: Final = "Access-Control-Request-Headers"
+_ALLOWED_HEADERS: Final = "Access-Control-Allow-Headers"
 
 
 def error_answer(request: web.Request, error: LmiError) -> web.Response:
@@ -84,9 +89,7 @@ def request_middleware(options: "WebOptions") -> Middleware:
         try:
             with _one_request(request, options):
                 if options.cors_headers and is_preflight(request):
-                    response: web.StreamResponse = web.Response(
-                        body=b"{}\n", content_type="application/json"
-                    )
+                    response: web.StreamResponse = _preflight_answer(request)
                 else:
                     response = await _answer(request, handler, options)
             if request.transport is not None:
@@ -96,6 +99,17 @@ def request_middleware(options: "WebOptions") -> Middleware:
         return response
 
     return middleware
+
+
+def _preflight_answer(request: web.Request) -> web.Response:
+    """Allow the headers that are asked for, unless the configured ones are named."""
+    response = web.Response(body=b"{}\n", content_type="application/json")
+    configured = request.app[OPTIONS].cors_headers
+    response.headers["Access-Control-Max-Age"] = PREFLIGHT_SECONDS
+    asked = request.headers.get(_ASKED_HEADERS)
+    if asked is not None and _ALLOWED_HEADERS not in configured:
+        response.headers[_ALLOWED_HEADERS] = asked
+    return response
 
 
 async def _forwarded(
@@ -196,9 +210,21 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if group is None or group.allows_cors:
         response.headers.extend(request.app[OPTIONS].cors_headers)
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
-    if response.status >= FIRST_ERROR_STATUS:
+    if response.status >= FIRST_ERROR_STATUS and not await _has_come_whole(request):
         response.force_close()
         response.headers["Connection"] = "close"
+
+
+async def _has_come_whole(request: web.Request) -> bool:
+    """Whether the next bytes are another request; the rest of a small body is waited for.
+
+    A client that was to be told to go on may never send one.
+    """
+    if "Expect" not in request.headers and (request.content_length or 0) <= SMALL_BODY:
+        with contextlib.suppress(web.RequestPayloadError, SlowBodyError, ConnectionError):
+            while request.content_length and not request.content.is_eof():
+                await request.content.readany()
+    return request.content.is_eof() and request.content.exception() is None
 
 
 def _request_id(request: web.Request, options: "WebOptions") -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from lmi_vllm.engine.base import Engine, HttpApplication
 from lmi_vllm.errors import Dialect, RequestError
-from lmi_vllm.messages import AdapterRef, HttpCall, OpenAIReply, RouteKind
+from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall, OpenAIReply, RouteKind
 from tests.contract.conftest import LoopThread
 
 pytestmark = pytest.mark.vllm
@@ -81,6 +81,42 @@ def test_whole_answer_is_vllm_s(run: LoopThread, application: HttpApplication) -
     assert answer["content"][0]["text"].startswith("Hello!")
     assert answer["id"].endswith("an-id")
     assert not {"vary", "access-control-allow-origin", "content-length"} & set(reply.headers)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/", "/v1/models/", "/version/"])
+def test_slash_too_many_is_redirected(
+    run: LoopThread, application: HttpApplication, path: str
+) -> None:
+    """To a relative address; without a slot of the queue, since no method of it is answered."""
+    route = application.find("POST", path)
+    assert route is not None
+    assert route.methods == frozenset()
+    reply = run(application.call(http_call(path, QUESTION)))
+    assert (reply.status, reply.headers["location"]) == (307, path.rstrip("/"))
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat/completions", "chat/completions/batch"])
+@pytest.mark.parametrize("body", [{}, {"request_id": "mine"}])
+def test_id_of_the_body_is_the_answer_s(
+    run: LoopThread, vllm_engine: Engine, kind: str, body: dict[str, str]
+) -> None:
+    """Of the two lanes' answers, too; without one it is the request's own."""
+    asked: dict[str, Any] = {**QUESTION, "prompt": "x", **body}
+    if kind.endswith("batch"):
+        asked["messages"] = [asked["messages"]]
+    reply = run(vllm_engine.answer_openai(OpenAICall(kind, asked, {}, "an-id")))
+    assert json.loads(reply.body)["id"].endswith("-mine" if body else "-an-id")
+
+
+def test_request_that_a_lane_cannot_read_is_refused_by_the_application(
+    run: LoopThread, vllm_engine: Engine
+) -> None:
+    """FastAPI reads from attributes, too, and says so."""
+    body = {"prompt": "x", "stream": True, "stream_options": 1}
+    call = OpenAICall("completions", body, {}, "an-id")
+    reply = run(vllm_engine.answer_openai(call))
+    assert reply.status == 400
+    assert b"or object to extract fields from" in reply.body
 
 
 def test_stream_has_the_text_of_the_whole_answer(

@@ -55,7 +55,10 @@ class ScriptedApplication:
         return None
 
     async def call(self, call: HttpCall) -> OpenAIReply:
-        """Return what the engine answers."""
+        """Return what the engine answers; 405 for a method that the route does not have."""
+        route = self.find(call.method, call.path)
+        if route is not None and call.method not in route.methods:
+            return OpenAIReply(405, b"{}", headers={"allow": ", ".join(route.methods)})
         kind = re.sub(r"^(/v\d)?/", "", call.path)
         try:
             body = orjson.loads(call.body or b"{}")

@@ -17,6 +17,7 @@ from tests.web.conftest import lifecycle_of, queue_of
 
 POST: Final = frozenset({"POST"})
 MESSAGES: Final = HttpRoute("/v1/messages", POST, RouteKind.INFERENCE, Dialect.ANTHROPIC)
+COMPLETIONS: Final = HttpRoute("/v1/completions", POST, RouteKind.INFERENCE, Dialect.OPENAI)
 BATCH: Final = HttpRoute("/v1/batch", POST, RouteKind.INFERENCE, Dialect.OPENAI)
 VERSION: Final = HttpRoute(
     "/version", frozenset({"GET"}), RouteKind.INFORMATION, Dialect.OPENAI
@@ -27,9 +28,9 @@ KEY: Final = {"x-api-key": "secret"}
 
 @dataclass
 class Application:
-    """An application with four routes that keeps its calls."""
+    """An application with some routes that keeps its calls."""
 
-    routes: tuple[HttpRoute, ...] = (MESSAGES, BATCH, VERSION, SLEEP)
+    routes: tuple[HttpRoute, ...] = (MESSAGES, BATCH, COMPLETIONS, VERSION, SLEEP)
     calls: list[HttpCall] = field(default_factory=list)
     dies_after: int | None = None  # so many chunks of a stream
     content_type: str = "text/event-stream"
@@ -45,6 +46,9 @@ class Application:
     async def call(self, call: HttpCall) -> OpenAIReply:
         """Return the body that was sent, or a stream of it."""
         self.calls.append(call)
+        route = self.find(call.method, call.path)
+        if route is not None and call.method not in route.methods:
+            return OpenAIReply(405, b"{}", headers={"allow": ", ".join(route.methods)})
         headers = {"x-of-vllm": "1"}
         if b'"stream"' in call.body:
             return OpenAIReply(
@@ -97,16 +101,81 @@ async def test_no_route_is_known_before_there_is_a_model(serve: ServeScripted) -
     assert (await client.get("/nothing")).status == 404
 
 
-async def test_other_method_is_refused_with_those_allowed(
-    serve: ServeScripted, application: Application
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/completions"])
+async def test_other_method_is_the_application_s_to_refuse(
+    serve: ServeScripted, application: Application, path: str, method: str
 ) -> None:
-    """In the dialect of the route."""
+    """Also where the server is full: nothing is asked of the engine."""
+    client = await serve(limit=1)
+    with queue_of(client).admit():
+        response = await client.request(method, path)
+    assert (response.status, response.headers["Allow"]) == (405, "POST")
+    assert [(call.method, call.path) for call in application.calls] == [(method, path)]
+
+
+ODD: Final = {
+    "no type": (b'{"prompt": "x"}', ""),
+    "another type": (b'{"prompt": "x"}', "text/plain"),
+    "no JSON": (b"{", "application/json"),
+    "no object": (b"[]", "application/json"),
+    "NaN": (b'{"prompt": "x", "a": NaN}', "application/json"),
+    "surrogate": (b'{"prompt": "\\ud800"}', "application/json"),
+    "another code": ('{"prompt": "x"}'.encode("utf-16"), "application/json"),
+    "huge": (b'{"prompt": "x", "a": [{"b": 123456789012345678901}]}', "application/json"),
+    "deep": (b'{"prompt": "x", "a":' + b"[" * 200 + b"]" * 200 + b"}", "application/json"),
+}
+PLAIN: Final = {
+    "object": (b'{"prompt": "x"}', "application/json"),
+    "charset": (b'{"prompt": "x"}', "Application/JSON; charset=utf-8"),
+    "numbers": (b'{"prompt": [1, 2], "a": 1.5, "b": 9223372036854775807}', "application/json"),
+}
+
+
+@pytest.mark.parametrize(("body", "kind"), ODD.values(), ids=ODD)
+async def test_body_that_two_parsers_read_in_two_ways_is_the_application_s(
+    serve: ServeScripted, application: Application, body: bytes, kind: str
+) -> None:
+    """The lane of completions does not take it: it goes on as it came."""
     client = await serve()
-    response = await client.delete("/v1/messages")
-    assert (response.status, response.headers["Allow"]) == (405, "OPTIONS, POST")
-    assert (await response.json())["type"] == "error"
-    assert (await client.options("/v1/messages")).status == 200
-    assert application.calls == []
+    await client.post("/v1/completions", data=body, headers={"Content-Type": kind})
+    assert [call.body for call in application.calls] == [body]
+
+
+@pytest.mark.parametrize(("body", "kind"), PLAIN.values(), ids=PLAIN)
+async def test_plain_body_takes_the_lane(
+    serve: ServeScripted, engine: ScriptedEngine, application: Application, body: bytes, kind: str
+) -> None:
+    """The application is not asked."""
+    client = await serve()
+    response = await client.post("/v1/completions", data=body, headers={"Content-Type": kind})
+    assert (response.status, application.calls) == (200, [])
+    assert dict(engine.calls[0].body) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "found"),
+    [
+        ({}, {}, None),
+        ({}, {"X-Request-Id": "given"}, "given"),
+        ({"request_id": "mine"}, {}, ""),
+        ({"request_id": "mine"}, {"X-Request-Id": "given"}, ""),
+    ],
+)
+async def test_id_in_the_body_stands_unless_one_is_in_the_header(
+    serve: ServeScripted,
+    application: Application,
+    body: dict[str, str],
+    headers: dict[str, str],
+    found: str | None,
+) -> None:
+    """The application has both then; where there is neither it gets the id of the answer."""
+    client = await serve()
+    response = await client.post("/v1/messages", json=body, headers=headers)
+    (call,) = application.calls
+    expected = response.headers["x-request-id"] if found is None else found
+    assert call.request_id == expected
+    assert call.headers.get("X-Request-Id") == headers.get("X-Request-Id")
 
 
 @pytest.mark.parametrize(("path", "shape"), [("/v1/messages", "type"), ("/v1/batch", "error")])

@@ -45,13 +45,51 @@ async def test_headers_of_every_answer(
 async def test_headers_connection_and_length(
     serve: ServeScripted, method: str, path: str, body: object
 ) -> None:
-    """Errors close the connection; whole answers have a length and streams are chunked."""
+    """Errors keep the connection, too; whole answers have a length and streams are chunked."""
     response = await (await serve()).request(method, path, json=body)
-    is_error = response.status >= 400
-    assert (response.headers.get("Connection") == "close") is is_error
+    assert "Connection" not in response.headers
     is_stream = body is STREAM
     assert ("Content-Length" in response.headers) is not is_stream
     assert (response.headers.get("Transfer-Encoding") == "chunked") is is_stream
+
+
+POST = b"POST /nothing HTTP/1.1\r\nHost: x\r\n"
+NEXT = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+UNREAD = {
+    "large": b"Content-Length: 65537\r\n\r\nhel",
+    "of no length": b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n",
+    "to be asked for": b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+    "damaged": b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
+}
+
+
+@pytest.mark.parametrize("body", UNREAD.values(), ids=UNREAD)
+async def test_error_closes_the_connection_where_its_request_was_not_read(
+    serve: ServeScripted, body: bytes
+) -> None:
+    """What is left of the body would be read as the next request."""
+    client = await serve()
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(POST + body)
+    answer = await reader.readuntil(b"HTTP/1.1 404 Not Found") + await reader.readuntil(b"}\n")
+    assert b"connection: close" in answer.lower()
+    writer.close()
+
+
+async def test_error_keeps_the_connection_where_little_of_its_request_is_missing(
+    serve: ServeScripted,
+) -> None:
+    """Clients send headers and body in two pieces: the second may come after the refusal."""
+    client = await serve()
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(POST + b"Content-Length: 5\r\n\r\nhel")
+    await asyncio.sleep(0.05)
+    writer.write(b"lo" + NEXT)
+    answers = await reader.readuntil(b'{"status":"Healthy"}')
+    assert answers.startswith(b"HTTP/1.1 404 ")
+    assert answers.count(b"HTTP/1.1 ") == 2
+    assert b"connection: close" not in answers.lower()
+    writer.close()
 
 
 IDS = {
@@ -87,6 +125,28 @@ async def test_headers_cross_origin(serve: ServeScripted) -> None:
     for method in ("GET", "OPTIONS"):
         headers = (await client.request(method, "/")).headers
         assert {name: headers[name] for name in cors} == cors
+
+
+@pytest.mark.parametrize(
+    ("configured", "allowed"), [({}, "authorization, x-mine"), ({"Headers": "x-ours"}, "x-ours")]
+)
+async def test_preflight_allows_the_headers_that_are_asked_for(
+    serve: ServeScripted, configured: dict[str, str], allowed: str
+) -> None:
+    """Where none are configured: a browser sends JSON, or a key, only after that."""
+    configured = {"Origin": "http://a.example", **configured}
+    cors = {f"Access-Control-Allow-{name}": value for name, value in configured.items()}
+    client = await serve(options=WebOptions(cors_headers=cors, api_keys=("k",)))
+    asks = {
+        "Origin": "http://a.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, x-mine",
+    }
+    response = await client.options("/v1/chat/completions", headers=asks)
+    assert response.status == 200
+    assert response.headers.getall("Access-Control-Allow-Headers") == [allowed]
+    assert response.headers["Access-Control-Allow-Origin"] == "http://a.example"
+    assert response.headers["Access-Control-Max-Age"] == "600"
 
 
 async def test_headers_no_cross_origin_unasked(serve: ServeScripted) -> None:
@@ -174,8 +234,8 @@ async def test_headers_api_key_error_body(
 ALLOWED = {
     "/invocations": ("DELETE", "OPTIONS, POST"),
     "/predictions/demo": ("GET", "OPTIONS, POST"),
-    "/v1/completions": ("GET", "OPTIONS, POST"),
-    "/v1/models": ("POST", "GET, HEAD, OPTIONS"),
+    "/v1/completions": ("OPTIONS", "POST"),
+    "/v1/models": ("POST", "GET, HEAD"),
     "/ping": ("DELETE", "GET, HEAD, POST"),
     "/metrics": ("POST", "GET, HEAD"),
     "/server/logging": ("GET", "POST"),

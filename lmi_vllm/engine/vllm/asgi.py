@@ -126,7 +126,9 @@ def _scope(call: HttpCall, length: int) -> Message:
         for name, value in call.headers.items()
         if name.lower() not in _NOT_HANDED_IN
     }
-    headers |= {"x-request-id": call.request_id, "content-length": str(length)}
+    headers["content-length"] = str(length)
+    if call.request_id:
+        headers["x-request-id"] = call.request_id
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

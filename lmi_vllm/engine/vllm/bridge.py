@@ -15,6 +15,7 @@ import logging
 import secrets
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final, Self
@@ -160,7 +161,17 @@ class Bridge:
         )
 
     def find(self, method: str, path: str) -> HttpRoute | None:
-        """Return the route that a request means, also where only its method is wrong."""
+        """Return the route that a request means, also where only its method is wrong.
+
+        One with a slash too many or too few is redirected: it has no method that is answered.
+        """
+        if (route := self._match(method, path)) is not None:
+            return route
+        other = path.rstrip("/") if path.endswith("/") else f"{path}/"
+        route = self._match(method, other)
+        return None if route is None else replace(route, methods=frozenset())
+
+    def _match(self, method: str, path: str) -> HttpRoute | None:
         scope = {"type": "http", "method": method, "path": path, "root_path": ""}
         matches = [(route.matches(scope)[0], route) for route in self._routes]
         wanted = [route for match, route in matches if match is Match.FULL]

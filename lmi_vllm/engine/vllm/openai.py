@@ -11,17 +11,13 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-from vllm.entrypoints.serve.exception_handling.handlers.validation import (
-    validation_exception_handler,
-)
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
@@ -92,19 +88,31 @@ class VllmOpenAI:
         serving = None if handler is None else getattr(self._app.state, handler.attribute, None)
         if handler is None or serving is None:
             return await self._forward(call)
+        try:
+            request = self._read(call, handler.reader)
+        except (AttributeError, LookupError, RecursionError) as error:
+            # vLLM's validators take some shapes for granted: still the client's fault.
+            return _refused(ValueError(f"the request cannot be read: {error}"))
+        except Exception:  # noqa: BLE001 (vLLM's own, of many kinds: its application says why)
+            return await self._forward(call)
+        return await self._handle(call, getattr(serving, handler.method), request, direct)
+
+    async def _handle(
+        self, call: OpenAICall, handle: Any, request: Any, direct: DirectEvents | None
+    ) -> OpenAIReply:
         raw_request = self._raw_request(call)
         try:
             texts = None
-            if direct is not None and may_be_direct(call.kind, call.body, serving):
+            if direct is not None and may_be_direct(call.kind, call.body, handle.__self__):
                 texts = TextEvents(direct)
-            return _reply(await self._handle(call, handler, serving, raw_request), texts)
+            return _reply(await handle(request, raw_request), texts)
         except VllmEngineDeadError as error:
             raise EngineDeadError from error
         except Exception as error:
-            reply = create_error_response(_explained(error))
-            if reply.error.code >= 500:  # noqa: PLR2004 (the server's fault: worth a trace)
+            reply = _refused(_explained(error))
+            if reply.status >= 500:  # noqa: PLR2004 (the server's fault: worth a trace)
                 logger.exception("vLLM failed on %s", raw_request.url.path)
-            return _json_reply(JSONResponse(reply.model_dump(), reply.error.code))
+            return reply
 
     async def _forward(self, call: OpenAICall) -> OpenAIReply:
         """Answer over the bridge; of a path that the application does not have it says 404."""
@@ -112,29 +120,23 @@ class VllmOpenAI:
         path = f"/{call.kind}" if f"/{call.kind}" in paths else f"/v1/{call.kind}"
         body = json.dumps(dict(call.body)).encode()
         headers = {**call.headers, "content-type": "application/json"}
-        http = HttpCall("POST", path, "", headers, body, call.request_id, call.adapter)
+        request_id = "" if "request_id" in call.body else call.request_id
+        http = HttpCall("POST", path, "", headers, body, request_id, call.adapter)
         if path not in paths:
             return _unsupported(call.kind)
         return await self._bridge.call(http)
 
-    async def _handle(
-        self, call: OpenAICall, handler: _Handler, serving: Any, raw_request: Request
-    ) -> Any:
+    def _read(self, call: OpenAICall, reader: "TypeAdapter[Any]") -> Any:
+        """Return vLLM's typed request; what its validators raise, where they refuse it."""
         body = dict(call.body)
         if call.adapter is not None:
             body["model"] = self._bridge.key(call.adapter)
-        try:
-            request = handler.reader.validate_python(body)
-        except ValidationError as error:
-            return await _validation_response(raw_request, error, call.body)
-        except (AttributeError, LookupError, RecursionError) as error:
-            # vLLM's validators take some shapes for granted: still the client's fault.
-            raise ValueError(f"the request cannot be read: {error}") from error
-        return await getattr(serving, handler.method)(request, raw_request)
+        return reader.validate_python(body)
 
     def _raw_request(self, call: OpenAICall) -> Request:
         headers = {name.lower(): value for name, value in call.headers.items()}
-        headers["x-request-id"] = call.request_id
+        if "request_id" not in call.body:
+            headers["x-request-id"] = call.request_id
         return Request(
             {
                 "type": "http",
@@ -144,6 +146,11 @@ class VllmOpenAI:
                 "app": self._app,
             }
         )
+
+
+def _refused(error: Exception) -> OpenAIReply:
+    reply = create_error_response(error)
+    return _json_reply(JSONResponse(reply.model_dump(), reply.error.code))
 
 
 def _explained(error: Exception) -> Exception:
@@ -219,13 +226,3 @@ async def _encoded(
         raise EngineFailureError(reply.message) from error
     finally:
         await events.aclose()
-
-
-async def _validation_response(
-    raw_request: Request, error: ValidationError, body: Mapping[str, object]
-) -> Response:
-    """Return what FastAPI and vLLM answer for a malformed request."""
-    errors = [{**item, "loc": ("body", *item["loc"])} for item in error.errors(include_url=False)]
-    return await validation_exception_handler(
-        raw_request, RequestValidationError(errors, body=dict(body))
-    )

@@ -158,21 +158,18 @@ def _inference(path: str, summary: str) -> tuple[Operation, ...]:
 
 def _openai(
     path: str, kind: str, summary: str, example: object, tgi_form: TgiForm | None = None
-) -> tuple[Operation, ...]:
+) -> Operation:
     streams = {SSE: "Stream"} if kind in ("chat/completions", "completions", "responses") else {}
-    return (
-        Operation(
-            "post",
-            path,
-            OPENAI,
-            summary,
-            {JSON: f"openai:{kind}", **streams},
-            takes=f"openai:{kind}",
-            example=example,
-            statuses=(404, 422),
-            tgi_form=tgi_form,
-        ),
-        _options(path, OPENAI),
+    return Operation(
+        "post",
+        path,
+        OPENAI,
+        summary,
+        {JSON: f"openai:{kind}", **streams},
+        takes=f"openai:{kind}",
+        example=example,
+        statuses=(404, 422),
+        tgi_form=tgi_form,
     )
 
 
@@ -342,19 +339,19 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         is_tgi=True,
         extra="tgi",
     ),
-    *_openai(
+    _openai(
         "/v1/chat/completions",
         "chat/completions",
         "Chat, as vLLM answers it.",
         {"messages": [{"role": "user", "content": "What is the capital of France?"}]},
     ),
-    *_openai(
+    _openai(
         "/v1/completions",
         "completions",
         "A completion, as vLLM answers it.",
         {"prompt": "The capital of France is", "max_tokens": 8},
     ),
-    *_openai(
+    _openai(
         "/v1/responses",
         "responses",
         "The Responses API, as vLLM answers it.",
@@ -375,38 +372,27 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "End a response that runs in the background.",
         {JSON: "openai:responses"},
     ),
-    _options("/v1/responses/{response_id}", OPENAI),
-    _options("/v1/responses/{response_id}/cancel", OPENAI),
-    *_openai("/v1/embeddings", "embeddings", "Embeddings, as vLLM.", {"input": _TEXTS}),
-    *_openai(
+    _openai("/v1/embeddings", "embeddings", "Embeddings, as vLLM.", {"input": _TEXTS}),
+    _openai(
         "/tokenize", "tokenize", "A text's tokens, as vLLM.", {"prompt": "The moon"}, _TGI_TOKENIZE
     ),
-    *_openai("/detokenize", "detokenize", "The text of tokens, as vLLM.", {"tokens": [300, 301]}),
+    _openai("/detokenize", "detokenize", "The text of tokens, as vLLM.", {"tokens": [300, 301]}),
     *(
-        operation
+        _openai(path, "rerank", "Documents by relevance.", {"query": "rain", "documents": _TEXTS})
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-        for operation in _openai(
-            path, "rerank", "Documents by relevance.", {"query": "rain", "documents": _TEXTS}
-        )
     ),
     *(
-        operation
+        _openai(path, "score", "How alike texts are.", {"text_1": "rain", "text_2": _TEXTS})
         for path in ("/score", "/v1/score")
-        for operation in _openai(
-            path, "score", "How alike texts are.", {"text_1": "rain", "text_2": _TEXTS}
-        )
     ),
-    *_openai("/classify", "classify", "A text's class, as vLLM.", {"input": "rain"}),
-    *_openai("/pooling", "pooling", "A model's raw pooled output, as vLLM.", {"input": "rain"}),
+    _openai("/classify", "classify", "A text's class, as vLLM.", {"input": "rain"}),
+    _openai("/pooling", "pooling", "A model's raw pooled output, as vLLM.", {"input": "rain"}),
     Operation(
         "get",
         "/v1/models",
         OPENAI,
         "The served model and its adapters.",
         {JSON: "openai:models"},
-    ),
-    Operation(
-        "options", "/v1/models", OPENAI, "An empty object.", {JSON: "Nothing"}, answer_example={}
     ),
     Operation(
         "post",

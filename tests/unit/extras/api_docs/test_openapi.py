@@ -20,6 +20,7 @@ METHODS = ("get", "post", "put", "patch", "delete", "options")
 PARTS = {"model": "demo", "version": "1", "name": "a", "action": "update", "response_id": "a"}
 
 
+ENGINE_S = {route.path for route in ROUTES}
 TGI = ServingProfile(model_name="demo", enable_lora=True, tgi_compat=True)
 
 
@@ -52,7 +53,7 @@ async def test_openapi_has_every_route_and_no_other(serve: ServeScripted) -> Non
 
 
 async def test_allow_header_names_what_is_described(serve: ServeScripted) -> None:
-    """Routes state their methods by themselves; both say the same."""
+    """Routes state their methods by themselves; both say the same. vLLM's have no HEAD."""
     client = await serve(TGI)
     described: dict[str, set[str]] = defaultdict(set)
     for operation in OPERATIONS:
@@ -60,7 +61,7 @@ async def test_allow_header_names_what_is_described(serve: ServeScripted) -> Non
     described["/models/{model}"].remove("DELETE")  # the model of the start stays
     for path, methods in described.items():
         refused = await client.request("PATCH", path.format(**PARTS))
-        head = {"HEAD"} if "GET" in methods else set()
+        head = {"HEAD"} if "GET" in methods and path not in ENGINE_S else set()
         assert set(refused.headers["Allow"].split(", ")) == methods | head, path
 
 
