@@ -6,10 +6,11 @@ of them, which says what a route needs. `python scripts/make_docs.py` makes the 
 """
 
 import json
+import multiprocessing
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +19,15 @@ from typing import Any, Final
 from record_vllm_arguments import front_end_parser
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "config" / "vllm-routes"
-# What `vllm serve` must be told for a route to be there: a variable, or an argument and its value.
-DEV_MODE: Final = "VLLM_SERVER_DEV_MODE"
-ADAPTERS: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+# What `vllm serve` must be told for a route to be there.
+VARIABLES: Final = (
+    "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_COHERE_API",
+)  # fmt: skip
+FLAGS: Final = (
+    "--enable-fault-tolerance", "--enable-scale-out", "--enable-tokenizer-info-endpoint",
+)  # fmt: skip
 PROFILER: Final = "--profiler-config"
-FAULTS: Final = "--enable-fault-tolerance"
-SCALE_OUT: Final = "--enable-scale-out"
-# The one for adapters is left out first: once built with it, SageMaker's library keeps its routes.
-SWITCHES: Final = (ADAPTERS, DEV_MODE, PROFILER, FAULTS, SCALE_OUT)
+SWITCHES: Final = (*VARIABLES, *FLAGS, PROFILER)
 POOLING: Final = ("embed", "classify", "token_embed", "token_classify")
 # `render` is a server of its own, not a model's task.
 TASKS: Final = ("generate", "transcription", "realtime", *POOLING)
@@ -36,7 +38,7 @@ WEBSOCKET: Final = "WEBSOCKET"
 def variables(switches: Iterable[str]) -> Iterator[None]:
     """Set the switches that are variables for the body, and unset the others."""
     before = dict(os.environ)
-    os.environ |= {name: "1" if name in switches else "0" for name in (DEV_MODE, ADAPTERS)}
+    os.environ |= {name: "1" if name in switches else "0" for name in VARIABLES}
     try:
         yield
     finally:
@@ -52,8 +54,8 @@ def arguments(switches: Iterable[str]) -> Namespace:
     read: Namespace = front_end_parser()(FlexibleArgumentParser()).parse_args([])
     profiler = {"profiler": "torch", "torch_profiler_dir": "/"} if PROFILER in switches else {}
     read.profiler_config = ProfilerConfig(**profiler)
-    read.enable_fault_tolerance = FAULTS in switches
-    read.enable_scale_out = SCALE_OUT in switches
+    for flag in FLAGS:
+        setattr(read, flag.removeprefix("--").replace("-", "_"), flag in switches)
     return read
 
 
@@ -88,16 +90,30 @@ def routes(app: Any) -> Mapping[str, tuple[set[str], str]]:
     return found
 
 
+def laid_out(built: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, tuple[set[str], str]]:
+    """Return the routes of the application with these tasks and switches."""
+    return routes(application(*built))
+
+
 def record() -> tuple[str, list[dict[str, object]]]:
     """Return the installed release (major.minor) and a row for each route."""
+    import vllm.entrypoints.launchers.app  # noqa: F401, PLC0415 - once, before the processes
     from vllm.version import __version__  # noqa: PLC0415
 
-    without = {switch: set(SWITCHES) - {switch} for switch in SWITCHES}
-    by_switch = {name: routes(application(TASKS, rest)) for name, rest in without.items()}
-    by_task = {task: routes(application([task])) for task in TASKS}
+    rest = [tuple(name for name in SWITCHES if name != switch) for switch in SWITCHES]
+    wanted = [
+        (TASKS, SWITCHES),
+        *((TASKS, some) for some in rest),
+        *(([task], SWITCHES) for task in TASKS),
+    ]
+    # A process for each: modules keep the routes that an earlier application had.
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        everything, *found = pool.map(laid_out, wanted, chunksize=1)
+    by_switch = dict(zip(SWITCHES, found, strict=False))
+    by_task = dict(zip(TASKS, found[len(SWITCHES) :], strict=True))
     rows: list[dict[str, object]] = []
-    for path, (methods, module) in sorted(routes(application()).items()):
-        needs = [name for name, rest in by_switch.items() if _is_less(rest.get(path), module)]
+    for path, (methods, module) in sorted(everything.items()):
+        needs = [name for name, some in by_switch.items() if _is_less(some.get(path), module)]
         tasks = [task for task, there in by_task.items() if path in there]
         row = {"path": path, "methods": sorted(methods), "needs": needs}
         rows.append(row | {"tasks": [] if len(tasks) == len(TASKS) else tasks})

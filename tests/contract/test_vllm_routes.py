@@ -1,7 +1,9 @@
 """The table of vLLM's routes is true of the release that is installed."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from tests.support.vllm_routes import SCRIPTS, script
 
 pytestmark = pytest.mark.vllm
 
+DECORATOR = re.compile(r"@\w*router\.(?:get|post|put|delete|patch|websocket)\(\s*\"([^\"]+)\"")
 PAGE, RECORDER = script("vllm_routes_page"), script("record_vllm_routes")
 
 
@@ -31,10 +34,21 @@ def test_every_route_of_the_installed_release_has_an_entry(bridge: Any) -> None:
 def test_record_is_that_of_the_installed_release() -> None:
     """Paths, methods, switches and tasks."""
     pytest.importorskip("vllm")
-    # A process of its own: SageMaker's library keeps what an earlier application has registered.
     command = [sys.executable, SCRIPTS / "record_vllm_routes.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_no_route_is_behind_a_switch_that_the_recorder_does_not_know() -> None:
+    """Every path that a decorator in vLLM's source names is in the table."""
+    pytest.importorskip("vllm")
+    import vllm.entrypoints  # noqa: PLC0415 (imports vLLM)
+
+    (folder,) = map(Path, vllm.entrypoints.__path__)
+    texts = [file.read_text(encoding="utf-8") for file in folder.rglob("*.py")]
+    named = {path for text in texts for path in DECORATOR.findall(text)}
+    assert len(named) > 50
+    assert sorted(named - PAGE.answers().keys()) == []
 
 
 def test_bridge_does_what_the_table_says(bridge: Any) -> None:
