@@ -81,4 +81,4 @@ release: setup    ## sdist, wheel and SBOMs into dist/; ARGS=--draft without a c
 	$(PY) scripts/make_release.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-litellm .venv-with_sdk_* .venv-vllm-* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz
+	rm -rf .venv .venv-litellm .venv-clients .venv-with_sdk_* .venv-vllm-* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

@@ -204,12 +204,19 @@ def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runni
 
 @pytest.fixture(scope="session")
 def tgi_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The embedded model in TGI mode, with a tool-call parser for its `/v1` routes."""
+    """The embedded model in TGI mode, with a tool-call parser and all routes of vLLM's.
+
+    Without a key: those that act on the server are there, and refuse to.
+    """
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     environ = {
         "OPTION_TGI_COMPAT": "true",
         "OPTION_ENABLE_AUTO_TOOL_CHOICE": "true",
         "OPTION_TOOL_CALL_PARSER": "hermes",
+        "OPTION_ENABLE_SCALE_OUT": "true",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_ENABLE_COHERE_API": "1",
     }
     folder = tmp_path_factory.mktemp("tgi")
     with running_server(folder, "--demo", environ=environ) as server:

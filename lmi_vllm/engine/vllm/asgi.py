@@ -34,11 +34,16 @@ class Exchange(AsyncIterator[bytes]):
         self._ours = ours  # says what an error that ends a stream is here
         self._body: bytes | None = body
         self._has_gone = asyncio.Event()
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        self._start: Message | None = None
+        self._message: Message | None = None  # the one that is to be taken next
+        # Bare futures, which one waits for at a time: half of what an asyncio.Queue costs.
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._first = b""
-        self._is_over = self._is_closed = False
-        self._task = asyncio.create_task(self._run(app, _scope(call, len(body))))
+        self._is_stream = self._is_over = self._is_closed = self._has_ended = False
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(app, _scope(call, len(body))))
 
     async def _run(self, app: Application, scope: Message) -> None:
         try:
@@ -47,8 +52,8 @@ class Exchange(AsyncIterator[bytes]):
             if not self._is_closed:
                 logger.exception("vLLM's application failed on %s", scope["path"])
             self._error = error
-        if not self._is_closed:
-            await self._messages.put(None)
+        self._has_ended = True
+        _wake(self._reader)
 
     async def _receive(self) -> Message:
         if self._body is not None:
@@ -58,12 +63,21 @@ class Exchange(AsyncIterator[bytes]):
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if not self._is_closed:
-            await self._messages.put(message)
+        if self._start is None:
+            self._start = message
+            return
+        while self._message is not None and not self._is_closed:
+            self._writer = self._loop.create_future()
+            await self._writer
+        if self._is_closed:
+            return
+        self._message = message
+        if self._is_stream or message.get("more_body"):
+            _wake(self._reader)  # the whole answer waits for the end of the handler in any case
 
     async def reply(self) -> OpenAIReply:
         """Return the answer once it is known to be whole or a stream."""
-        start = await self._next()
+        body, start = await self._next(), self._start
         if start is None or start["type"] != "http.response.start":
             raise EngineFailureError("vLLM's application gave no answer") from self._error
         headers = {
@@ -72,12 +86,11 @@ class Exchange(AsyncIterator[bytes]):
             if name.lower() not in _NOT_GIVEN_ON
         }
         status, content_type = int(start["status"]), headers.pop("content-type", "")
-        body = await self._next()
         if body is None or not body.get("more_body"):
             content = b"" if body is None else bytes(body.get("body", b""))
             await self._task  # what it does after the answer is part of it
             return OpenAIReply(status, content, content_type, headers=headers)
-        self._first = bytes(body.get("body", b""))
+        self._is_stream, self._first = True, bytes(body.get("body", b""))
         return OpenAIReply(status, content_type=content_type, stream=self, headers=headers)
 
     def __aiter__(self) -> Self:
@@ -99,18 +112,23 @@ class Exchange(AsyncIterator[bytes]):
         raise StopAsyncIteration
 
     async def _next(self) -> Message | None:
-        """Return the next message of the application; None once it has returned."""
-        if self._task.done() and self._messages.empty():
-            return None
-        return await self._messages.get()
+        """Return the next body message of the application; None once it has returned."""
+        while self._message is None and not self._has_ended:
+            self._reader = self._loop.create_future()
+            await self._reader
+        return self._take()
+
+    def _take(self) -> Message | None:
+        message, self._message = self._message, None
+        _wake(self._writer)
+        return message
 
     async def aclose(self) -> None:
         """Tell the handler that its client has gone, which aborts what it has in the engine."""
         self._is_closed = True
         # A handler that is cancelled while it sends leaves its generator, and so its request in the
         # engine, to the garbage collector: let it come back to where it waits for the next token.
-        while not self._messages.empty():
-            self._messages.get_nowait()
+        if self._take() is not None:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         self._has_gone.set()
@@ -118,6 +136,11 @@ class Exchange(AsyncIterator[bytes]):
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 def _scope(call: HttpCall, length: int) -> Message:

@@ -5,7 +5,7 @@ because vLLM made them. Which paths it has, what kind of route each is and how i
 read from the application that is loaded, so that a route of a new release needs nothing here.
 
 What `vllm serve` does around the application is ours: keys, CORS, limits, the drain. So its own
-middleware for keys and CORS is left out; that of `--middleware` stays.
+middleware for keys, CORS and counts is left out; that of `--middleware` stays.
 """
 
 import contextlib
@@ -68,8 +68,10 @@ _REFUSED: Final = ("serve.lora.", "model_hosting_container_standards.")
 _ENDING: Final = "/cancel"
 # It ends requests of others.
 _ABORTING: Final = "/abort_requests"
-# Keys and CORS are checked before.
-_REPLACED: Final = ("AuthenticationMiddleware", "CORSMiddleware")
+# Keys and CORS are checked before, and requests are counted around it: those of all lanes.
+_REPLACED: Final = (
+    "AuthenticationMiddleware", "CORSMiddleware", "PrometheusInstrumentatorMiddleware",
+)  # fmt: skip
 
 
 class Bridge:
@@ -137,6 +139,16 @@ class Bridge:
             if route.path not in _OURS and not _room(route).startswith(_REFUSED)
         )
 
+    @functools.cached_property
+    def _exact(self) -> Mapping[tuple[str, str], HttpRoute]:
+        """Every route by what a request says, where the path has no parameters."""
+        return {
+            (method, route.path): _described(route)
+            for route in reversed(self._routes)  # the first one counts
+            if "{" not in route.path
+            for method in route.methods
+        }
+
     @property
     def paths(self) -> Mapping[str, Mapping[str, Any]]:
         """What the application's own document says of each path that is handed on."""
@@ -172,6 +184,8 @@ class Bridge:
         return None if route is None else replace(route, methods=frozenset())
 
     def _match(self, method: str, path: str) -> HttpRoute | None:
+        if (exact := self._exact.get((method, path))) is not None:
+            return exact
         scope = {"type": "http", "method": method, "path": path, "root_path": ""}
         matches = [(route.matches(scope)[0], route) for route in self._routes]
         wanted = [route for match, route in matches if match is Match.FULL]
