@@ -198,6 +198,9 @@ def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runni
     folder = bert_embedder(tmp_path_factory.mktemp("embedder") / "model")
     properties = "option.task=text-embedding\noption.enforce_eager=true\noption.dtype=fp32\n"
     (folder / "serving.properties").write_text(properties, encoding="utf-8")
+    # What Cohere's `input_type` may be: vLLM refuses it of models without such prompts.
+    prompts = {"prompts": {"search_document": "sea ", "search_query": "rain "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
     with running_server(folder.parent, "--model", str(folder)) as server:
         yield server
 

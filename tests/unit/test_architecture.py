@@ -55,7 +55,8 @@ LIBRARIES = {
     "vllm": r"engine/vllm/(workarounds/)?\w+\.py"
     r"|extras/(legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py"
-    r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|media_urls|model_control|tgi|vllm_adapters)/\w+)\.py",
+    r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls"
+    r"|model_control|tgi|vllm_adapters)/\w+)\.py",
     "pydantic_settings": r"config/(settings|layers|options/row)\.py",
     "pydantic": r"config/(settings|layers|options/row)\.py|inference/request/parameters\.py"
     r"|(engine/vllm/(openai|routes)|extras/seq2seq/requests)\.py",

@@ -1,0 +1,57 @@
+"""`endpoint-load-metrics` on whole answers of inference, as vLLM writes it on its own.
+
+A stream has none, as on vLLM's server: its headers leave before there is anything to report. The
+series are read only for requests that ask.
+"""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+
+from lmi_vllm.telemetry.registry import Collectable, series
+from lmi_vllm.web.request import RECORD, RouteGroup
+
+ASKED: Final = "endpoint-load-metrics-format"
+REPORT: Final = "endpoint-load-metrics"
+# vLLM's series, and their names in a report.
+NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "vllm:kv_cache_usage_perc": "kv_cache_usage_perc",
+        "vllm:num_requests_waiting": "num_requests_waiting",
+    }
+)
+
+
+def report(style: str, found: Collectable) -> str | None:
+    """Return the header's value in that style, `text` or `json`; None for any other.
+
+    With several engines a text names each of them, an object the last one, as vLLM's do.
+    """
+    load = [(NAMES[one.name], one.value) for metric in found.collect() for one in metric.samples
+            if one.name in NAMES]  # fmt: skip
+    if style.lower() == "text":
+        return "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in load)
+    if style.lower() == "json":
+        return f"JSON {json.dumps({'named_metrics': dict(load)})}"
+    return None
+
+
+async def _add_report(request: web.Request, response: web.StreamResponse) -> None:
+    style = request.headers.get(ASKED)
+    if not style or response.status != HTTPStatus.OK or not isinstance(response, web.Response):
+        return
+    if RECORD in request and request[RECORD].is_inference:
+        value = report(style, series(tuple(NAMES)))
+        if value is not None:
+            response.headers[REPORT] = value
+
+
+def _add(app: web.Application) -> None:
+    app.on_response_prepare.append(_add_report)
+
+
+GROUP: Final = RouteGroup(_add)
