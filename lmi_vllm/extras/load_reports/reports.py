@@ -12,8 +12,8 @@ from typing import Final
 
 from aiohttp import web
 
-from lmi_vllm.telemetry.registry import Collectable, series
-from lmi_vllm.web.request import RECORD, RouteGroup
+from lmi_vllm.telemetry.metrics import Collectable
+from lmi_vllm.web.request import RECORD, SERVICE, RouteGroup
 
 ASKED: Final = "endpoint-load-metrics-format"
 REPORT: Final = "endpoint-load-metrics"
@@ -45,7 +45,7 @@ async def _add_report(request: web.Request, response: web.StreamResponse) -> Non
     if not style or response.status != HTTPStatus.OK or not isinstance(response, web.Response):
         return
     if RECORD in request and request[RECORD].is_inference:
-        value = report(style, series(tuple(NAMES)))
+        value = report(style, request.app[SERVICE].telemetry.series(tuple(NAMES)))
         if value is not None:
             response.headers[REPORT] = value
 
