@@ -30,7 +30,7 @@ def test_core_passes_its_tests_without_any_extra(tmp_path: Path) -> None:
     command.append("--ignore=tests/unit/config/test_pages.py")  # pages describe extras, too
     done = subprocess.run(
         [*command, "tests/web", "tests/server"],
-        cwd=folder, env=environ, text=True, capture_output=True, timeout=900, check=False,
+        cwd=folder, env=environ, text=True, capture_output=True, timeout=1500, check=False,
     )  # fmt: skip
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     assert (done.returncode, failed) == (0, []), done.stdout[-8000:] + done.stderr[-2000:]

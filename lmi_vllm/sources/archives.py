@@ -7,7 +7,9 @@ unpacked into the cache, under a name made of its path, size and time: anew when
 
 import errno
 import gzip
+import io
 import lzma
+import os
 import shutil
 import stat
 import struct
@@ -27,6 +29,7 @@ from lmi_vllm.sources.storage import cache_directory, require_space
 TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
 ZIP_SUFFIXES: Final = (".zip", ".mar")
 SPACE_ADVICE: Final = "choose a larger disk (SERVING_DOWNLOAD_DIR)"
+MOST_LIST_BYTES: Final = 4 << 20  # of a zip's entries: 28000 with names of 100 characters
 _COPY_BYTES: Final = 1 << 20
 _DAMAGE: Final = (
     tarfile.TarError,
@@ -50,6 +53,29 @@ _DAMAGE: Final = (
 )
 # Names that cannot be one; bz2 raises an OSError without a number for bytes that are none of its.
 _BAD_CONTENT: Final = (None, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
+
+
+class _BoundedReads(io.FileIO):
+    """A file that gives few bytes at a time: `zipfile` reads the whole list of entries at once."""
+
+    def __init__(self, archive: Path, source: str) -> None:
+        super().__init__(archive)
+        self._source = source
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next `size` bytes.
+
+        Raises:
+            DownloadError: more are asked for than a list of entries may have.
+        """
+        if size is None or size < 0:
+            size = os.fstat(self.fileno()).st_size - self.tell()
+        if size > MOST_LIST_BYTES:
+            raise DownloadError(
+                f"{self._source} is not extracted: its list of entries has {size} bytes, more than "
+                f"{MOST_LIST_BYTES}"
+            )
+        return super().read(size) or b""
 
 
 def is_archive(name: str) -> bool:
@@ -120,7 +146,7 @@ def _extract_zip(
     archive: Path, destination: Path, source: str, limits: Limits | None
 ) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    with zipfile.ZipFile(archive) as members:
+    with _BoundedReads(archive, source) as file, zipfile.ZipFile(file) as members:
         infos = members.infolist()
         total = sum(info.file_size for info in infos)  # Python writes no more than is declared
         if limits is not None:

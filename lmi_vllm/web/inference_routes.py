@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError, PayloadError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.request.payload import form_field
+from lmi_vllm.inference.request.payload import check_values, form_field
 from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.request import (
@@ -135,12 +135,13 @@ async def read_call(request: web.Request, properties: Mapping[str, str]) -> Infe
     """Return the call that `request` brings, its body read.
 
     Raises:
-        PayloadError: the body does not unpack.
+        PayloadError: the body does not unpack, or has too many values.
     """
     try:
         body = await request.read()
     except web.RequestPayloadError as error:
         raise PayloadError(UNREADABLE_BODY) from error
+    check_values(body)
     return InferenceCall(
         body=body,
         content_type=request.headers.get("Content-Type", ""),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.inference.request.payload import MOST_VALUES
 from tests.contract.conftest import LoopThread
 from tests.contract.test_bridge import http_call
 
@@ -27,6 +28,7 @@ LONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "tokens": ("/detokenize", {"tokens": [5] * (BOUND + 1)}, "LMI_MAX_TOKENIZE_LENGTH"),
     "completions": ("/v1/completions", {"prompt": TEXT}, "maximum context length"),
     "chat": ("/v1/chat/completions", {"messages": CHAT}, "maximum context length"),
+    "token ids": ("/v1/completions", {"prompt": [5] * MOST_VALUES}, "maximum context length"),
     "responses": ("/v1/responses", {"input": TEXT}, "maximum context length"),
     "anthropic": (
         "/v1/messages",

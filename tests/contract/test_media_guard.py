@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
+import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from PIL import Image, ImageFile
@@ -138,6 +140,49 @@ async def test_large_image_is_refused_before_it_is_decoded(
     with pytest.raises(ValueError, match="LMI_MEDIA_MAX_PIXELS"):
         await connector.fetch_video_async(data_url(picture(kind="JPEG"), "video/jpeg"))
     assert not decoded
+
+
+def video(frames: int) -> str:
+    """Return a video of frames of 64 x 48 pixels as a data URL."""
+    cv2 = pytest.importorskip("cv2")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.mp4"
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
+        for number in range(frames):
+            writer.write(np.full((48, 64, 3), number % 256, np.uint8))
+        writer.release()
+        return data_url(path.read_bytes(), "video/mp4")
+
+
+FRAME = 64 * 48
+# Frames (32 are kept), the most pixels of an image, and what is said.
+VIDEOS = {
+    "a frame": (2, FRAME - 1, "a frame of the video has 3072 pixels; at most 3071"),
+    "frames that are kept": (32, 7 * FRAME, "more than 86016 pixels, 4 times LMI_MEDIA_MAX_PIXELS"),
+    "all frames": (300, FRAME, "the video has 300 frames of 3072 pixels; at most 786432"),
+}
+
+
+@pytest.mark.parametrize(("frames", "most", "text"), VIDEOS.values(), ids=VIDEOS)
+async def test_large_video_is_refused_before_it_is_decoded(
+    frames: int, most: int, text: str
+) -> None:
+    """By its head: a frame, the frames that stay in memory, and those before the last of them."""
+    enter_record(RequestRecord("id", "POST", "/r", "/r", "", "openai"))
+    guard_media(MediaPolicy(max_pixels=most))
+    with pytest.raises(ValueError, match=text):
+        await MEDIA_CONNECTOR_REGISTRY.load("http").fetch_video_async(video(frames))
+
+
+async def test_video_within_the_budget_is_decoded() -> None:
+    """As many pixels as four of the largest images; what is no video is vLLM's to refuse."""
+    enter_record(RequestRecord("id", "POST", "/r", "/r", "", "openai"))
+    guard_media(MediaPolicy(max_pixels=8 * FRAME))
+    connector = MEDIA_CONNECTOR_REGISTRY.load("http")
+    found, _ = await connector.fetch_video_async(video(40))
+    assert found.shape == (32, 48, 64, 3)
+    with pytest.raises(ValueError, match="open video"):
+        await connector.fetch_video_async(data_url(b"no video", "video/mp4"))
 
 
 async def test_images_of_a_request_are_counted_together() -> None:

@@ -1,16 +1,19 @@
 """What multiplies work is refused on every route, in its own shape, before the engine sees it."""
 
+import io
 from typing import Any
 
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.inference.request.payload import MOST_VALUES
 from lmi_vllm.messages import RequestLimits, ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import queue_of
 
 LIMITS = RequestLimits(max_sequences=2, max_stop_strings=1, max_logit_bias=1, max_grammar_size=30)
 PROFILE = ServingProfile(model_name="demo", limits=LIMITS)
+JSON = {"Content-Type": "application/json"}
 LONG = {"regex": "a" * 40}
 
 TOO_MUCH: dict[str, tuple[str, dict[str, Any], int, str]] = {
@@ -68,6 +71,22 @@ async def test_limits_are_those_of_every_route(
     assert not engine.jobs
     assert not engine.calls
     assert queue_of(client).in_flight == 0
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions", "/tokenize", "/v1/rerank"])
+async def test_a_body_of_too_many_values_is_not_read(
+    serve: ServeScripted, engine: ScriptedEngine, path: str
+) -> None:
+    """Millions of token ids would be objects, one by one, before anything could refuse them."""
+    client = await serve(limit=3)
+    body = io.BytesIO(b'{"prompt": [' + b"5," * (MOST_VALUES + 1) + b"5]}")
+    response = await client.post(path, data=body, headers=JSON)
+    assert response.status in (400, 424)
+    assert f"the body has more than {MOST_VALUES} values" in await response.text()
+    assert not engine.calls
+    assert queue_of(client).in_flight == 0
+    text = io.BytesIO(b'{"inputs": "' + b"a" * (2 * MOST_VALUES) + b'"}')
+    assert (await client.post("/invocations", data=text, headers=JSON)).status == 200
 
 
 async def test_limits_let_a_list_pass_that_fits_the_queue(serve: ServeScripted) -> None:

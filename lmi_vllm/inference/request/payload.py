@@ -32,6 +32,7 @@ from lmi_vllm.messages import ServingProfile, TgiRoute
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
+MOST_VALUES: Final = 1 << 20
 CSV_COLUMNS: Final = ("inputs", "question", "context")
 EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 
@@ -63,6 +64,18 @@ class LmiRequest:
     top_n_tokens: int
     wants_logprobs: bool
     unread: tuple[str, ...] = ()
+
+
+def check_values(body: bytes) -> None:
+    """Return when a body has no more values than are read while other requests wait.
+
+    A comma stands between two values. In a picture every 256th byte is one, in a text far fewer.
+
+    Raises:
+        PayloadError: it has more than any prompt has token ids.
+    """
+    if len(body) > MOST_VALUES and body.count(b",") > MOST_VALUES:
+        raise PayloadError(f"the body has more than {MOST_VALUES} values")
 
 
 def decode_body(body: bytes, content_type: str) -> dict[str, Any]:

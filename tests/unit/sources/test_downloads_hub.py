@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.sources.hub.api import LISTING_BYTES, TEXT_BYTES, read_hub_text
+from lmi_vllm.sources.hub.location import hub_repository
 from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.sources.table import fetch_model
 from tests.support.hub_server import COMMIT, SIGNATURE, HubServer, Repository, hub_server
@@ -255,3 +257,17 @@ def test_local_path_is_returned_as_is(environ: dict[str, str], hub: HubServer,
     """An existing directory needs no network."""
     assert fetch_model(str(tmp_path), environ=environ) == tmp_path
     assert hub.requests == []
+
+
+def test_a_repository_of_endless_files_is_not_listed(
+    hub: HubServer, environ: dict[str, str]
+) -> None:
+    """The list is read up to a bound, and so is a small file that is read as text."""
+    files = {f"{number:01000000d}": b"" for number in range((LISTING_BYTES // 1_000_000) + 1)}
+    hub.repositories["acme/tiny"].files |= files
+    with pytest.raises(DownloadError, match=r"the list of files of hub model acme/tiny is not"):
+        fetch_model("acme/tiny", environ=environ)
+    hub.repositories["acme/private"] = Repository({"config.json": b" " * (TEXT_BYTES + 1)})
+    source = hub_repository("acme/private", None, environ)
+    with pytest.raises(DownloadError, match=r"config\.json of hub model acme/private is not read"):
+        read_hub_text(source, "config.json")

@@ -2,8 +2,10 @@
 
 vLLM decodes images of up to 179 million pixels (VLLM_MAX_IMAGE_PIXELS), as many as a request has.
 One such PNG is 656 KB, takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s
-of them. So the size is read from the head of the file first; an image that cannot be read is left
-to vLLM to refuse. May go: when tests/contract/test_media_guard.py holds without it.
+of them. So the size is read from the head of the file first; what cannot be read is left to vLLM to
+refuse. Of a video it keeps 32 frames (of some models: more), and decodes all before the last of
+them: 64 MB of one colour are hours of that, in one of the few threads that decode.
+May go: when tests/contract/test_media_guard.py holds without it.
 """
 
 import io
@@ -16,6 +18,7 @@ from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, current_record
 
 IMAGES: Final = 4  # as many of the largest size may a request have
+FRAMES: Final = 256  # as many of the largest size may all of a video be: 4 minutes of 1080p
 
 
 @dataclass(slots=True)
@@ -36,7 +39,18 @@ class PixelBudget:
                 return decode(content)
 
             decoder.load_bytes = load_bytes
+        if decoder is not media_io:
+            self._bound_video(media_io)
         return media_io
+
+    def _bound_video(self, media_io: Any) -> None:
+        decode = media_io.load_bytes
+
+        def load_bytes(content: bytes) -> Any:
+            self.charge_video(content, media_io.num_frames)
+            return decode(content)
+
+        media_io.load_bytes = load_bytes
 
     def charge(self, content: bytes) -> None:
         """Return when the image is within the budget.
@@ -49,16 +63,51 @@ class PixelBudget:
                 pixels = image.width * image.height
         except Exception:  # noqa: BLE001 - whatever a parser makes of a stranger's bytes
             return
+        self._charge(pixels, "the image")
+
+    def charge_video(self, content: bytes, wanted: int) -> None:
+        """Return when an encoded video, of which so many frames are kept, is within the budget.
+
+        Raises:
+            ValueError: a frame, what is kept of them, or all of them are too large.
+        """
+        pixels, frames = _size_of_video(content)
+        most = FRAMES * self.policy.max_pixels
+        if pixels * frames > most:
+            raise ValueError(
+                f"the video has {frames} frames of {pixels} pixels; at most {most} pixels are "
+                f"decoded, {FRAMES} times LMI_MEDIA_MAX_PIXELS"
+            )
+        self._charge(pixels, "a frame of the video", min(frames, max(wanted, 1)))
+
+    def _charge(self, pixels: int, what: str, count: int = 1) -> None:
         most = self.policy.max_pixels
         if pixels > most:
             raise ValueError(
-                f"the image has {pixels} pixels; at most {most} are decoded (LMI_MEDIA_MAX_PIXELS)"
+                f"{what} has {pixels} pixels; at most {most} are decoded (LMI_MEDIA_MAX_PIXELS)"
             )
         if self.record is None:
             return
-        self.record.decoded_pixels += pixels
+        self.record.decoded_pixels += pixels * count
         if self.record.decoded_pixels > IMAGES * most:
             raise ValueError(
-                f"the images of the request have more than {IMAGES * most} pixels, {IMAGES} times "
-                "LMI_MEDIA_MAX_PIXELS"
+                f"the images and videos of the request have more than {IMAGES * most} pixels, "
+                f"{IMAGES} times LMI_MEDIA_MAX_PIXELS"
             )
+
+
+def _size_of_video(content: bytes) -> tuple[int, int]:
+    """Return the pixels of a frame and the number of frames that its head names; 0 of none."""
+    try:
+        import cv2  # noqa: PLC0415 - of vLLM's, and only where there are videos
+
+        stream: Any = io.BytesIO(content)  # OpenCV holds no reference, and reads it to its end
+        head = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [])
+        try:
+            names = (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FRAME_COUNT)
+            width, height, frames = (max(int(head.get(name)), 0) for name in names)
+        finally:
+            head.release()
+    except Exception:  # noqa: BLE001 - whatever a parser makes of a stranger's bytes
+        return 0, 0
+    return width * height, frames
