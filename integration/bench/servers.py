@@ -112,10 +112,14 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def running(command: Callable[[int], list[str]], health: str) -> Iterator[Running]:
+def running(
+    command: Callable[[int], list[str]],
+    health: str,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Running]:
     """Start a server, wait until it is ready, end it."""
     port = free_port()
-    process = start(command(port))
+    process = start(command(port), environ)
     try:
         wait(process, lambda: is_healthy(port, health))
         yield Running(process, f"http://127.0.0.1:{port}")

@@ -23,6 +23,7 @@ import aiohttp
 from integration.bench.cpu_time import cpu_seconds
 from integration.bench.floor_process import floor
 from integration.bench.results import Claim, Result, Table, spread
+from integration.bench.rust_front_end import rust_command, rust_environment
 from integration.bench.servers import (
     PROMPT,
     STEP_VARIABLE,
@@ -56,8 +57,9 @@ def _lmi(tokens: int, **more: Any) -> dict[str, Any]:
 def _openai(name: str, tokens: int) -> dict[str, Any]:
     """Return a body without usage, whose row would count as one with a token."""
     body = DIALECTS[name].body(LoadRequest(PROMPT, tokens), PLAN, "")
-    return {key: body[key] for key in body if key not in ("model", "stream_options")} | {
-        "temperature": 0
+    return {key: body[key] for key in body if key != "stream_options"} | {
+        "model": "lmi",
+        "temperature": 0,
     }
 
 
@@ -115,6 +117,7 @@ def main() -> Result:
         floor() as bare,
         running(our_command, "/ping") as ours,
         running(their_command, "/health") as theirs,
+        running(rust_command, "/health", rust_environment()) as rust,
     ):
         measures: dict[str, Callable[[], tuple[float, float]]] = {
             "floor": lambda: bare.cost(*size, None),
@@ -125,6 +128,10 @@ def main() -> Result:
             },
             **{
                 f"vLLM: {lane.name}": lambda lane=lane: cost(theirs, lane, *size)  # type: ignore[misc]
+                for lane in (COMPLETIONS, CHAT)
+            },
+            **{
+                f"vllm-rs: {lane.name}": lambda lane=lane: cost(rust, lane, *size)  # type: ignore[misc]
                 for lane in (COMPLETIONS, CHAT)
             },
         }
@@ -153,10 +160,14 @@ def _result(found: Mapping[str, list[tuple[float, float]]], size: tuple[int, int
 
 
 def ratios(medians: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
-    """Yield what is claimed, the ratio found, and the target of issue 8."""
+    """Yield what is claimed, the ratio found, and its target."""
     plain, full = medians["ours: LMI, no logprobs"], medians["ours: LMI, logprobs"]
-    yield "LMI without logprobs / floor", plain / medians["floor"], 1.4
+    yield "LMI without logprobs / vllm-rs completions", plain / medians["vllm-rs: completions"], 1.0
+    yield "LMI without logprobs / floor", plain / medians["floor"], 0.8
     yield "LMI without logprobs / vLLM completions", plain / medians["vLLM: completions"], 0.5
+    yield "LMI with logprobs / LMI without", full / plain, 1.25
     yield "LMI with logprobs / floor with logprobs", full / medians["floor, logprobs"], 1.2
     for lane in ("completions", "chat"):
-        yield f"{lane} / vLLM {lane}", medians[f"ours: {lane}"] / medians[f"vLLM: {lane}"], 0.7
+        ours = medians[f"ours: {lane}"]
+        yield f"{lane} / vllm-rs {lane}", ours / medians[f"vllm-rs: {lane}"], 1.0
+        yield f"{lane} / vLLM {lane}", ours / medians[f"vLLM: {lane}"], 0.7

@@ -13,10 +13,9 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.vllm.decoding import NO_PIECES, Pieces, tables_for
-from lmi_vllm.engine.vllm.output import TableDetokenizer, with_table
+from lmi_vllm.engine.vllm.decoding import Pieces, TableText, tables_for
 from lmi_vllm.messages import GenerationJob
-from tests.contract.conftest import LoopThread
+from tests.contract.conftest import LoopThread, collect
 
 pytestmark = pytest.mark.vllm
 WHOLE: Final = (
@@ -90,6 +89,33 @@ def said(of: FastIncrementalDetokenizer, steps: Sequence[Sequence[int]]) -> list
     return [*found, (of.output_text, list(of.output_token_ids))]
 
 
+def said_in_turns(
+    of: FastIncrementalDetokenizer, steps: Sequence[Sequence[int]], pieces: Pieces, chance: Any
+) -> tuple[list[tuple[Any, ...]], int]:
+    """Return what the table and vLLM's detokenizer say in turns, and how many steps were ours."""
+    table, found, ours, taken = TableText(of, pieces), [], False, 0
+    for step in steps:
+        if ours and chance.random() < 0.2:
+            table.write_back()
+            ours = False
+        ours = ours or (chance.random() < 0.8 and table.begin())
+        text = table.read(list(step)) if ours else None
+        if text is not None:
+            taken += 1
+            found.append((None, text))
+            continue
+        if ours:
+            table.write_back()
+            ours = False
+        stopped = of.update(list(step), stop_terminated=False)
+        found.append((stopped, of.get_next_output_text(stopped is not None, delta=True)))
+        if stopped is not None:
+            break
+    if ours:
+        table.write_back()
+    return [*found, (of.output_text, list(of.output_token_ids))], taken
+
+
 def random_steps(chance: random.Random, size: int) -> list[list[int]]:
     """Return steps of mostly one token; bytes of real characters among any tokens at all."""
     tokens: list[int] = []
@@ -111,7 +137,6 @@ def random_steps(chance: random.Random, size: int) -> list[list[int]]:
 SAMPLINGS: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
     "special tokens": {"skip_special_tokens": False},
-    "no spaces between": {"skip_special_tokens": False, "spaces_between_special_tokens": False},
     "stop string": {"stop": ["中文é", "of<tool"]},
     "stop string kept": {"stop": ["🙂the"], "include_stop_str_in_output": True, "min_tokens": 9},
 }
@@ -119,59 +144,93 @@ SAMPLINGS: Final[dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_texts_are_those_of_the_stream(sampling: dict[str, Any]) -> None:
-    """Hundreds of sequences of any tokens, after prompts that end anywhere, cut anywhere."""
+    """Hundreds of sequences of any tokens, cut anywhere, handed over and taken back anywhere."""
     chance = random.Random(11)
-    taken = 0
-    for _ in range(400):
+    pieces = TABLES[sampling.get("skip_special_tokens", True)]
+    ours = 0
+    for _ in range(600):
         prompt = [token for step in random_steps(chance, chance.randrange(12)) for token in step]
         steps = random_steps(chance, 60)
-        ours = with_table(detokenizer(prompt, **sampling), prompt, TABLES)
-        taken += type(ours) is TableDetokenizer
-        assert said(ours, steps) == said(detokenizer(prompt, **sampling), steps)
-    if sampling.get("spaces_between_special_tokens", True):
-        assert taken > 200
-    else:
-        assert not taken
+        found, taken = said_in_turns(detokenizer(prompt, **sampling), steps, pieces, chance)
+        assert found == said(detokenizer(prompt, **sampling), steps)
+        ours += taken
+    assert ours > 600
 
 
 @pytest.mark.parametrize("skips", [False, True])
 def test_each_token_after_each_beginning(skips: bool) -> None:
-    """Every token there is, after nothing, a word, half a character and a special token."""
-    half = number(written("中文")[0])
-    starts: list[list[int]] = [
-        [], [number("the")], [half], [number("<s>")],
-        [number("<s>"), half],
-    ]  # fmt: skip
-    word = number("the")
-    for start in starts:
+    """Every token there is, after a word, half a character and a special token."""
+    half, word = number(written("中文")[0]), number("the")
+    for start in ([word], [word, half], [word, number("<s>")], [half, word, half]):
         for token in range(TOKENIZER.get_vocab_size()):
-            ours = with_table(detokenizer(start, skip_special_tokens=skips), start, TABLES)
-            theirs = detokenizer(start, skip_special_tokens=skips)
-            steps = [[token], [half], [token], [word], [word]]
-            assert said(ours, steps) == said(theirs, steps), (start, token)
+            steps = [[one] for one in (*start, token, half, token, word, word)]
+            ours = detokenizer([], skip_special_tokens=skips)
+            theirs = detokenizer([], skip_special_tokens=skips)
+            found, _ = said_in_turns(ours, steps, TABLES[skips], random.Random(token))
+            assert found == said(theirs, steps), (start, token)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_whole_answers_are_decoded_together(skips: bool) -> None:
+    """Text, tokens and what comes next are as if vLLM had read them one by one."""
+    chance, ours = random.Random(5), 0
+    for _ in range(300):
+        first, *steps = random_steps(chance, 40)
+        ids = [token for step in steps for token in step]
+        one = detokenizer([], skip_special_tokens=skips)
+        other = detokenizer([], skip_special_tokens=skips)
+        one.update(list(first), False)
+        if TableText(one, TABLES[skips]).add(list(ids)):
+            ours += 1
+        else:
+            one.update(list(ids), False)
+        for step in (first, ids):
+            other.update(list(step), False)
+        for of in (one, other):
+            of.get_next_output_text(False, delta=True)
+        after = random_steps(chance, 6)
+        assert said(one, after) == said(other, after)
+    assert ours > 100
 
 
 def test_a_token_with_a_text_of_its_own_is_left_to_vllm() -> None:
-    """From the first token on that the table does not know, vLLM's stream goes on."""
+    """The table reads on after it."""
     pieces = Pieces(TOKENIZER, skip_special_tokens=True)
     odd, word = number("naïve"), number("the")
-    half = number(written("é")[0])
     pieces[odd] = None
-    steps = [[word], [half], [odd], [word], [half]]
-    ours = with_table(detokenizer([word]), [word], {True: pieces})
-    assert said(ours, steps) == said(detokenizer([word]), steps)
-    assert isinstance(ours, TableDetokenizer)
-    assert ours.pieces is NO_PIECES
+    of = detokenizer([])
+    of.update([word], False)
+    table = TableText(of, pieces)
+    assert table.begin()
+    assert (table.read([word]), table.read([odd])) == ("the", None)
+    table.write_back()
+    of.update([odd], False)
+    assert not table.begin()
+    of.update([word], False)
+    assert table.begin()
+    assert [of.output_text] == [said(detokenizer([]), [[word], [word], [odd], [word]])[-1][0]]
+
+
+def test_a_character_that_vllm_began_is_vllm_s() -> None:
+    """The bytes of its tokens are in its stream alone."""
+    of = detokenizer([])
+    table = TableText(of, TABLES[True])
+    assert not table.begin()
+    first, *others = [number(letter) for letter in written("中")]
+    of.update([number("the"), first], False)
+    assert not table.begin()
+    of.update([*others, number("the")], False)
+    assert table.begin()
 
 
 @pytest.mark.parametrize("token", [-1, 2**40])
-def test_a_number_that_is_no_token_s_adds_nothing(token: int) -> None:
-    """As with vLLM, which logs it."""
-    ours = with_table(detokenizer([]), [], TABLES)
-    word = number("the")
-    steps = [[word], [token], [word]]
-    assert said(ours, steps) == said(detokenizer([]), steps)
-    assert [text for _, text in said(detokenizer([]), steps)[:-1]] == ["the", "", "the"]
+def test_a_number_that_is_no_token_s_is_left_to_vllm(token: int) -> None:
+    """Which logs it, and lets it add nothing."""
+    of = detokenizer([])
+    of.update([number("the")], False)
+    table = TableText(of, TABLES[True])
+    assert table.begin()
+    assert table.read([token]) is None
 
 
 def test_other_decoders_are_left_alone() -> None:
@@ -184,23 +243,21 @@ def test_other_decoders_are_left_alone() -> None:
         assert (tables is not None) == (decoder is None)
 
 
-async def watched(engine: Any, job: GenerationJob) -> tuple[set[type], str, list[int]]:
-    """Return the kinds of detokenizers that a job met, its text and its tokens."""
-    kinds, text, tokens = set(), "", []
-    async for chunk in engine.generate(job):
-        states = engine._llm.output_processor.request_states.values()
-        kinds |= {type(state.detokenizer) for state in states}
-        text += chunk.text
-        tokens += [token.id for token in chunk.tokens]
-    return kinds, text, tokens
-
-
-def test_the_engine_decodes_by_the_table(run: LoopThread, vllm_engine: Engine) -> None:
+def test_the_engine_decodes_by_the_table(
+    run: LoopThread, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the real engine, too; the text is the tokenizer's."""
+    added: list[int] = []
+    add = TableText.add
+
+    def counted(self: TableText, ids: list[int]) -> bool:
+        added.extend(ids)
+        return add(self, ids)
+
+    monkeypatch.setattr(TableText, "add", counted)
     sampling = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
-    job = GenerationJob("table", "Once upon a time", sampling, is_streaming=True)
-    kinds, text, tokens = run(watched(vllm_engine, job))
-    assert kinds == {TableDetokenizer}
+    (chunk,) = run(collect(vllm_engine, GenerationJob("table", "Once upon a time", sampling)))
     tokenizer: Any = vllm_engine.tokenizer
-    assert len(tokens) == 12
-    assert text == tokenizer.decode(tokens)
+    ids = [token.id for token in chunk.tokens]
+    assert added == ids[1:-1]
+    assert chunk.text == tokenizer.decode(ids)

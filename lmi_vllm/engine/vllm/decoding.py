@@ -6,18 +6,17 @@ level alone, a token's bytes never depend on its neighbours, so a table says the
 `DecodeStream` does with them stays: a text that ends in the middle of a character waits for the
 next token, bytes that are no text become U+FFFD.
 
-vLLM's own way remains for all other decoders, for a prompt that ends in the middle of a character
-and from a token on whose text is another than its bytes say. This module imports no vLLM.
+vLLM's own way remains for all other decoders, within a character that vLLM began, and for a token
+whose text is another than its bytes say. This module imports no vLLM.
 """
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, Final
 
+import tokenizers.decoders
 from tokenizers.decoders import ByteLevel
 
 UNFINISHED: Final = "\ufffd"  # what a decoded text ends with where its last bytes are no character
-_LONGEST: Final = 4  # bytes of a character in UTF-8
 
 
 def _bytes_of_characters() -> dict[str, int]:
@@ -76,29 +75,6 @@ class Pieces(dict[int, str | bytes | None]):
             return bytes(_BYTES[character] for character in token)
         return token.encode()  # an added token, written as it is
 
-    def end_complete(self, tokens: Sequence[int]) -> bool:
-        """Whether the text of these tokens ends with a character and not within one."""
-        end = b""
-        for token in reversed(tokens):
-            piece = self[token]
-            if piece is None:
-                return False
-            end = (piece.encode() if isinstance(piece, str) else piece) + end
-            # What comes before cannot change whether the last character is complete.
-            if len(end) >= 2 * _LONGEST:
-                break
-        return not end.decode(errors="replace").endswith(UNFINISHED)
-
-
-class _NoPieces(dict[int, str | bytes | None]):
-    """The table that knows no token: from then on the tokenizer itself is asked."""
-
-    def __missing__(self, token: int) -> None:
-        """Know nothing, and keep nothing."""
-
-
-NO_PIECES: Final[Mapping[int, str | bytes | None]] = MappingProxyType(_NoPieces())
-
 
 def tables_for(tokenizer: Any) -> Mapping[bool, Pieces] | None:
     """Return a table with and one without special tokens; None where a table would not do."""
@@ -106,3 +82,112 @@ def tables_for(tokenizer: Any) -> Mapping[bool, Pieces] | None:
     if type(getattr(bare, "decoder", None)) is not ByteLevel:
         return None
     return {skips: Pieces(bare, skip_special_tokens=skips) for skips in (False, True)}
+
+
+class TableText:
+    """The text of one sequence by the table, in turns with vLLM's detokenizer of it.
+
+    That one knows nothing of what is read here until it is written back.
+    """
+
+    __slots__ = (
+        "_detokenizer", "_ids", "_last", "_longest_stop", "_pending", "_pieces", "_stop", "_texts",
+        "_unfinished",
+    )  # fmt: skip
+
+    def __init__(self, detokenizer: Any, pieces: Pieces) -> None:
+        self._detokenizer = detokenizer
+        self._pieces = pieces
+        self._stop: list[str] = detokenizer.stop
+        self._longest_stop = max(map(len, self._stop), default=0)
+        self._ids: list[int] = []  # of the texts, which are not written back
+        self._texts: list[str] = []
+        self._unfinished = b""  # a character's first bytes
+        self._pending = 0  # tokens that these are from
+        self._last = 1  # tokens that the newest text is from
+
+    def begin(self) -> bool:
+        """Go on where vLLM is; False while it is, or may be, within a character."""
+        ids = self._detokenizer.token_ids
+        piece = self._pieces[ids[-1]] if ids else None
+        self._last = 1
+        return isinstance(piece, str) and piece != ""
+
+    def read(self, ids: list[int]) -> str | None:
+        """Return the text that may be said with these tokens, which are a step's.
+
+        None is for vLLM to read: a stop string is in it, or a token that the table does not know.
+        """
+        if len(ids) == 1 and not self._unfinished and not self._stop:
+            piece = self._pieces[ids[0]]
+            if type(piece) is str:  # nearly every token
+                self._ids.append(ids[0])
+                self._texts.append(piece)
+                self._last = 1
+                return piece
+        before = self._unfinished, self._pending, self._last
+        text = self._decode(ids)
+        if text is None or (self._stop and self._has_stop(text)):
+            self._unfinished, self._pending, self._last = before
+            return None
+        self._ids += ids
+        self._texts.append(text)
+        if not self._stop:
+            return text
+        self._write()
+        return str(self._detokenizer.get_next_output_text(False, True))
+
+    def add(self, ids: list[int]) -> bool:
+        """Write the tokens of a sequence that is wanted whole; False leaves them to vLLM."""
+        text = self._decode(ids) if self.begin() else None
+        if text is None:
+            self._unfinished, self._pending = b"", 0
+            return False
+        self._ids, self._texts = ids, [text]
+        self.write_back()
+        return True
+
+    def write_back(self) -> None:
+        """Let vLLM's detokenizer go on from here."""
+        detokenizer = self._detokenizer
+        if self._ids:
+            self._write()
+            detokenizer._last_output_text_offset = len(detokenizer.output_text)
+        tokens = detokenizer.token_ids
+        pending = len(tokens) - self._pending
+        # As the stream is after it has said a text: it keeps the tokens that the text is from.
+        detokenizer.stream = tokenizers.decoders.DecodeStream(
+            ids=tokens[pending - self._last : pending],
+            skip_special_tokens=detokenizer.skip_special_tokens,
+        )
+        for token in tokens[pending:]:
+            detokenizer.stream.step(detokenizer.tokenizer, token)
+        self._unfinished, self._pending = b"", 0
+
+    def _write(self) -> None:
+        self._detokenizer.token_ids += self._ids
+        self._detokenizer.output_text += "".join(self._texts)
+        self._ids, self._texts = [], []
+
+    def _decode(self, ids: list[int]) -> str | None:
+        found = ""
+        for token in ids:
+            piece = self._pieces[token]
+            if piece is None:
+                return None
+            if isinstance(piece, str) and not self._unfinished:
+                found += piece
+                self._last = 1
+                continue
+            self._unfinished += piece.encode() if isinstance(piece, str) else piece
+            self._pending += 1
+            text = self._unfinished.decode(errors="replace")
+            if not text.endswith(UNFINISHED):
+                found += text
+                self._last, self._unfinished, self._pending = self._pending, b"", 0
+        return found
+
+    def _has_stop(self, text: str) -> bool:
+        """Whether a stop string ends in the new text; what vLLM does about it is its business."""
+        held = self._detokenizer.output_text[-self._longest_stop :] + text
+        return any(stop in held for stop in self._stop)

@@ -27,6 +27,7 @@ class TextEvents:
     def __init__(self, direct: DirectEvents) -> None:
         self._direct = direct
         self._sequences = 0
+        self._uncounted: list[int] = []
         self._tries = _TRIES
         self._before, self._after = b"", b""
 
@@ -39,9 +40,17 @@ class TextEvents:
         """Count a sequence of the request; more than one are the handler's business."""
         self._sequences += 1
 
-    def read(self, text: str) -> None:
+    def read(self, ids: list[int], text: str, _: object = None) -> None:
         """Hand on the event that carries `text`."""
+        self._uncounted += ids
         self._direct.read_event(self._before + to_json(text) + self._after)
+
+    def complete(self, output: Any) -> None:
+        """Let the handler, which counts tokens at its next output, count those that came here."""
+        if self._uncounted and (sequences := getattr(output, "outputs", None)):
+            (sequence,) = sequences
+            sequence.token_ids = [*self._uncounted, *sequence.token_ids]
+            self._uncounted = []
 
     def learn(self, event: bytes) -> None:
         """Look at an event of the handler's, until one shows what all others look like."""

@@ -22,8 +22,8 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
+from lmi_vllm.engine.vllm.lane import ChunkReader, InLane, LaneRequest
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -63,7 +63,7 @@ class JobRunner:
             outputs = self._outputs(job, await self._render(job))
         try:
             with our_errors():
-                with ReadDirectly(_direct_request(job, chunks, direct)):
+                with InLane(_lane_request(job, chunks, direct)):
                     output = await anext(outputs, None)
                 while output is not None:
                     for completion in output.outputs:
@@ -180,11 +180,11 @@ def _lora_request(adapter: AdapterRef | None) -> Any:
     return LoRARequest(adapter.name, adapter.engine_id, adapter.path)
 
 
-def _direct_request(
+def _lane_request(
     job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
-) -> DirectRequest | None:
-    """Return how vLLM's output loop may shorten the way of the job's tokens."""
+) -> LaneRequest | None:
+    """Return what the lane may do with the job's tokens."""
     if job.beams is not None:  # a beam search adds sequences of its own
         return None
-    is_sampled_only = job.sampling.get("logprobs") == 0
-    return DirectRequest(chunks, direct if job.is_streaming else None, is_sampled_only)
+    reader = ChunkReader(direct, chunks) if direct is not None and job.is_streaming else None
+    return LaneRequest(reader, has_sampled_logprobs_only=job.sampling.get("logprobs") == 0)

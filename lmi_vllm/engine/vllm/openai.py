@@ -25,7 +25,7 @@ from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import raw_headers
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.events import TextEvents, may_be_direct
-from lmi_vllm.engine.vllm.output import DirectRequest, ReadDirectly
+from lmi_vllm.engine.vllm.lane import InLane, LaneRequest
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
 from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply
 
@@ -208,7 +208,8 @@ async def _encoded(
         LmiError: the request failed, in vLLM's words.
     """
     try:
-        with ReadDirectly(DirectRequest(events=texts)):
+        wanted = None if texts is None else LaneRequest(texts, counted=texts.add_sequence)
+        with InLane(wanted):
             event = await anext(events, None)
         while event is not None:
             data = event.encode()
