@@ -93,6 +93,7 @@ class ServingProfile:
     chat_template: str | None = None  # path or inline Jinja
     chat_template_content_format: str = "auto"
     uses_priority: bool = False  # the engine's scheduling_policy is `priority`
+    has_token_lane: bool = True
     limits: RequestLimits = field(default_factory=RequestLimits)
     media: MediaPolicy = field(default_factory=MediaPolicy)
 

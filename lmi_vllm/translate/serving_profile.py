@@ -38,6 +38,7 @@ def build_serving_profile(
         chat_template=settings.model.chat_template,
         chat_template_content_format=settings.model.chat_template_content_format,
         uses_priority=arguments.get("scheduling_policy") == "priority",
+        has_token_lane=settings.server.lmi_token_lane,
         limits=_limits(settings, engine),
         media=MediaPolicy(
             allows_private=settings.server.lmi_media_allow_private,

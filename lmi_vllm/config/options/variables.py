@@ -73,6 +73,8 @@ class Variables(Section):
     lmi_stats_interval: float = variable(parse.seconds_or_off, "Between two log lines of the "
         "engine's throughput, queue, cache use and acceptance rate; none while idle; 0 is off.",
         default=10, values="seconds")
+    lmi_token_lane: bool = variable(parse.boolean, "Tokens of plain requests go past vLLM's output "
+        "queues; off to look for a fault there.", default=True, values="bool")
     lmi_console: str = variable(parse.one_of("auto", "on", "off"),
         "The web console; auto: on loopback, or when a key is set.", default="auto",
         values="auto, on, off")

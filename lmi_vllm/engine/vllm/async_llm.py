@@ -23,7 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
-from lmi_vllm.engine.vllm.lane import TokenLane, may_be_used
+from lmi_vllm.engine.vllm.lane import TokenLane
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, has_name, replace
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
@@ -43,7 +43,6 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.output_processor = TokenLane.of(self.output_processor)
-        self.output_processor.is_on = may_be_used(self.model_config)
         self.calls = EngineCalls(self, _request_for)
         self.adapters = EngineAdapters(self.calls)
         self.grammars: GrammarGuard | None = None

@@ -24,6 +24,7 @@ from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
+from lmi_vllm.engine.vllm.lane import may_be_used
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
@@ -93,6 +94,8 @@ async def ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
 async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bridge, str]:
     """Return vLLM's handlers and what the model does, once the guards are in place."""
     llm = started.llm
+    lane = llm.output_processor
+    lane.is_on = profile.has_token_lane and may_be_used(llm.model_config)
     if profile.limits.grammar_timeout:
         llm.grammars = GrammarGuard(llm, profile.limits.grammar_timeout, started.thread)
     guard_media(profile.media)

@@ -135,7 +135,7 @@ class TokenLane(OutputProcessor):  # type: ignore[misc,unused-ignore]
         ours = cls.__new__(cls)
         ours.__dict__ = vars(made)
         ours.steps, ours.not_finite, ours.report = 0, 0, None
-        ours.is_on, ours._sequences, ours._weight_version = True, {}, None
+        ours.is_on, ours._sequences, ours._weight_version = False, {}, None
         ours._tables = tables_for(made.tokenizer)
         return ours
 
