@@ -269,6 +269,9 @@ def test_the_engine_s_death_reaches_a_sequence_of_the_lane(
             for task in tasks:
                 with pytest.raises(EngineDeadError):
                     await task
+        # It lives, after all.
+        llm: Any = vllm_engine._llm  # type: ignore[attr-defined]
+        await llm.abort(list(processor.request_states), internal=True)
 
     run(scenario())
     assert not processor._sequences

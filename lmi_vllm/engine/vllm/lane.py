@@ -35,15 +35,14 @@ from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
-# All that an output may say in vLLM 0.31 to 0.33.
+# All that an output may say in vLLM 0.31 to 0.33; `error` (0.33) comes with an end.
 KNOWN_FIELDS: Final = frozenset(
     {
         "request_id", "new_token_ids", "new_logprobs", "new_prompt_logprobs_tensors",
         "pooling_output", "finish_reason", "stop_reason", "events", "kv_transfer_params",
-        "ec_transfer_params", "trace_headers", "prefill_stats", "num_cached_tokens",
-        "num_external_computed_tokens", "routed_experts", "num_nans_in_logits",
-        "mm_cache_miss_hashes", "new_sampling_mask", "spec_decode_metrics",
-        "prompt_token_id_logprobs",
+        "ec_transfer_params", "trace_headers", "prefill_stats", "routed_experts",
+        "num_nans_in_logits", "mm_cache_miss_hashes", "new_sampling_mask", "spec_decode_metrics",
+        "prompt_token_id_logprobs", "error",
     }
 )  # fmt: skip
 # Model settings with which each output says more than its tokens.
