@@ -62,6 +62,7 @@ def server(store: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "AWS_EC2_METADATA_DISABLED": "true",
         "LMI_S3_CLIENT": "boto3",
         "SERVING_DOWNLOAD_DIR": str(folder / "cache"),
+        "LMI_FRONTEND_PROCESSES": "2",  # requests meet either process; one of them asks the other
         "OPTION_ADAPTER_STORE": f"s3://{BUCKET}/lora/",
         "OPTION_ADAPTER_STORE_REFRESH_SECONDS": REFRESH_SECONDS,
     }

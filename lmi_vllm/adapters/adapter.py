@@ -6,6 +6,7 @@ The file holds what clients gave, never weights. Off unless `option.adapters_sta
 import json
 import logging
 import os
+import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ class Adapter:
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     is_local: bool = False
     is_found: bool = False
+    # Of these weights under this name: another registration has another, an update the same.
+    revision: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     path: str = ""
     ref: AdapterRef | None = None
     hooks: Hooks = NO_HOOKS
@@ -83,7 +86,7 @@ def read_state(path: Path) -> list[Adapter]:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["version"] != STATE_VERSION:
             raise ValueError(f"version {document['version']} is not known here")
-        return [_from_entry(entry) for entry in document["adapters"]]
+        return [adapter_of(entry) for entry in document["adapters"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelSourceError(
             f"option.adapters_state {path} cannot be read ({type(error).__name__}: {error}). "
@@ -93,7 +96,7 @@ def read_state(path: Path) -> list[Adapter]:
 
 def write_state(path: Path, adapters: Collection[Adapter]) -> None:
     """Replace the file at once; a disk that refuses is logged, the adapters go on working."""
-    entries = [_entry(adapter) for adapter in adapters]
+    entries = [entry_of(adapter) for adapter in adapters]
     text = json.dumps({"version": STATE_VERSION, "adapters": entries}, indent=2) + "\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -112,7 +115,8 @@ def write_state(path: Path, adapters: Collection[Adapter]) -> None:
         )
 
 
-def _entry(adapter: Adapter) -> dict[str, Any]:
+def entry_of(adapter: Adapter) -> dict[str, Any]:
+    """Return what is kept of an adapter."""
     return {
         "name": adapter.name,
         "src": adapter.src,
@@ -122,7 +126,8 @@ def _entry(adapter: Adapter) -> dict[str, Any]:
     }
 
 
-def _from_entry(entry: dict[str, Any]) -> Adapter:
+def adapter_of(entry: Mapping[str, Any], revision: str = "") -> Adapter:
+    """Return the adapter that was kept, not loaded; a new registration without a revision."""
     options = {str(name): str(value) for name, value in entry.get("options", {}).items()}
     return Adapter(
         name=str(entry["name"]),
@@ -130,4 +135,5 @@ def _from_entry(entry: dict[str, Any]) -> Adapter:
         preload=bool(entry.get("preload", True)),
         pin=bool(entry.get("pin", False)),
         options=MappingProxyType(options),
+        revision=revision or uuid.uuid4().hex,
     )

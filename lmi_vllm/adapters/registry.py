@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.loads import AdapterLoads, KeyedLock, ReferenceCount, uninterrupted
@@ -28,6 +28,20 @@ Resolve = Callable[[str], str]
 LoadCode = Callable[[str, str], Awaitable[Hooks]]  # name, path
 Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
 Find = Callable[[str], Awaitable[None]]  # name
+
+
+class Sharing(Protocol):
+    """What has other servers do what calls have this one do."""
+
+    async def changed(self, name: str) -> None:
+        """Take note of a change of this name, also one that this object has made itself."""
+
+    async def confirm(self, name: str) -> None:
+        """Return when every server has it.
+
+        Raises:
+            LmiError: the text names those that have not.
+        """
 
 
 def ignore_change(_: Collection[Adapter]) -> None:
@@ -68,6 +82,7 @@ class AdapterRegistry:
         self.is_enabled = is_enabled
         self.publish: Publish = publish_nowhere
         self.find: Find | None = None
+        self.sharing: Sharing | None = None
         self.changes: set[asyncio.Task[Any]] = set()
         self._resolve = resolve
         self._load_code = load_code
@@ -186,7 +201,7 @@ class AdapterRegistry:
             adapter.check_flags()
             self._adapters[adapter.name] = await self._prepared(adapter)
             await self.publish(tuple(self), 0.0)
-        await self._changed()
+        await self._changed(adapter.name)
 
     @uninterrupted
     async def replace(self, adapter: Adapter, timeout_seconds: float) -> None:
@@ -202,11 +217,11 @@ class AdapterRegistry:
             current = self.describe(adapter.name)
             if adapter.is_found and not current.is_found:
                 raise AdapterConflictError(f"The adapter {adapter.name} was registered by a call")
-            self._adapters[adapter.name] = await self._prepared(replace(adapter, preload=True))
+            self._adapters[adapter.name] = await self._prepared(adapter)
         await self.publish(tuple(self), timeout_seconds)
         await self._drop(current.ref, timeout_seconds)
         current.hooks.forget()
-        await self._changed()
+        await self._changed(adapter.name)
 
     @uninterrupted
     async def update(
@@ -231,7 +246,7 @@ class AdapterRegistry:
         # Requests that come now load it anew: they need not wait for those that run.
         await self.publish(tuple(self), timeout_seconds)
         await self._drop(dropped, timeout_seconds)
-        await self._changed()
+        await self._changed(name)
 
     @uninterrupted
     async def unregister(
@@ -263,7 +278,7 @@ class AdapterRegistry:
                 await self.publish(tuple(self), 0.0)
                 raise
             adapter.hooks.forget()
-        await self._changed()
+        await self._changed(name)
 
     async def move_to(self, engine: Engine) -> None:
         """Load every loaded adapter into a new engine, before it serves; ids are new as well.
@@ -316,6 +331,8 @@ class AdapterRegistry:
         await self._loads.unload(ref)
         self._uses.pop(ref.engine_id, None)
 
-    async def _changed(self) -> None:
+    async def _changed(self, name: str) -> None:
         async with self._state_lock:
             await asyncio.to_thread(self._on_change, tuple(self))
+        if self.sharing is not None:
+            await self.sharing.changed(name)

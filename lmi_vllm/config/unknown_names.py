@@ -58,6 +58,7 @@ OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "option.rope_theta", "option.worker_use_ray", "option.guided_decoding_backend",
             "option.override_pooler_config", "option.collect_detailed_traces",
         ),
+        "replicas": ("option.adapters_state_refresh_seconds",),
         "secure_mode": ("SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS"),
         "sessions": (
             "option.enable_stateful_sessions", "option.sessions_path",

@@ -104,6 +104,7 @@ class Lifecycle:
         self.state = State.PENDING
         self.model_name = model_name
         self.has_model = True
+        self.notes: dict[str, object] = {}  # that /ping shows beside the status
         # Told of the fault of each error that is answered, or of a status that has none of ours.
         self.on_failure: list[Callable[[Fault | int], None]] = []
         self._has_lost_health = False
@@ -174,6 +175,7 @@ class Lifecycle:
             entry["phase"] = str(self.start.phase)
             entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
             entry |= self.start.progress
+        entry |= self.notes
         is_fine = self.state is State.HEALTHY and not self._has_lost_health
         is_hidden = (self.state is State.FAILED and self._hides_failure) or (
             self.state is State.PENDING and self._is_registered

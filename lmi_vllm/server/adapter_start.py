@@ -91,7 +91,8 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
         ModelSourceError: an adapter of the model directory is not usable, or the state file.
     """
     state = settings.model.adapters_state
-    memory = AdapterMemory(Path(str(state))) if state and profile.enable_lora else None
+    is_file = state and profile.enable_lora and not is_store(state)
+    memory = AdapterMemory(Path(str(state))) if is_file else None
     folder = str(settings.model.adapters or "adapters")
     local = _local(model, folder)
     sources = replace(_sources(model, arguments, environ), own=frozenset(map(str, local.values())))

@@ -68,6 +68,11 @@ class StoredObject:
     key: str
     size: int
     etag: str
+    modified: float = 0.0  # seconds since the epoch, by the store's clock; 0 where it is not listed
+
+
+class ObjectChangedError(Exception):
+    """An object is not the one that was read: another has written it meanwhile."""
 
 
 class ObjectStore(Protocol):
@@ -94,6 +99,18 @@ class ObjectStore(Protocol):
 
     def read(self, name: str) -> bytes | None:
         """The content of a small object; None where there is none."""
+
+    def read_newer(self, name: str, etag: str) -> tuple[bytes | None, str]:
+        """The content and ETag of a small object; None while it has this ETag, "" without one."""
+
+    def write(self, name: str, content: bytes, etag: str | None = None) -> str:
+        """Put a small object in the place of the one with this ETag, and return its own.
+
+        With "" there must be none yet, with None any. Else it raises `ObjectChangedError`.
+        """
+
+    def delete(self, name: str) -> None:
+        """Remove the object, if it is there."""
 
     def download(self, objects: Sequence[StoredObject], directory: Path, attempt: int) -> None:
         """Put each object into `directory` under its name; `attempt` counts from 0."""

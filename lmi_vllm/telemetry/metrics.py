@@ -124,6 +124,14 @@ ADAPTER_LOOKUPS: Final = Counter(
 ADAPTER_STORE_BYTES: Final = _gauge(
     "lmi_adapter_store_bytes", "Bytes of the adapters that are kept of option.adapter_store."
 )
+STATE_AGE_SECONDS: Final = _gauge(
+    "lmi_adapters_state_age_seconds",
+    "Seconds since option.adapters_state was last read and written in S3; 0 without it.",
+)
+STATE_MISSING: Final = _gauge(
+    "lmi_adapters_state_missing",
+    "Adapters of option.adapters_state in S3 that this server does not have as they are there.",
+)
 STARTUP_SECONDS: Final = _gauge(
     "lmi_startup_phase_seconds",
     "Seconds each phase of the last start, or restart of the engine, took or has taken so far; "
@@ -147,7 +155,7 @@ ALL: Final[tuple[MetricWrapperBase, ...]] = (
     REQUESTS, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, TOKEN_SECONDS, QUEUE_SECONDS, PROMPT_TOKENS,
     GENERATED_TOKENS, STREAM_ERRORS, DISCONNECTS, IN_FLIGHT, ENGINE_SEQUENCES, QUEUE_LIMIT,
     ADAPTERS_REGISTERED, ADAPTERS_LOADED, COLD_ADAPTER_SECONDS, ADAPTER_LOOKUPS,
-    ADAPTER_STORE_BYTES, STATE, STARTUP_SECONDS, DOWNLOAD_BYTES,
+    ADAPTER_STORE_BYTES, STATE_AGE_SECONDS, STATE_MISSING, STATE, STARTUP_SECONDS, DOWNLOAD_BYTES,
     DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DROPPED_LINES, NOT_FINITE,
     DRAINS, DRAINED, ENGINE_RESTARTS, TASKS, BUILD,
 )  # fmt: skip

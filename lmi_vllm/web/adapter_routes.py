@@ -17,6 +17,7 @@ from lmi_vllm.web.inference_routes import READ_METHODS
 from lmi_vllm.web.request import SERVICE, check_method, given_arguments, page_of
 
 ADAPTER_FIELDS: Final = ("name", "src", "preload", "pin")
+WAIT: Final = "wait"  # for every replica
 
 
 def add_adapter_routes(app: web.Application) -> None:
@@ -52,6 +53,7 @@ async def adapters(request: web.Request) -> web.Response:
         await registry.replace(adapter, request.app[SERVICE].profile.predict_timeout)
     else:
         await registry.register(adapter, alias)
+    await _confirm(registry, adapter.name, given)
     return _json({"status": f"Adapter {alias or adapter.name} registered"})
 
 
@@ -64,6 +66,7 @@ async def one_adapter(request: web.Request) -> web.Response:
     if request.method in READ_METHODS:
         return _json(_shown(registry.describe(name, alias)))
     await registry.unregister(name, request.app[SERVICE].profile.predict_timeout, alias)
+    await _confirm(registry, name, request.query)
     return _json({"status": f"Adapter {alias or name} unregistered"})
 
 
@@ -85,6 +88,7 @@ async def adapter_action(request: web.Request) -> web.Response:
         options=MappingProxyType({**current.options, **_options(given)}),
     )
     await registry.update(name, wanted, request.app[SERVICE].profile.predict_timeout, alias)
+    await _confirm(registry, name, given)
     return _json({"status": f"Adapter {alias or name} updated"})
 
 
@@ -117,13 +121,19 @@ def _check_model(request: web.Request) -> InferenceService:
 
 def _options(given: Mapping[str, Any]) -> Mapping[str, str]:
     return MappingProxyType(
-        {name: str(value) for name, value in given.items() if name not in ADAPTER_FIELDS}
+        {name: str(value) for name, value in given.items() if name not in (*ADAPTER_FIELDS, WAIT)}
     )
 
 
 def _flag(value: object) -> bool:
     """Read upstream's booleans: true in any case is true, everything else false."""
     return str(value).lower() == "true"
+
+
+async def _confirm(registry: AdapterRegistry, name: str, given: Mapping[str, Any]) -> None:
+    """Return at once, or when every replica has the change."""
+    if registry.sharing is not None and _flag(given.get(WAIT)):
+        await registry.sharing.confirm(name)
 
 
 def _alias(request: web.Request) -> str | None:

@@ -196,6 +196,23 @@ class _Proxy(BaseHTTPRequestHandler):
         else:
             self._forward(False)
 
+    def do_PUT(self) -> None:
+        """Objects that are written."""
+        self._note("", False)
+        self._write()
+
+    def do_DELETE(self) -> None:
+        """Objects that are removed."""
+        self._note("", False)
+        self._write()
+
+    def _write(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.store.refusal:
+            self._refuse(self.store.refusal)
+        else:
+            self._forward(False, body)
+
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent."""
 
@@ -205,10 +222,10 @@ class _Proxy(BaseHTTPRequestHandler):
         if is_object:
             self.store.objects_sent.append(unquote(path.split("/", 2)[2]))
 
-    def _forward(self, is_object: bool) -> None:
+    def _forward(self, is_object: bool, sent: bytes | None = None) -> None:
         connection = http.client.HTTPConnection(*self.store.backend, timeout=20)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-        connection.request(self.command, self.path, headers=headers)
+        connection.request(self.command, self.path, body=sent, headers=headers)
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
@@ -246,5 +263,5 @@ class _Proxy(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(text)

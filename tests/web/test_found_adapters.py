@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.errors import Dialect, NotReadyError
+from lmi_vllm.errors import DeadlineError, Dialect, NotReadyError
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
@@ -149,3 +149,39 @@ async def test_store_that_is_away_is_503(lora: TestClient) -> None:
     lora.app[SERVICE].runtime.adapters.find = find
     payload = {"inputs": "x", "adapters": "fr"}
     assert (await call(lora, "POST", "/invocations", json=payload))[0] == 503
+
+
+class Others:
+    """The other replicas: they have what was confirmed, or refuse to."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    async def changed(self, name: str) -> None:
+        """Note the change."""
+        self.heard.append(("changed", name))
+
+    async def confirm(self, name: str) -> None:
+        """Note that a client waits; one name never comes."""
+        self.heard.append(("confirm", name))
+        if name == "slow":
+            raise DeadlineError("not on: b")
+
+
+async def test_calls_wait_for_replicas_where_they_ask_for_it(lora: TestClient) -> None:
+    """`wait` is no option of the adapter; a replica that lacks the change is named."""
+    lora.app[SERVICE].runtime.adapters.sharing = others = Others()
+    for method, path in (
+        ("POST", "/adapters?name=fr&src=/fr"),
+        ("POST", "/adapters?name=de&src=/de&wait=true"),
+        ("POST", "/adapters/de/update?preload=false&wait=true"),
+        ("DELETE", "/adapters/de?wait=true"),
+    ):
+        assert (await call(lora, method, path))[0] == 200
+    assert others.heard == [
+        ("changed", "fr"),
+        *(("changed", "de"), ("confirm", "de")) * 3,
+    ]
+    assert not lora.app[SERVICE].runtime.adapters.describe("fr").options
+    status, answer = await call(lora, "POST", "/adapters?name=slow&src=/s&wait=true")
+    assert (status, "not on: b" in str(answer)) == (500, True)

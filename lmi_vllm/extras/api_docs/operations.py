@@ -90,6 +90,10 @@ QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
         "preload": {"schema": {"type": "boolean"}, "description": "Load it now."},
         "pin": {"schema": {"type": "boolean"}, "description": "Never evict it."},
+        "wait": {
+            "schema": {"type": "boolean"},
+            "description": "Answer when every replica that shares `option.adapters_state` has it.",
+        },
         "starting_after": {
             "schema": {"type": "integer"},
             "description": "Number of the last event seen.",
@@ -212,7 +216,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             "Register an adapter.",
             status,
             takes="NewAdapter",
-            query=("name", "src", "preload", "pin"),
+            query=("name", "src", "preload", "pin", "wait"),
             example={"name": "capitals", "src": "/adapters/capitals"},
             answer_example={"status": "Adapter capitals registered"},
         ),
@@ -230,6 +234,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             ADAPTERS,
             "Unregister an adapter, after its last request.",
             status,
+            query=("wait",),
             answer_example={"status": "Adapter capitals unregistered"},
         ),
         Operation(
@@ -239,7 +244,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             "Update an adapter (action `update`): other files, or pinned or not.",
             status,
             takes="AdapterChange",
-            query=("src", "preload", "pin"),
+            query=("src", "preload", "pin", "wait"),
             example={"pin": True},
             answer_example={"status": "Adapter capitals updated"},
         ),

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,12 @@ from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.object_stores import s3_transfer as transfer
 from lmi_vllm.extras.object_stores.source import StoreSource
 from lmi_vllm.sources.archives import is_archive
-from lmi_vllm.sources.base import InterruptedTransferError, StoredObject, UnreachableError
+from lmi_vllm.sources.base import (
+    InterruptedTransferError,
+    ObjectChangedError,
+    StoredObject,
+    UnreachableError,
+)
 from lmi_vllm.sources.storage import without_secrets
 
 _WRONG_REGION: Final = (
@@ -28,6 +34,7 @@ _WRONG_REGION: Final = (
     "PermanentRedirect",
 )  # fmt: skip
 _MISSING: Final = ("404", "NoSuchKey", "NotFound")
+_CONFLICTS: Final = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
 _OVERLOADED: Final = (429, 500, 502, 503, 504)
 _FORBIDDEN_STATUSES: Final = (401, 403)
 # By name, since they live in three packages: what a transfer that broke or was altered ends with.
@@ -126,7 +133,10 @@ class S3Store:
                         f"{self.url} holds more than {most} objects, folders included: too many"
                     )
         return tuple(
-            self._stored(entry["Key"], entry["Size"], entry["ETag"])
+            replace(
+                self._stored(entry["Key"], entry["Size"], entry["ETag"]),
+                modified=entry["LastModified"].timestamp(),
+            )
             for entry in entries
             if not entry["Key"].endswith("/")
         )
@@ -144,6 +154,45 @@ class S3Store:
             except self._client.exceptions.NoSuchKey:
                 return None
             return bytes(answer["Body"].read())
+
+    def read_newer(self, name: str, etag: str) -> tuple[bytes | None, str]:
+        """The content and ETag of a small object; None while it has this ETag, "" without one."""
+        known = {"IfNoneMatch": f'"{etag}"'} if etag else {}
+        key = f"{self._prefix}{name}"
+        with self._translating():
+            try:
+                answer = self._client.get_object(
+                    Bucket=self._bucket, Key=key, **known, **self._payer
+                )
+            except self._client.exceptions.ClientError as error:
+                if _code(error.response) in ("304", "NotModified"):
+                    return None, etag
+                if _code(error.response) in _MISSING:
+                    return None, ""
+                raise
+            return bytes(answer["Body"].read()), str(answer["ETag"]).strip('"')
+
+    def write(self, name: str, content: bytes, etag: str | None = None) -> str:
+        """Put a small object in the place of the one with this ETag, and return its own."""
+        condition = (
+            {} if etag is None else {"IfMatch": f'"{etag}"'} if etag else {"IfNoneMatch": "*"}
+        )
+        key = f"{self._prefix}{name}"
+        with self._translating():
+            try:
+                answer = self._client.put_object(
+                    Bucket=self._bucket, Key=key, Body=content, **condition, **self._payer
+                )
+            except self._client.exceptions.ClientError as error:
+                if condition and _code(error.response) in (*_CONFLICTS, *_MISSING):
+                    raise ObjectChangedError(key) from error
+                raise
+        return str(answer["ETag"]).strip('"')
+
+    def delete(self, name: str) -> None:
+        """Remove the object, if it is there."""
+        with self._translating():
+            self._client.delete_object(Bucket=self._bucket, Key=f"{self._prefix}{name}")
 
     def download(self, objects: Sequence[StoredObject], directory: Path, attempt: int) -> None:
         """Put each object into `directory`, by s5cmd first where that is here."""

@@ -1,0 +1,28 @@
+"""How often the adapters that replicas share are read."""
+
+from typing import ClassVar
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import option, ours
+from lmi_vllm.config.settings import ExtraSettings
+from lmi_vllm.sources.table import is_store
+from lmi_vllm.translate.draft import ArgumentDraft
+
+
+class ReplicaSettings(ExtraSettings):
+    """How often the adapters that replicas share are read."""
+
+    section: ClassVar[str] = "LoRA adapters"
+
+    # fmt: off
+    adapters_state_refresh_seconds: float = option(parse.seconds, ours(), default=5.0,
+        values="seconds", note="How often `option.adapters_state` is read where it is in S3.")
+    # fmt: on
+
+
+def check_state(draft: ArgumentDraft) -> None:
+    """Find a state that names no object."""
+    state = draft.settings.model.adapters_state or ""
+    key = state.partition("://")[2].partition("/")[2]
+    if is_store(state) and (not key or key.endswith("/")):
+        draft.fail(f"option.adapters_state={state}: expected s3://bucket/key of one object")

@@ -1,0 +1,112 @@
+"""The shared adapters of a server: read before it is ready, kept the same until it ends."""
+
+import asyncio
+import contextlib
+import logging
+import re
+import socket
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.adapters.source import AdapterSources
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.extras.replicas.settings import ReplicaSettings
+from lmi_vllm.extras.replicas.sharing import SharedAdapters
+from lmi_vllm.extras.replicas.state import StateObject
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.sources.table import store_of
+from lmi_vllm.telemetry.metrics import STATE_AGE_SECONDS, STATE_MISSING
+
+logger = logging.getLogger(__name__)
+
+NOTE: Final = "adapters_state"  # in the body of /ping and /ready
+LATE_PERIODS: Final = 3  # in which the object could not be read
+WATCH_SECONDS: Final = 1.0
+
+
+class Replica:
+    """Shares the adapters of each model of this server, where the settings ask for it."""
+
+    def __init__(
+        self, service: InferenceService, environ: Mapping[str, str], settings: Settings
+    ) -> None:
+        self._service = service
+        self._environ = environ
+        self._settings = settings
+        self._tasks: list[asyncio.Task[None]] = []
+        self._shared: SharedAdapters | None = None
+
+    def take(self, settings: Settings, _: EngineArguments) -> None:
+        """Go by these settings from the next model on."""
+        self._settings = settings
+
+    async def share(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
+        """Return when the registry has what is shared."""
+        await self.close()
+        place = self._settings.model.adapters_state or ""
+        if sources is None or (store := store_of(place)) is None:
+            return
+        folder, _, name = place.rpartition("/")
+        state = StateObject(store.make_store(f"{folder}/", self._environ), name, replica_name())
+        asked = self._settings.extra(ReplicaSettings)
+        self._shared = shared = SharedAdapters(
+            registry,
+            state,
+            asked.adapters_state_refresh_seconds,
+            lambda: self._service.profile.predict_timeout,
+        )
+        await shared.begin()
+        registry.sharing = shared
+        logger.info("adapters are shared over %s, as %s", state.place, state.replica)
+        late = LATE_PERIODS * asked.adapters_state_refresh_seconds + WATCH_SECONDS
+        self._tasks = [
+            asyncio.create_task(shared.run()),
+            asyncio.create_task(self._watch(shared, late)),
+        ]
+
+    async def close(self) -> None:
+        """End the sharing of a model."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        self._service.lifecycle.notes.pop(NOTE, None)
+        if self._shared is not None:
+            await self._shared.close()
+            self._shared = None
+
+    async def _watch(self, shared: SharedAdapters, late_seconds: float) -> None:
+        """Keep the metrics, and what health says of a state that is out of reach."""
+        notes = self._service.lifecycle.notes
+        while True:
+            age = shared.age_seconds
+            STATE_AGE_SECONDS.set(age)
+            STATE_MISSING.set(len(shared.missing))
+            notes.pop(NOTE, None)
+            if age > late_seconds:
+                notes[NOTE] = f"out of reach for {age:.0f} s: what is known is served"
+            await asyncio.sleep(WATCH_SECONDS)
+
+
+def replica_name() -> str:
+    """Return a name of this process: the machine's, for people, and one that no other has."""
+    return f"{re.sub('[^A-Za-z0-9.-]', '-', socket.gethostname())}-{uuid.uuid4().hex[:8]}"
+
+
+@contextlib.asynccontextmanager
+async def sharing_adapters(
+    service: InferenceService,
+    settings: Settings,
+    environ: Mapping[str, str],
+    events: ServerEvents,
+) -> AsyncIterator[None]:
+    """Share adapters as the settings of each model ask for it."""
+    replica = Replica(service, environ, settings)
+    events.on_plan.append(replica.take)
+    events.on_adapters.append(replica.share)
+    yield
+    await replica.close()

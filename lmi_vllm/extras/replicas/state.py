@@ -1,0 +1,133 @@
+"""The object that replicas share, and the small one of each replica beside it. Calls here block."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from lmi_vllm.adapters.adapter import Adapter, adapter_of, entry_of
+from lmi_vllm.errors import ModelSourceError
+from lmi_vllm.sources.base import ObjectStore
+
+VERSION: Final = 1
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+LIVE_SECONDS: Final = 60.0
+FORGOTTEN_SECONDS: Final = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The adapters that all replicas are to have; `generation` counts what was written."""
+
+    adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
+    generation: int = 0
+
+    @classmethod
+    def read(cls, content: bytes, place: str) -> "Shared":
+        """Return what an object says.
+
+        Raises:
+            ModelSourceError: it is not ours; writing over it would lose what it is.
+        """
+        try:
+            document = json.loads(content)
+            if document["version"] != VERSION:
+                raise ValueError(f"version {document['version']} is not known here")
+            entries = document["adapters"]
+            found = [adapter_of(entry, str(entry["revision"])) for entry in entries]
+            return cls({one.name: one for one in found}, int(document["generation"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelSourceError(
+                f"option.adapters_state {place} cannot be read ({type(error).__name__}: {error}). "
+                "Repair it, or remove it to begin without its adapters"
+            ) from error
+
+    def written(self) -> bytes:
+        """Return the object."""
+        entries = [entry_of(one) | {"revision": one.revision} for one in self.adapters.values()]
+        document = {"version": VERSION, "generation": self.generation, "adapters": entries}
+        return json.dumps(document, indent=1).encode()
+
+    def changed(self, changes: Mapping[str, Adapter | None]) -> "Shared":
+        """Return the next generation: with these adapters, without those that are None."""
+        merged = {**self.adapters, **changes}
+        kept = {name: adapter for name, adapter in merged.items() if adapter is not None}
+        return Shared(kept, self.generation + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one replica has: its generation, and by name what it is without and why."""
+
+    generation: int
+    missing: Mapping[str, str]
+
+
+class StateObject:
+    """The shared object, and the reports of replicas below `<key>.replicas/`."""
+
+    def __init__(self, folder: ObjectStore, name: str, replica: str) -> None:
+        self.place = f"{folder.listed_url}{name}"
+        self.replica = replica
+        self._folder = folder
+        self._name = name
+        self._reports = folder.below(f"{name}.replicas")
+        self._etag = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has been there."""
+        return bool(self._etag)
+
+    def read(self) -> Shared | None:
+        """Return what it says by now; None where it has not changed, or is not there."""
+        content, etag = self._folder.read_newer(self._name, self._etag)
+        shared = None if content is None else Shared.read(content, self.place)
+        self._etag = etag
+        return shared
+
+    def write(self, shared: Shared) -> None:
+        """Put it in the place of what was read last.
+
+        Raises:
+            ObjectChangedError: another replica was faster: read again.
+        """
+        self._etag = self._folder.write(self._name, shared.written(), self._etag)
+
+    def report(self, report: Report) -> None:
+        """Say what this replica has."""
+        content = {"generation": report.generation, "missing": dict(report.missing)}
+        self._reports.write(f"{self.replica}.json", json.dumps(content).encode())
+
+    def others(self) -> dict[str, Report]:
+        """Return what the other replicas say that have reported within the last minute.
+
+        The times are the store's. Reports of replicas that are long gone are removed.
+        """
+        listed = {stored.name: stored for stored in self._reports.list_objects()}
+        newest = max((stored.modified for stored in listed.values()), default=0.0)
+        found: dict[str, Report] = {}
+        for name, stored in listed.items():
+            age = newest - stored.modified
+            if age > FORGOTTEN_SECONDS:
+                self._reports.delete(name)
+            replica = name.removesuffix(".json")
+            if age > LIVE_SECONDS or replica == self.replica:
+                continue
+            if (content := self._reports.read(name)) is not None:
+                found[replica] = _report(content)
+        return found
+
+    def leave(self) -> None:
+        """Take back what this replica has said."""
+        self._reports.delete(f"{self.replica}.json")
+
+
+def _report(content: bytes) -> Report:
+    """Return a report; one that cannot be read has nothing."""
+    try:
+        document = json.loads(content)
+        return Report(int(document["generation"]), dict(document["missing"]))
+    except (ValueError, KeyError, TypeError):
+        return Report(-1, _NOTHING)

@@ -1,0 +1,300 @@
+"""Several registries over one object in a real S3 store, each as the server of a replica has it."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.errors import (
+    AdapterRefusedError,
+    DeadlineError,
+    ModelSourceError,
+    NotReadyError,
+    ResourceNotFoundError,
+)
+from lmi_vllm.extras.replicas import sharing
+from lmi_vllm.extras.replicas.sharing import SharedAdapters
+from lmi_vllm.extras.replicas.state import StateObject
+from lmi_vllm.sources.table import store_of
+from tests.support.s3_server import BUCKET, Refusal, S3Server
+
+FOLDER = f"s3://{BUCKET}/state/"
+KEY = "state/adapters.json"
+AWAY = Refusal(503, "SlowDown")
+
+
+class Replica:
+    """One server's registry, and what shares it; `sync` is what its loop does."""
+
+    def __init__(self, s3: S3Server, name: str) -> None:
+        self.engine = ScriptedEngine()
+        self.refused: set[str] = set()
+        self.registry = AdapterRegistry(self.engine, self._resolve, is_enabled=True)
+        store = store_of(FOLDER)
+        assert store is not None
+        self.state = StateObject(store.make_store(FOLDER, s3.environ), "adapters.json", name)
+        self.time = 0.0
+        self.shared = SharedAdapters(self.registry, self.state, 5.0, lambda: 5.0, lambda: self.time)
+
+    async def begin(self) -> "Replica":
+        """Have what is shared."""
+        await self.shared.begin()
+        self.registry.sharing = self.shared
+        return self
+
+    async def sync(self) -> None:
+        """Read and write once."""
+        await self.shared.sync(all_of_it=True)
+
+    @property
+    def names(self) -> list[str]:
+        """Return what requests may name here."""
+        return sorted(adapter.name for adapter in self.registry)
+
+    def _resolve(self, src: str) -> str:
+        if src in self.refused:
+            raise AdapterRefusedError(f"{src} is not here")
+        return src
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(empty_store: S3Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    """Return what makes a replica, not begun."""
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(sharing, "CONFIRM_PAUSE_SECONDS", 0.02)
+    made: list[Replica] = []
+
+    def make(name: str) -> Replica:
+        made.append(Replica(empty_store, name))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.shared.close()
+
+
+def document(s3: S3Server) -> Any:
+    """Return the object."""
+    return json.loads(s3.client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read())
+
+
+async def test_what_one_replica_does_the_others_do(start: Start) -> None:
+    """Register, update, replace and remove; a new one has it before it is ready."""
+    a, b = await start("a").begin(), await start("b").begin()
+    await a.registry.register(Adapter("fr", "/fr", options={"x": "1"}))
+    await b.sync()
+    assert b.engine.adapters["fr"].path == "/fr"
+    first = b.engine.adapters["fr"].engine_id
+    current = a.registry.describe("fr")
+    await a.registry.update("fr", Adapter("fr", "/fr", pin=True, options=current.options), 5)
+    await b.sync()
+    assert b.registry.describe("fr").pin
+    assert b.engine.adapters["fr"].engine_id == first
+    await b.registry.replace(Adapter("fr", "/fr2"), 5)
+    c = await start("c").begin()
+    assert c.engine.adapters["fr"].path == "/fr2"
+    await a.sync()
+    assert a.engine.adapters["fr"].path == "/fr2"
+    await c.registry.unregister("fr", 5)
+    await a.sync()
+    await b.sync()
+    assert a.names == b.names == c.names == []
+    assert a.engine.adapters == b.engine.adapters == {}
+
+
+async def test_name_that_is_registered_again_from_the_same_source_is_a_new_load(
+    start: Start,
+) -> None:
+    """Its files may be others by now."""
+    a, b = await start("a").begin(), await start("b").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    await b.sync()
+    first = b.engine.adapters["fr"].engine_id
+    await a.registry.unregister("fr", 5)
+    await a.registry.register(Adapter("fr", "/fr"))
+    await b.sync()
+    assert b.engine.adapters["fr"].engine_id > first
+
+
+async def test_no_update_is_lost_when_replicas_write_at_once(
+    start: Start, empty_store: S3Server
+) -> None:
+    """Writes are conditional: who comes late reads again and keeps what the other wrote."""
+    replicas = [await start(name).begin() for name in "abc"]
+    await asyncio.gather(
+        *(
+            one.registry.register(Adapter(f"{index}-{number}", f"/{index}/{number}"))
+            for index, one in enumerate(replicas)
+            for number in range(4)
+        )
+    )
+    for one in replicas:
+        await one.sync()
+    names = sorted(f"{index}-{number}" for index in range(3) for number in range(4))
+    for one in replicas:
+        await one.sync()
+        assert one.names == names
+    assert sorted(entry["name"] for entry in document(empty_store)["adapters"]) == names
+
+
+async def test_adapters_of_the_model_and_of_a_store_are_not_shared(
+    start: Start, empty_store: S3Server
+) -> None:
+    """Each replica has its own; a call's goes before one that was found."""
+    a, b = await start("a").begin(), await start("b").begin()
+    await a.registry.register(Adapter("local", "/l", is_local=True))
+    await a.registry.register(Adapter("found", "/f", path="/f", is_found=True))
+    await a.registry.register(Adapter("fr", "/fr"))
+    assert [entry["name"] for entry in document(empty_store)["adapters"]] == ["fr"]
+    await b.registry.register(Adapter("fr2", "/x", path="/x", is_found=True))
+    await b.registry.register(Adapter("local", "/other"))
+    await a.registry.register(Adapter("fr2", "/own"))
+    await b.sync()
+    assert b.engine.adapters["fr2"].path == "/own"
+    await a.sync()
+    assert a.engine.adapters["local"].path == "/l"
+    assert list(a.shared.missing) == ["local"]
+
+
+async def test_store_that_is_away_stops_nothing(start: Start, empty_store: S3Server) -> None:
+    """What is known is served, calls work here, and all is shared when the store is back."""
+    a, b = await start("a").begin(), await start("b").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    await b.sync()
+    empty_store.refusal = AWAY
+    b.time = 100.0
+    await b.registry.register(Adapter("de", "/de"))
+    async with b.registry.hold("fr"), b.registry.hold("de"):
+        pass
+    assert b.shared.age_seconds == 100.0
+    with pytest.raises(NotReadyError, match=r"once option\.adapters_state"):
+        await b.shared.confirm("de")
+    empty_store.refusal = None
+    await b.sync()
+    await a.sync()
+    assert a.names == ["de", "fr"]
+    assert b.shared.age_seconds == 0.0
+
+
+async def test_new_replica_waits_for_a_store_that_is_away(
+    start: Start, empty_store: S3Server
+) -> None:
+    """It is not ready without the adapters: requests for them would be refused."""
+    await (await start("a").begin()).registry.register(Adapter("fr", "/fr"))
+    empty_store.refusal = AWAY
+    begun = asyncio.create_task((late := start("late")).begin())
+    before = len(empty_store.signed)
+    deadline = time.monotonic() + 60
+    while len(empty_store.signed) < before + 4:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    assert not begun.done()
+    empty_store.refusal = None
+    await begun
+    assert late.names == ["fr"]
+
+
+async def test_object_that_is_not_ours_ends_the_start_and_is_kept(
+    start: Start, empty_store: S3Server
+) -> None:
+    """Writing over it would lose what it is; a running server goes on with what it has."""
+    a = await start("a").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    empty_store.put({KEY: b"not ours"})
+    with pytest.raises(ModelSourceError, match=r"adapters_state s3://.*cannot be read"):
+        await start("b").begin()
+    for _ in range(2):
+        with pytest.raises(ModelSourceError):
+            await a.sync()
+    assert a.names == ["fr"]
+    assert empty_store.client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == b"not ours"
+
+
+async def test_object_that_is_removed_is_written_again(start: Start, empty_store: S3Server) -> None:
+    """A mistake with a bucket unregisters nothing."""
+    a, b = await start("a").begin(), await start("b").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    await b.sync()
+    empty_store.delete(KEY)
+    await b.sync()
+    await a.sync()
+    assert a.names == b.names == ["fr"]
+    assert [entry["name"] for entry in document(empty_store)["adapters"]] == ["fr"]
+
+
+async def test_confirmation_waits_for_every_replica(start: Start, empty_store: S3Server) -> None:
+    """It names those that have not, with their reason; one that has left is not waited for."""
+    a, b, c = [await start(name).begin() for name in "abc"]
+    await a.registry.register(Adapter("fr", "/fr"))
+    waiting = asyncio.create_task(a.shared.confirm("fr"))
+    await b.sync()
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await c.sync()
+    await waiting
+    c.refused.add("/de")
+    await a.registry.register(Adapter("de", "/de"))
+    await c.sync()
+    waiting = asyncio.create_task(a.shared.confirm("de"))
+    await asyncio.sleep(0.1)
+    a.time = 1000.0
+    with pytest.raises(
+        DeadlineError, match=r"b \(has not read the change\), c \(.*/de is not here"
+    ):
+        await waiting
+    await b.sync()
+    await c.shared.close()
+    await a.shared.confirm("de")
+
+
+async def test_adapter_that_cannot_be_had_is_tried_again(start: Start) -> None:
+    """Its entry stays; the others came."""
+    a, b = await start("a").begin(), await start("b").begin()
+    b.refused.add("/fr")
+    await a.registry.register(Adapter("fr", "/fr"))
+    await a.registry.register(Adapter("de", "/de"))
+    await b.sync()
+    assert b.names == ["de"]
+    assert b.shared.missing == {"fr": "Adapter fr: /fr is not here"}
+    b.refused.clear()
+    await b.sync()
+    assert b.names == ["de"]
+    b.time += sharing.RETRY_SECONDS
+    await b.sync()
+    assert b.names == ["de", "fr"]
+    await a.sync()
+    assert a.names == ["de", "fr"]
+
+
+async def test_calls_at_rest(start: Start, empty_store: S3Server) -> None:
+    """One conditional read in each period, and a report now and then."""
+    a = await start("a").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    await a.sync()
+    before = len(empty_store.signed)
+    for _ in range(4):
+        await a.sync()
+    assert len(empty_store.signed) == before + 4
+    a.time += sharing.REPORT_SECONDS
+    await a.sync()
+    assert len(empty_store.signed) == before + 6
+
+
+async def test_removed_adapter_is_unknown(start: Start) -> None:
+    """Also to calls."""
+    a, b = await start("a").begin(), await start("b").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    await b.sync()
+    await b.registry.unregister("fr", 5)
+    await a.sync()
+    with pytest.raises(ResourceNotFoundError):
+        a.registry.describe("fr")
