@@ -22,7 +22,7 @@ from lmi_vllm.errors import (
     NotReadyError,
     ResourceNotFoundError,
 )
-from lmi_vllm.extras.replicas.state import Report, Shared, StateObject
+from lmi_vllm.extras.replicas.state import ReplicaReport, Shared, StateObject
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectChangedError, UnreachableError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Failure:
     again_at: float
 
 
-class SharedAdapters:
+class ReplicaAdapters:
     """Keeps a registry and the shared object the same; the registry's `sharing`."""
 
     def __init__(
@@ -70,7 +70,7 @@ class SharedAdapters:
         self._slots = asyncio.Semaphore(TAKEN_AT_ONCE)
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._reported: tuple[Report, float] | None = None
+        self._reported: tuple[ReplicaReport, float] | None = None
         self._synced_at = now()
 
     @property
@@ -270,7 +270,7 @@ class SharedAdapters:
 
     async def _report(self) -> None:
         """Say what is here, where that has changed or a while has passed."""
-        report = Report(self._shared.generation, self.missing)
+        report = ReplicaReport(self._shared.generation, self.missing)
         if self._reported is not None:
             before, at = self._reported
             if before == report and self._now() < at + REPORT_SECONDS:

@@ -13,7 +13,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.extras.replicas.settings import ReplicaSettings
-from lmi_vllm.extras.replicas.sharing import SharedAdapters
+from lmi_vllm.extras.replicas.sharing import ReplicaAdapters
 from lmi_vllm.extras.replicas.state import StateObject
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
@@ -38,7 +38,7 @@ class Replica:
         self._environ = environ
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
-        self._shared: SharedAdapters | None = None
+        self._shared: ReplicaAdapters | None = None
 
     def take(self, settings: Settings, _: EngineArguments) -> None:
         """Go by these settings from the next model on."""
@@ -53,7 +53,7 @@ class Replica:
         folder, _, name = place.rpartition("/")
         state = StateObject(store.make_store(f"{folder}/", self._environ), name, replica_name())
         asked = self._settings.extra(ReplicaSettings)
-        self._shared = shared = SharedAdapters(
+        self._shared = shared = ReplicaAdapters(
             registry,
             state,
             asked.adapters_state_refresh_seconds,
@@ -79,7 +79,7 @@ class Replica:
             await self._shared.close()
             self._shared = None
 
-    async def _watch(self, shared: SharedAdapters, late_seconds: float) -> None:
+    async def _watch(self, shared: ReplicaAdapters, late_seconds: float) -> None:
         """Keep the metrics, and what health says of a state that is out of reach."""
         notes = self._service.lifecycle.notes
         while True:

@@ -57,7 +57,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplicaReport:
     """What one replica has: its generation, and by name what it is without and why."""
 
     generation: int
@@ -95,19 +95,19 @@ class StateObject:
         """
         self._etag = self._folder.write(self._name, shared.written(), self._etag)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: ReplicaReport) -> None:
         """Say what this replica has."""
         content = {"generation": report.generation, "missing": dict(report.missing)}
         self._reports.write(f"{self.replica}.json", json.dumps(content).encode())
 
-    def others(self) -> dict[str, Report]:
+    def others(self) -> dict[str, ReplicaReport]:
         """Return what the other replicas say that have reported within the last minute.
 
         The times are the store's. Reports of replicas that are long gone are removed.
         """
         listed = {stored.name: stored for stored in self._reports.list_objects()}
         newest = max((stored.modified for stored in listed.values()), default=0.0)
-        found: dict[str, Report] = {}
+        found: dict[str, ReplicaReport] = {}
         for name, stored in listed.items():
             age = newest - stored.modified
             if age > FORGOTTEN_SECONDS:
@@ -124,10 +124,10 @@ class StateObject:
         self._reports.delete(f"{self.replica}.json")
 
 
-def _report(content: bytes) -> Report:
+def _report(content: bytes) -> ReplicaReport:
     """Return a report; one that cannot be read has nothing."""
     try:
         document = json.loads(content)
-        return Report(int(document["generation"]), dict(document["missing"]))
+        return ReplicaReport(int(document["generation"]), dict(document["missing"]))
     except (ValueError, KeyError, TypeError):
-        return Report(-1, _NOTHING)
+        return ReplicaReport(-1, _NOTHING)

@@ -19,7 +19,7 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
 )
 from lmi_vllm.extras.replicas import sharing
-from lmi_vllm.extras.replicas.sharing import SharedAdapters
+from lmi_vllm.extras.replicas.sharing import ReplicaAdapters
 from lmi_vllm.extras.replicas.state import StateObject
 from lmi_vllm.sources.table import store_of
 from tests.support.s3_server import BUCKET, Refusal, S3Server
@@ -40,7 +40,9 @@ class Replica:
         assert store is not None
         self.state = StateObject(store.make_store(FOLDER, s3.environ), "adapters.json", name)
         self.time = 0.0
-        self.shared = SharedAdapters(self.registry, self.state, 5.0, lambda: 5.0, lambda: self.time)
+        self.shared = ReplicaAdapters(
+            self.registry, self.state, 5.0, lambda: 5.0, lambda: self.time
+        )
 
     async def begin(self) -> "Replica":
         """Have what is shared."""

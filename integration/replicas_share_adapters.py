@@ -1,0 +1,125 @@
+"""Two replicas on the real engine over one `option.adapters_state` in S3, by plain HTTP.
+
+Proves that what a call does on one the other does too, that `wait=true` is answered when it has,
+that a replica which starts is ready only with all of them, and what both do while S3 is away.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.adapters_support import SINGLE_THREAD, StormClient, request_of, texts_of_answer
+from integration.client import call
+from integration.conftest import StartServer
+from tests.support.adapter_files import make_adapter
+from tests.support.s3_server import BUCKET, Refusal, S3Server, s3_server
+
+pytestmark = pytest.mark.vllm
+
+STATE = f"s3://{BUCKET}/fleet/adapters.json"
+PROMPT = StormClient.PROMPTS[0]
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3Server]:
+    """An S3 store with two adapters."""
+    with s3_server() as running:
+        yield running
+
+
+def put(store: S3Server, name: str, folder: Path) -> str:
+    """Store an adapter and return its URL."""
+    store.put({f"lora/{name}/{file.name}": file.read_bytes() for file in folder.iterdir()})
+    return f"s3://{BUCKET}/lora/{name}/"
+
+
+def ask(url: str, name: str) -> str:
+    """Return the adapter's answer, or its status where it is none."""
+    path, body, headers = request_of([name], PROMPT, "payload")
+    answer = call(url, path, body, headers=headers)
+    return (
+        texts_of_answer(answer.body, "payload")[0] if answer.status == 200 else str(answer.status)
+    )
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Return as soon as the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.1)
+
+
+def test_two_replicas_have_one_set_of_adapters(
+    server_process: StartServer, store: S3Server, tmp_path: Path
+) -> None:
+    """From the first registration to a replica that is killed, and one that starts."""
+    environ = {
+        **SINGLE_THREAD,
+        **store.environ,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "LMI_S3_CLIENT": "boto3",
+        "SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"),
+        "OPTION_ADAPTERS_STATE": STATE,
+        "OPTION_ADAPTERS_STATE_REFRESH_SECONDS": "0.5",
+    }
+    sources = [put(store, name, make_adapter(tmp_path / name, seed)) for seed, name in
+               enumerate(("fr", "de"))]  # fmt: skip
+    servers = [server_process("--demo", "--port", "0", environ=environ) for _ in range(2)]
+    a, b = (server.url_when_ready() for server in servers)
+
+    # One call, both answer, with the same text; the call waited for it.
+    registered = call(a, f"/adapters?name=fr&src={sources[0]}&wait=true", method="POST")
+    assert registered.status == 200, registered.body
+    french = ask(b, "fr")
+    assert french == ask(a, "fr") != ask(a, "")
+    assert call(b, "/adapters/fr").json() == call(a, "/adapters/fr").json()
+
+    # A source that only one has: the other is named with its reason, and the rest goes on.
+    own = make_adapter(tmp_path / "own", 7)
+    assert call(a, f"/adapters?name=own&src={own}", method="POST").status == 200
+    until(lambda: ask(b, "own") != "424")  # the folder is on this machine: b has it, too
+    assert call(b, "/adapters/own?wait=true", method="DELETE").status == 200
+    assert ask(a, "own") == "424"
+
+    # S3 away: both serve on, say so, and catch up.
+    store.refusal = Refusal(503, "SlowDown")
+    assert call(b, f"/adapters?name=local&src={own}", method="POST", seconds=120).status == 200
+    until(lambda: "adapters_state" in call(b, "/ready").body.decode())
+    assert call(b, "/ready").status == 200
+    assert ask(a, "fr") == ask(b, "fr") == french
+    waited = call(b, "/adapters/local/update?pin=true&wait=true", method="POST", seconds=120)
+    assert waited.status == 503, waited.body
+    store.refusal = None
+    until(lambda: ask(a, "local") == ask(b, "local") != "424")
+    until(lambda: "adapters_state" not in call(b, "/ready").body.decode())
+    assert call(a, "/adapters/local").json()["pin"] is True
+
+    # A replica that is killed is not waited for longer than a minute; one that starts has all.
+    servers[1].kill()
+    third = server_process("--demo", "--port", "0", environ=environ)
+    c = third.url_when_ready()
+    assert ask(c, "fr") == french
+    assert ask(c, "local") == ask(a, "local")
+    metrics = call(c, "/metrics").body.decode()
+    assert "lmi_adapters_state_missing 0.0" in metrics
+    reports = "fleet/adapters.json.replicas/"
+    keys = {one["Key"] for one in listed(store, reports)}
+    third.process.send_signal(signal.SIGTERM)
+    assert third.wait_exit() == 0
+    gone = keys - {one["Key"] for one in listed(store, reports)}
+    assert len(gone) == 1, "a replica that ends takes its report with it"
+    shared = store.client.get_object(Bucket=BUCKET, Key="fleet/adapters.json")["Body"].read()
+    assert sorted(one["name"] for one in json.loads(shared)["adapters"]) == ["fr", "local"]
+
+
+def listed(store: S3Server, prefix: str) -> list[dict[str, str]]:
+    """Return the objects below a prefix."""
+    found: list[dict[str, str]] = store.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)[
+        "Contents"
+    ]
+    return found
