@@ -14,7 +14,7 @@ import pytest
 
 from integration.adapters_support import SINGLE_THREAD, StormClient, request_of, texts_of_answer
 from integration.client import call
-from integration.conftest import StartServer
+from integration.conftest import ServerProcess, StartServer
 from tests.support.adapter_files import make_adapter
 from tests.support.s3_server import BUCKET, Refusal, S3Server, s3_server
 
@@ -72,38 +72,48 @@ def test_two_replicas_have_one_set_of_adapters(
     servers = [server_process("--demo", "--port", "0", environ=environ) for _ in range(2)]
     a, b = (server.url_when_ready() for server in servers)
 
-    # One call, both answer, with the same text; the call waited for it.
-    registered = call(a, f"/adapters?name=fr&src={sources[0]}&wait=true", method="POST")
-    assert registered.status == 200, registered.body
-    french = ask(b, "fr")
-    assert french == ask(a, "fr") != ask(a, "")
-    assert call(b, "/adapters/fr").json() == call(a, "/adapters/fr").json()
-
-    # A source that only one has: the other is named with its reason, and the rest goes on.
+    french = _one_call_is_enough(a, b, sources[0])
     own = make_adapter(tmp_path / "own", 7)
     assert call(a, f"/adapters?name=own&src={own}", method="POST").status == 200
     until(lambda: ask(b, "own") != "424")  # the folder is on this machine: b has it, too
     assert call(b, "/adapters/own?wait=true", method="DELETE").status == 200
     assert ask(a, "own") == "424"
+    _store_goes_and_comes_back(a, b, store, str(own))
+    assert ask(a, "fr") == ask(b, "fr") == french
+    servers[1].kill()
+    _replica_comes_and_goes(server_process("--demo", "--port", "0", environ=environ), a, store)
+    shared = store.client.get_object(Bucket=BUCKET, Key="fleet/adapters.json")["Body"].read()
+    assert sorted(one["name"] for one in json.loads(shared)["adapters"]) == ["fr", "local"]
 
-    # S3 away: both serve on, say so, and catch up.
+
+def _one_call_is_enough(a: str, b: str, src: str) -> str:
+    """Register on one: both answer, with the same text; the call has waited for it."""
+    registered = call(a, f"/adapters?name=fr&src={src}&wait=true", method="POST")
+    assert registered.status == 200, registered.body
+    french = ask(b, "fr")
+    assert french == ask(a, "fr") != ask(a, "")
+    assert call(b, "/adapters/fr").json() == call(a, "/adapters/fr").json()
+    return french
+
+
+def _store_goes_and_comes_back(a: str, b: str, store: S3Server, own: str) -> None:
+    """Both serve on and say so; what was done meanwhile is shared afterwards."""
     store.refusal = Refusal(503, "SlowDown")
     assert call(b, f"/adapters?name=local&src={own}", method="POST", seconds=120).status == 200
     until(lambda: "adapters_state" in call(b, "/ready").body.decode())
     assert call(b, "/ready").status == 200
-    assert ask(a, "fr") == ask(b, "fr") == french
     waited = call(b, "/adapters/local/update?pin=true&wait=true", method="POST", seconds=120)
     assert waited.status == 503, waited.body
     store.refusal = None
     until(lambda: ask(a, "local") == ask(b, "local") != "424")
     until(lambda: "adapters_state" not in call(b, "/ready").body.decode())
-    assert call(a, "/adapters/local").json()["pin"] is True
+    until(lambda: call(a, "/adapters/local").json()["pin"] is True)
 
-    # A replica that is killed is not waited for longer than a minute; one that starts has all.
-    servers[1].kill()
-    third = server_process("--demo", "--port", "0", environ=environ)
+
+def _replica_comes_and_goes(third: ServerProcess, a: str, store: S3Server) -> None:
+    """It is ready with all of them, and takes its report with it; the killed one is no trouble."""
     c = third.url_when_ready()
-    assert ask(c, "fr") == french
+    assert ask(c, "fr") == ask(a, "fr") != "424"
     assert ask(c, "local") == ask(a, "local")
     metrics = call(c, "/metrics").body.decode()
     assert "lmi_adapters_state_missing 0.0" in metrics
@@ -113,8 +123,6 @@ def test_two_replicas_have_one_set_of_adapters(
     assert third.wait_exit() == 0
     gone = keys - {one["Key"] for one in listed(store, reports)}
     assert len(gone) == 1, "a replica that ends takes its report with it"
-    shared = store.client.get_object(Bucket=BUCKET, Key="fleet/adapters.json")["Body"].read()
-    assert sorted(one["name"] for one in json.loads(shared)["adapters"]) == ["fr", "local"]
 
 
 def listed(store: S3Server, prefix: str) -> list[dict[str, str]]:
