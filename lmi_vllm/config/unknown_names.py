@@ -1,7 +1,10 @@
 """Unknown names: each is reported once, with what it may have meant, or the extra it is for."""
 
+import functools
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -20,63 +23,9 @@ from lmi_vllm.config.variable_names import (
 from lmi_vllm.extension import extras
 from lmi_vllm.origin import Origin, OriginKind
 
-# Extra -> what it reads, as written in files; variables by their names. So that where it is not
-# installed nothing that was set for it is ignored in silence.
-OF_EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "adapter_store": (
-            "option.adapter_store", "option.adapter_store_cache_gb",
-            "option.adapter_store_refresh_seconds",
-        ),
-        "compile_cache": ("LMI_CACHE_URI",),
-        "deferred": ("memory_cache_capacity", "cache_batch"),
-        "error_rates": ("error_rate_wlm", "error_rate_server", "error_rate_any"),
-        "exporters": (
-            "LMI_METRICS_EMF", "LMI_METRICS_EMF_INTERVAL", "LMI_METRICS_EMF_NAMESPACE",
-            "log_request_metric", "metrics_aggregation", "prometheus",
-            "SM_TELEMETRY_LOG_REV_2022_12",
-        ),
-        "free_memory": (
-            "required_memory_mb", "reserved_memory_mb", "gpu.required_memory_mb",
-            "gpu.reserved_memory_mb",
-        ),
-        "lmcache": (
-            "option.kv_transfer_config", "option.lmcache_config_file", "option.lmcache_auto_config",
-        ),
-        "nodes": (
-            "DJL_CLUSTER_SIZE", "LWS_GROUP_SIZE", "DJL_LEADER_ADDR", "LWS_LEADER_ADDRESS",
-            "LWS_LEADER_ADDR", "DJL_WORKER_ADDR_FORMAT", "DJL_NODE_RANK", "LWS_WORKER_INDEX",
-            "MASTER_ADDR",
-        ),
-        "object_stores": ("LMI_S3_CLIENT",),
-        "retired_options": (
-            "option.max_tokens", "option.enable_cuda_graph", "option.n_positions",
-            "option.load_split_model", "option.max_input_len", "option.max_output_len",
-            "option.max_num_tokens", "option.max_num_sequences",
-            "option.kv_cache_free_gpu_mem_fraction", "option.tokens_per_block",
-            "option.use_custom_all_reduce", "option.disable_log_requests", "option.rope_scaling",
-            "option.rope_theta", "option.worker_use_ray", "option.guided_decoding_backend",
-            "option.override_pooler_config", "option.collect_detailed_traces",
-        ),
-        "replicas": ("option.adapters_state_refresh_seconds",),
-        "secure_mode": ("SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS"),
-        "sessions": (
-            "option.enable_stateful_sessions", "option.sessions_path",
-            "option.sessions_expiration", "option.sessions_s3url",
-        ),
-        "speculation": (
-            "option.speculative_draft_model", "option.draft_model_id", "option.speculative_length",
-            "option.spec_length", "option.draft_model_tp_size", "option.speculative_config",
-            "option.speculative_model", "option.num_speculative_tokens",
-            "option.ngram_prompt_lookup_max", "option.ngram_prompt_lookup_min",
-        ),
-        "traces": (
-            "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL",
-            "OTEL_SERVICE_NAME",
-        ),
-    }
-)  # fmt: skip
+# Extra -> what it reads, as written in files; variables by their names (`make docs` writes it). So
+# that where it is not installed nothing that was set for it is ignored in silence.
+_NAMES: Final = Path(__file__).parent / "data" / "names_of_extras.json"
 # What `make` and the tests read, which `make serve` hands on: of no use here, and no mistake.
 _OF_MAKE: Final = ("LMI_VLLM_", "LMI_TEST_")
 # Rows of the core, since several extras or the core ask for them, that one extra obeys.
@@ -86,9 +35,13 @@ OBEYED_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
         "LMI_FRONTEND_PROCESSES": "front_ends",
     }
 )
-_EXTRA_OF: Final = MappingProxyType(
-    {name: extra for extra, names in OF_EXTRAS.items() for name in names}
-)
+
+
+@functools.cache
+def _extra_of() -> Mapping[str, str]:
+    """The extra that reads each name."""
+    names: dict[str, list[str]] = json.loads(_NAMES.read_bytes())
+    return MappingProxyType({name: extra for extra, found in names.items() for name in found})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +115,7 @@ class UnknownNames:
                 continue
             is_ours = name.startswith(OWN_PREFIX) and not name.startswith(_OF_MAKE)
             is_ours = is_ours and not is_kubernetes_made(name, text)
-            if (is_ours or (name in _EXTRA_OF and text)) and name not in self.variables:
+            if (is_ours or (name in _extra_of() and text)) and name not in self.variables:
                 yield self._unknown_variable(raw)
 
     def _unknown_variable(self, raw: RawValue) -> Setting:
@@ -191,7 +144,7 @@ class UnknownNames:
 
 def _needs(key: str) -> str:
     """Why a name of an extra that is not installed has no effect; empty for every other name."""
-    extra = _EXTRA_OF.get(key)
+    extra = _extra_of().get(key)
     return _missing(extra) if extra else ""
 
 

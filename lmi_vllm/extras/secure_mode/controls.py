@@ -13,7 +13,7 @@ from typing import Final
 
 from lmi_vllm.checks.secure_mode import SWITCH, Checks, is_secure_mode
 from lmi_vllm.config import parsers as parse
-from lmi_vllm.config.layers import OptionAliases, OptionVariables, ServingProperties
+from lmi_vllm.config.layers import of_file, option_aliases, option_variables
 from lmi_vllm.config.model_source import find_in_store
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.parsers import boolean, words
@@ -139,9 +139,9 @@ def _written(settings: Settings, environ: Mapping[str, str]) -> Iterator[RawValu
     """What was written for the model, hidden values included."""
     file = settings.properties
     if file is not None and not Path(file.path).is_relative_to(DEMO_MODEL_DIR):
-        yield from ServingProperties(file).raw_values()
-    yield from OptionVariables(environ).raw_values()
-    yield from OptionAliases(environ).raw_values()
+        yield from of_file(file)
+    yield from option_variables(environ)
+    yield from option_aliases(environ)
 
 
 def _options(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
