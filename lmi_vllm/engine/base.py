@@ -110,6 +110,10 @@ class HttpApplication(Protocol):
         """Return the route that a request means, also where only its method is wrong."""
         ...
 
+    async def is_asleep(self) -> bool:
+        """Whether a call has put the engine to sleep, or paused it; False where it does not say."""
+        ...
+
     async def call(self, call: HttpCall) -> OpenAIReply:
         """Return the answer; one that is not whole at once is a stream.
 

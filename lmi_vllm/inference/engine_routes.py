@@ -26,6 +26,7 @@ from lmi_vllm.messages import (
     RouteKind,
 )
 
+_READING: Final = ("GET", "HEAD", "OPTIONS")
 _JSON: Final = "application/json"
 _DEEP: Final = 100  # levels
 _LARGE: Final = 2**63
@@ -43,7 +44,11 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
     if application is None:  # another model was loaded since the route was found
         raise NotReadyError("the model is being replaced")
     if route.kind is not RouteKind.INFERENCE or http.method not in route.methods:
-        return _reply(await application.call(http))
+        answer = await application.call(http)
+        if route.kind is RouteKind.MANAGEMENT and http.method not in _READING:
+            is_asleep = await application.is_asleep()
+            context.queue.lifecycle.rest(is_asleep=is_asleep)
+        return _reply(answer)
     if context.runtime.has_hooks and "json" in http.headers.get("Content-Type", "json"):
         return await ask(context, http.path.removeprefix("/v1").removeprefix("/"))
     async with context:

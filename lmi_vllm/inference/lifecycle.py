@@ -25,6 +25,7 @@ class State(StrEnum):
     PENDING = "PENDING"
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"  # alive, and stalled
+    ASLEEP = "Asleep"  # the engine was paused or put to sleep, and waits to be woken
     FAILED = "FAILED"
     DRAINING = "DRAINING"
 
@@ -162,6 +163,13 @@ class Lifecycle:
             for tell in self._watchers:
                 tell(state)
 
+    def rest(self, *, is_asleep: bool) -> None:
+        """Follow an engine that was put to sleep by a call, or woken."""
+        if is_asleep and self.state is State.HEALTHY:
+            self.become(State.ASLEEP)
+        elif not is_asleep and self.state is State.ASLEEP:
+            self.become(State.HEALTHY)
+
     def follow(self, state: State, *, has_model: bool) -> None:
         """Take over what another process, which answers for health, has come to."""
         self.state, self.has_model = state, has_model
@@ -186,7 +194,7 @@ class Lifecycle:
         """Return when requests may come in.
 
         Raises:
-            NotReadyError: starting, failed or draining; the text says which.
+            NotReadyError: starting, asleep, failed or draining; the text says which.
         """
         if self.state is State.PENDING:
             raise NotReadyError(
@@ -196,6 +204,10 @@ class Lifecycle:
         if self.state is State.UNHEALTHY:
             raise NotReadyError(
                 f"Model {self.model_name} is not available: the engine makes no progress"
+            )
+        if self.state is State.ASLEEP:
+            raise NotReadyError(
+                f"Model {self.model_name} is asleep: POST /wake_up (or /resume) makes it answer"
             )
         if self.state is State.FAILED:
             raise NotReadyError(f"Model {self.model_name} is not available: the engine has failed")

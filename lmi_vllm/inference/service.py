@@ -19,6 +19,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.inference import pipeline
 from lmi_vllm.inference.context import RequestContext, RequestStep, Runtime
 from lmi_vllm.inference.engine_routes import forward
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.openai_lane import ask_unqueued
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, Reply, RouteKind, ServingProfile
@@ -140,7 +141,10 @@ class InferenceService:
     async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
         """Answer a route of the engine's own HTTP application."""
         if route.kind is not RouteKind.INFERENCE:
-            context = RequestContext(self.runtime, self.queue, call, self.statuses)
+            # What wakes an engine has to reach it.
+            is_asleep = self.lifecycle.state is State.ASLEEP
+            runtime = (self._runtime if is_asleep else None) or self.runtime
+            context = RequestContext(runtime, self.queue, call, self.statuses)
             return await forward(context, http, route)
         return await self.answer(call, partial(forward, http=http, route=route))
 

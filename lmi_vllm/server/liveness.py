@@ -71,8 +71,8 @@ class StallWatch:
                 self.hung.set()
             elif self._probe is None or (self._probe.done() and not self._engine.running_requests):
                 self._probe = asyncio.create_task(_ask(self._engine))
-        elif not self._engine.running_requests:
-            self._since = now
+        elif not self._engine.running_requests or self._lifecycle.state is State.ASLEEP:
+            self._since = now  # also while it sleeps with requests that it keeps
         elif now - self._since >= self._seconds and self._lifecycle.state is State.HEALTHY:
             logger.error(
                 "the engine holds %d requests and has completed no step for %.0f s "

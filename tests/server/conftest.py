@@ -167,6 +167,10 @@ class Serving:
         """What it says it is."""
         return self._server.service.lifecycle.state
 
+    def rest(self, *, is_asleep: bool) -> None:
+        """Have its engine sleep, or wake."""
+        self._server.service.lifecycle.rest(is_asleep=is_asleep)
+
     async def became(self, state: State) -> None:
         """Return when it is in that state."""
         await until(lambda: self.state is state)

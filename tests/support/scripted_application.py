@@ -54,6 +54,10 @@ class ScriptedApplication:
                 return each
         return None
 
+    async def is_asleep(self) -> bool:
+        """It never sleeps."""
+        return False
+
     async def call(self, call: HttpCall) -> OpenAIReply:
         """Return what the engine answers; 405 for a method that the route does not have."""
         route = self.find(call.method, call.path)

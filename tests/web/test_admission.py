@@ -165,6 +165,7 @@ async def test_admission_disconnect_ends_waiting_answer(
 REFUSALS = {
     State.PENDING: ("5", "settings phase"),
     State.FAILED: ("5", "engine has failed"),
+    State.ASLEEP: ("5", "is asleep: POST /wake_up"),
     State.DRAINING: ("30", "draining"),
 }
 SHAPES = {

@@ -23,6 +23,7 @@ VERSION: Final = HttpRoute(
     "/version", frozenset({"GET"}), RouteKind.INFORMATION, Dialect.OPENAI
 )  # fmt: skip
 SLEEP: Final = HttpRoute("/sleep", POST, RouteKind.MANAGEMENT, Dialect.OPENAI)
+WAKE: Final = HttpRoute("/wake_up", POST, RouteKind.MANAGEMENT, Dialect.OPENAI)
 KEY: Final = {"x-api-key": "secret"}
 
 
@@ -30,7 +31,7 @@ KEY: Final = {"x-api-key": "secret"}
 class Application:
     """An application with some routes that keeps its calls."""
 
-    routes: tuple[HttpRoute, ...] = (MESSAGES, BATCH, COMPLETIONS, VERSION, SLEEP)
+    routes: tuple[HttpRoute, ...] = (MESSAGES, BATCH, COMPLETIONS, VERSION, SLEEP, WAKE)
     calls: list[HttpCall] = field(default_factory=list)
     dies_after: int | None = None  # so many chunks of a stream
     content_type: str = "text/event-stream"
@@ -42,6 +43,10 @@ class Application:
         """Return the route of that path."""
         del method
         return next((route for route in self.routes if route.path == path), None)
+
+    async def is_asleep(self) -> bool:
+        """Whether the last call was one for /sleep."""
+        return bool(self.calls) and self.calls[-1].path == SLEEP.path
 
     async def call(self, call: HttpCall) -> OpenAIReply:
         """Return the body that was sent, or a stream of it."""
@@ -301,3 +306,20 @@ async def test_route_is_on_the_listener_of_its_kind(
     client = await serve(options=WebOptions(api_keys=("secret",), routes=routes))
     found = [(await client.post(path, headers=KEY)).status for path in ("/v1/batch", "/sleep")]
     assert found == statuses
+
+
+async def test_engine_that_sleeps_refuses_by_name_until_it_is_woken(
+    serve: ServeScripted, application: Application
+) -> None:
+    """Health is 503 with the word for it; what wakes it still reaches it, and what only informs."""
+    client = await serve(options=WebOptions(api_keys=("secret",)))
+    assert (await client.post("/sleep", headers=KEY)).status == 200
+    for path, body in (("/invocations", {"inputs": "x"}), ("/v1/messages", {})):
+        response = await client.post(path, json=body, headers=KEY)
+        assert (response.status, "asleep" in await response.text()) == (503, True)
+    health = await client.get("/ping")
+    assert (health.status, await health.json()) == (503, {"demo": {"status": "Asleep"}})
+    assert (await client.get("/version", headers=KEY)).status == 200
+    assert (await client.post("/wake_up", headers=KEY)).status == 200
+    assert (await client.post("/v1/messages", json={}, headers=KEY)).status == 200
+    assert (await client.get("/ping")).status == 200

@@ -18,6 +18,7 @@ async def test_health_methods(serve: ServeScripted, path: str, method: str, stat
 
 ANSWERS = {
     State.HEALTHY: (200, b'{"demo":{"status":"Healthy"}}\n'),
+    State.ASLEEP: (503, b'{"demo":{"status":"Asleep"}}\n'),
     State.FAILED: (503, b'{"demo":{"status":"FAILED"}}\n'),
     State.DRAINING: (503, b'{"demo":{"status":"DRAINING"}}\n'),
 }
@@ -55,7 +56,7 @@ async def test_health_without_model(serve: ServeScripted) -> None:
     assert (response.status, await response.read()) == (200, b"{}\n")
 
 
-LIVENESS = {State.HEALTHY: 200, State.DRAINING: 200, State.FAILED: 503}
+LIVENESS = {State.HEALTHY: 200, State.ASLEEP: 200, State.DRAINING: 200, State.FAILED: 503}
 
 
 @pytest.mark.parametrize(("state", "status"), LIVENESS.items(), ids=str)

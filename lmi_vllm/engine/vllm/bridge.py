@@ -8,6 +8,7 @@ What `vllm serve` does around the application is ours: keys, CORS, limits, the d
 middleware for keys, CORS and counts is left out; that of `--middleware` stays.
 """
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -50,6 +51,7 @@ from lmi_vllm.messages import (
 
 logger = logging.getLogger(__name__)
 
+ASLEEP_SECONDS: Final = 5.0  # an engine that is mute is no sleeping one
 # Answered by the server itself: health, LMI's own route, metrics and the description of the API.
 _OURS: Final = frozenset(
     {"/ping", "/invocations", "/health", "/metrics", "/openapi.json", "/docs", "/redoc",
@@ -191,6 +193,13 @@ class Bridge:
         wanted = [route for match, route in matches if match is Match.FULL]
         known = wanted or [route for match, route in matches if match is Match.PARTIAL]
         return _described(known[0]) if known else None
+
+    async def is_asleep(self) -> bool:
+        """Whether the engine schedules nothing until it is woken; False where it does not say."""
+        try:
+            return bool(await asyncio.wait_for(self._llm.is_sleeping(), ASLEEP_SECONDS))
+        except (VllmEngineDeadError, TimeoutError):
+            return False
 
     async def call(self, call: HttpCall) -> OpenAIReply:
         """Return the application's answer; one that is not whole at once is a stream.

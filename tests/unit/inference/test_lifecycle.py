@@ -34,6 +34,7 @@ def test_lifecycle_ping_shows_download_until_next_phase() -> None:
 
 PINGS = {
     State.HEALTHY: (200, {"m": {"status": "Healthy"}}),
+    State.ASLEEP: (503, {"m": {"status": "Asleep"}}),
     State.FAILED: (503, {"m": {"status": "FAILED"}}),
     State.DRAINING: (503, {"m": {"status": "DRAINING"}}),
 }
@@ -69,6 +70,19 @@ def test_lifecycle_moves(moves: list[State], end: State) -> None:
     for state in moves:
         made.become(state)
     assert made.state is end
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(State.HEALTHY, State.ASLEEP), (State.DRAINING, State.DRAINING), (State.FAILED, State.FAILED)],
+)
+def test_lifecycle_follows_an_engine_that_sleeps(before: State, after: State) -> None:
+    """Only a healthy one, and back; a draining server does not come back with its engine."""
+    made = lifecycle(before)
+    made.rest(is_asleep=True)
+    assert made.state is after
+    made.rest(is_asleep=False)
+    assert made.state is before
 
 
 REFUSALS = {

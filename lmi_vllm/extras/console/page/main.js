@@ -12,7 +12,7 @@ const LOADING_MILLISECONDS = 700;
 const LONGEST_PAUSE = 10000; // between tries while the server cannot be reached
 const STATES = {
   PENDING: ["Starting", "busy"], Healthy: ["Ready", "good"], Unhealthy: ["Stalled", "bad"],
-  FAILED: ["Failed", "bad"], DRAINING: ["Shutting down", "busy"],
+  Asleep: ["Asleep", "busy"], FAILED: ["Failed", "bad"], DRAINING: ["Shutting down", "busy"],
 };
 const $ = (id) => document.getElementById(id);
 
