@@ -106,6 +106,11 @@ class HttpApplication(Protocol):
         """What an OpenAPI document says of each path; slow the first time."""
         ...
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether code of the user's is around it, which is to see every OpenAI request."""
+        ...
+
     def find(self, method: str, path: str) -> HttpRoute | None:
         """Return the route that a request means, also where only its method is wrong."""
         ...

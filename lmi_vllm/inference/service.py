@@ -138,6 +138,12 @@ class InferenceService:
         application = None if self._runtime is None else self._runtime.engine.http
         return None if application is None else application.find(method, path)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the engine's application is to answer what our lanes could, too."""
+        application = None if self._runtime is None else self._runtime.engine.http
+        return application is not None and application.is_watched
+
     async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
         """Answer a route of the engine's own HTTP application."""
         if route.kind is not RouteKind.INFERENCE:

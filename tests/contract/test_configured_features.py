@@ -9,6 +9,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 from vllm.tokenizers.registry import TokenizerRegistry
 
+from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments
 from tests.contract.vllm_configuration import engine_arguments, vllm_configuration
 
 pytestmark = pytest.mark.vllm
@@ -63,3 +64,10 @@ def test_prefix_caching_and_chunks_are_switches(
     config = configuration(lines, tmp_path)
     assert config.scheduler_config.enable_chunked_prefill is expected
     assert config.cache_config.enable_prefix_caching is True
+
+
+@pytest.mark.parametrize(("text", "expected"), [("a.b", ["a.b"]), ("a.b,c.d", ["a.b", "c.d"])])
+def test_middleware_may_be_several(text: str, expected: list[str], tmp_path: Path) -> None:
+    """As the flag may be given several times on vLLM's command line."""
+    arguments = engine_arguments(f"option.middleware={text}\n", tmp_path)
+    assert parse_vllm_arguments(arguments.values).middleware == expected

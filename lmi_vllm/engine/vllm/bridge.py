@@ -174,6 +174,11 @@ class Bridge:
             document.get("components", {}).get("schemas", {}),
         )
 
+    @functools.cached_property
+    def is_watched(self) -> bool:
+        """Whether `--middleware` put something around it."""
+        return bool(self.app.state.args.middleware)
+
     def find(self, method: str, path: str) -> HttpRoute | None:
         """Return the route that a request means, also where only its method is wrong.
 

@@ -101,6 +101,8 @@ def _words(action: Any, value: object) -> list[str]:
     if action.nargs in ("+", "*"):
         items = value if isinstance(value, (list, tuple)) else str(value).split(",")
         return [flag, *map(_text, items)]
+    if isinstance(action.default, list):  # given once for each, as --middleware is
+        return [f"{flag}={item}" for item in str(value).split(",")]
     return [f"{flag}={_text(value)}"]
 
 

@@ -58,7 +58,6 @@ _FRONT_END: Final[Mapping[str, Carry]] = MappingProxyType(
         "lora_modules": _lora_modules,
         "ssl_keyfile": to("SERVING_PRIVATE_KEY_FILE"),
         "ssl_certfile": to("SERVING_CERTIFICATE_FILE"),
-        "middleware": refused("there is no FastAPI application to put it into"),
         "tool_server": refused("tool servers are not supported"),
         "headless": refused("one process serves one node"),
         "grpc": refused("there is no gRPC server"),

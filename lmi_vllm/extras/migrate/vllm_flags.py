@@ -9,6 +9,7 @@ from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import VllmArgument, coerce, load_release
 
+_REPEATED: Final = ("middleware",)  # flags that may be given several times
 SAGEMAKER_PREFIX: Final = "SM_VLLM_"
 
 
@@ -85,7 +86,7 @@ def _flag(written: str, texts: list[str]) -> Flag:
 
 def _checked(argument: VllmArgument, texts: list[str], source: str) -> Flag:
     """The flag after its text was read as vLLM would read it."""
-    is_engine = argument.name in load_release().engine
+    is_engine = argument.name in load_release().passed
     text = _joined_text(argument, texts)
     try:
         coerce(argument, text)
@@ -128,6 +129,9 @@ def _joined(flags: list[Flag]) -> list[Flag]:
             merged = json.loads(earlier.text) | json.loads(flag.text)
             source = f"{earlier.source} {flag.source}"
             flag = Flag(flag.name, json.dumps(merged), source, flag.is_engine)  # noqa: PLW2901
+        elif earlier is not None and flag.name in _REPEATED:
+            text, source = f"{earlier.text},{flag.text}", f"{earlier.source} {flag.source}"
+            flag = Flag(flag.name, text, source, flag.is_engine)  # noqa: PLW2901
         joined[flag.name] = flag
     return list(joined.values())
 

@@ -124,6 +124,8 @@ VLLM = (
      {"SERVING_INFERENCE_ADDRESS": "https://0.0.0.0:9"}),
     (["acme/x", "--allowed-origins", '["a", "b"]'], {"SERVING_CORS_ALLOWED_ORIGIN": "a,b"}),
     (["acme/x", "--api-server-count", "2"], {"LMI_FRONTEND_PROCESSES": "2"}),
+    (["acme/x", "--enable-scale-out", "--middleware", "a.b", "--middleware", "c.d"],
+     {"option.enable_scale_out": "true", "option.middleware": "a.b,c.d"}),
     (["acme/x", "--num-gpu-blocks-override", "-1"], {"option.num_gpu_blocks_override": "-1"}),
 )  # fmt: skip
 
@@ -141,7 +143,7 @@ def test_vllm_flags_are_carried_over(
 
 @pytest.mark.parametrize(
     "flags",
-    [["--max-modle-len", "5"], ["--middleware", "m"], ["--max-model-len", "x"], ["--grpc"]],
+    [["--max-modle-len", "5"], ["--headless"], ["--max-model-len", "x"], ["--grpc"]],
     ids=" ".join,
 )
 def test_vllm_flags_are_refused_by_name(flags: list[str], migrated: Migrate) -> None:
