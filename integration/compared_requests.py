@@ -507,4 +507,5 @@ def _invocations() -> Iterator[Request]:
     yield _post("chat", path, CHAT)
     yield _post("prompt", path, TEXT)
     yield _post("chat stream", path, {**CHAT, "stream": True})
+    yield _post("prompt embeddings", path, {"model": MODEL, "prompt_embeds": "AA=="})
     yield _post("nothing known", path, {"model": MODEL})

@@ -43,6 +43,7 @@ def test_invocations_dispatch_by_the_payload_s_keys(embedding_server: RunningSer
         ("/v1/embeddings", {"input": "rain"}),
         ("/rerank", {"query": "rain", "documents": ["sea", "rain"]}),
         ("/score", {"text_1": "rain", "text_2": "sea"}),
+        ("/score", {"queries": "rain", "items": ["sea"]}),
     ):
         there = call(embedding_server.url, path, body)
         here = call(embedding_server.url, "/invocations", body)

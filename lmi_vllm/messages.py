@@ -282,6 +282,12 @@ class HttpCall:
     request_id: str
     adapter: AdapterRef | None = None  # that load of it answers, whatever `model` says
 
+    @property
+    def content_type(self) -> str:
+        """What the headers say of the body; empty without a word."""
+        found = (value for name, value in self.headers.items() if name.lower() == "content-type")
+        return next(found, "")
+
 
 @dataclass(frozen=True, slots=True)
 class OpenAISchemas:

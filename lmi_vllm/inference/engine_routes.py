@@ -25,6 +25,7 @@ from lmi_vllm.messages import (
     Reply,
     RouteKind,
 )
+from lmi_vllm.multipart import boundary_of, text_fields
 
 _READING: Final = ("GET", "HEAD", "OPTIONS")
 _JSON: Final = "application/json"
@@ -52,7 +53,7 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
     if context.runtime.has_hooks and "json" in http.headers.get("Content-Type", "json"):
         return await ask(context, http.path.removeprefix("/v1").removeprefix("/"))
     async with context:
-        payload = _payload(http.body)
+        payload = _payload(http)
         _check(context, payload)
         await context.hold_adapters(payload)
         if context.adapter is not None:
@@ -112,16 +113,19 @@ def _check(context: RequestContext, payload: Mapping[str, Any]) -> None:
     context.take_slots("prompts", sequence_count(payload))
 
 
-def _payload(body: bytes) -> Mapping[str, Any]:
-    """Return the object in a body as the application will read it; nothing of one without.
+def _payload(http: HttpCall) -> Mapping[str, Any]:
+    """Return the object in a body as the application will read it, or a form's fields.
 
-    orjson is the stricter of the two: it refuses NaN, lone surrogates and UTF-16.
+    Nothing of a body without either. orjson is the stricter of the two parsers: it refuses NaN,
+    lone surrogates and UTF-16.
     """
+    if boundary := boundary_of(http.content_type):
+        return text_fields(http.body, boundary)
     try:
-        found = orjson.loads(body)
+        found = orjson.loads(http.body)
     except orjson.JSONDecodeError:
         try:
-            found = json.loads(body)
+            found = json.loads(http.body)
         except (ValueError, RecursionError):
             return {}
     return found if isinstance(found, dict) else {}

@@ -19,13 +19,9 @@ GENERATE: Final = "generate"
 _TASK_KINDS: Final[Mapping[str, str]] = MappingProxyType(
     {"embed": "embeddings", "classify": "classify"}
 )
-# vLLM's pairs of fields that mean a score or a ranking, whatever the task.
-_PAIRS: Final = (
-    (("query", "documents"), "rerank"),
-    (("text_1", "text_2"), "score"),
-    (("queries", "documents"), "score"),
-    (("data_1", "data_2"), "score"),
-)
+# The kind of call that vLLM dispatches by the fields of its body.
+INVOCATIONS: Final = "invocations"
+_LMI_FIELDS: Final = frozenset({"inputs", "parameters", "stream", "adapters", "model"})
 # LMI's parameters of an embedding -> vLLM's fields.
 _PARAMETERS: Final[Mapping[str, tuple[str, type]]] = MappingProxyType(
     {
@@ -69,19 +65,12 @@ def parse_pooling_request(
 
 def _vllm_request(kind: str, payload: Mapping[str, Any]) -> PoolingRequest | None:
     """Return the request of a payload in vLLM's own words, None of one that has none of them."""
-    for fields, paired in _PAIRS:
-        if all(field in payload for field in fields):
-            return PoolingRequest(paired, payload)
-    if "input" in payload:
-        return PoolingRequest(kind, payload)
-    if "messages" in payload:  # vLLM puts them through the chat template
-        return PoolingRequest(kind, payload)
-    if "prompt" in payload:
+    if "prompt" in payload and not payload.keys() & {"input", "messages"}:
         raise PayloadError(
             f"prompt: this model does not generate text, it is served for {kind}; "
             'send {"inputs": "text"} or a list of texts'
         )
-    return None
+    return PoolingRequest(INVOCATIONS, payload) if payload.keys() - _LMI_FIELDS else None
 
 
 def pooling_kind(task: str) -> str:

@@ -185,8 +185,18 @@ def test_adapter_answers_no_other_body_than_an_object(
 ) -> None:
     """As it came it would be the base model's; a failure of ours would be a 500."""
     call = http_call("/v1/messages", body, adapter=AdapterRef("a", "/a", 9_002))
-    with pytest.raises(RequestError, match="JSON objects only"):
+    with pytest.raises(RequestError, match="JSON objects and forms only"):
         run(application.call(call))
+
+
+def test_adapter_answers_a_form(run: LoopThread, application: HttpApplication) -> None:
+    """Its `model` is put in place: this route refuses the form all the same, in its own words."""
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n--x--\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    adapter = AdapterRef("a", "/a", 9_002)
+    call = HttpCall("POST", "/v1/messages", "", headers, form, "an-id", adapter)
+    reply = run(application.call(call))
+    assert (reply.status, b"Unsupported Media Type" in reply.body) == (400, True)
 
 
 def test_client_that_goes_takes_its_request_along(

@@ -147,6 +147,56 @@ def test_embedder_s_bytes_are_vllm_s(run: LoopThread, embedder: Engine) -> None:
         assert ours == theirs, (kind, body)
 
 
+DISPATCHED: tuple[tuple[str, dict[str, object]], ...] = (
+    ("embeddings", {"input": TEXTS}),
+    ("embeddings", {"messages": [{"role": "user", "content": "x"}]}),
+    ("rerank", {"query": "rain", "documents": TEXTS}),
+    ("score", {"text_1": "rain", "text_2": TEXTS}),
+    ("score", {"data_1": "rain", "data_2": TEXTS}),
+    ("score", {"queries": "rain", "documents": TEXTS}),
+    ("score", {"queries": "rain", "items": TEXTS}),
+)
+
+
+def _check_dispatch(run: LoopThread, engine: Engine, kind: str, body: dict[str, object]) -> None:
+    """See that vLLM's dispatch answers a body as the route of its kind."""
+    found = []
+    for each in ("invocations", kind):
+        headers = {"X-Amzn-SageMaker-Adapter-Identifier": "none", "X-Request-Id": "r"}
+        reply = run(engine.answer_openai(OpenAICall(each, body, headers, "r")))
+        # How texts are batched moves the last digits.
+        answer = json.loads(reply.body, parse_float=lambda digits: round(float(digits), 3))
+        answer.pop("created", None)
+        found.append((reply.status, answer))
+    assert found[0] == found[1]
+    assert "suitable handler" not in str(found)
+
+
+@pytest.mark.parametrize(("kind", "body"), DISPATCHED)
+def test_dispatch_is_vllm_s(
+    run: LoopThread, embedder: Engine, kind: str, body: dict[str, object]
+) -> None:
+    """What `/invocations` hands on is answered as on its route; SageMaker's headers stay here."""
+    _check_dispatch(run, embedder, kind, body)
+
+
+def test_dispatch_refuses_what_it_does_not_know(run: LoopThread, embedder: Engine) -> None:
+    """In an error object that names what it knows."""
+    reply = run(embedder.answer_openai(OpenAICall("invocations", {"text": "x"}, {}, "r")))
+    assert reply.status == 400
+    assert b"Cannot find suitable handler" in reply.body
+
+
+def test_generation_s_dispatch_knows_two_kinds() -> None:
+    """Both by keys of ours: another of a new release has to be looked at."""
+    from vllm.entrypoints.generate.factories import (  # noqa: PLC0415 (imports vLLM)
+        get_generate_invocation_types,
+    )
+
+    names = [kind.__name__ for kind, _ in get_generate_invocation_types(("generate",))]
+    assert names == ["ChatCompletionRequest", "CompletionRequest"]
+
+
 def test_embedder_refuses_in_vllm_s_words(run: LoopThread, embedder: Engine) -> None:
     """Too long a text, no text and an unknown dimension are 400; the engine lives on."""
     ask = _asking(run, embedder)
@@ -195,5 +245,7 @@ def test_ranker_scores_as_transformers(run: LoopThread, tmp_path: Path) -> None:
         assert ranked["results"][0]["index"] == expected.index(max(expected))
         status, answer = ask("classify", input="rain")
         assert status == 200, json.dumps(answer)
+        _check_dispatch(run, engine, "classify", {"input": "rain"})
+        _check_dispatch(run, engine, "rerank", {"query": "rain", "documents": TEXTS})
     finally:
         run(engine.close())

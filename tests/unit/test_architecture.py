@@ -10,7 +10,7 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|messages|origin|_version|extension|clock)\.\w+"
+SHARED = r"(errors|messages|multipart|origin|_version|extension|clock)\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
@@ -18,6 +18,7 @@ ENGINE = r"engine\.base\..*"
 ROOMS = {
     "errors": r"",
     "messages": r"(origin|errors)\..*",
+    "multipart": r"",
     "origin": r"",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.

@@ -1,11 +1,13 @@
 """Routes of the engine's own HTTP application: keys, queue, adapters and limits are around them."""
 
+import io
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pytest
+from aiohttp import FormData
 
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import Dialect, EngineDeadError, Fault
@@ -243,6 +245,23 @@ async def test_named_adapter_answers(
     header = {"x-amzn-sagemaker-adapter-identifier": "a2"}
     assert (await client.post("/v1/messages", json={}, headers=header)).status == 404
     assert len(application.calls) == 3
+
+
+async def test_adapter_that_a_form_names_answers(
+    serve: ServeScripted, engine: ScriptedEngine, application: Application
+) -> None:
+    """Audio comes as a form: its `model` means an adapter as that of JSON does, in the limits."""
+    client = await serve(ServingProfile(model_name="demo", enable_lora=True))
+    created = await client.post("/adapters?name=a1&src=/tmp/a1")
+    assert created.status == 200, await created.text()
+    for model in ("a1", "lmi"):
+        form = FormData({"model": model, "file": io.BytesIO(b"\x00sound")})
+        assert (await client.post("/v1/batch", data=form)).status == 200
+    found = [None if call.adapter is None else call.adapter.name for call in application.calls]
+    assert found == ["a1", None]
+    assert b"\x00sound" in application.calls[0].body
+    form = FormData({"model": "a1", "n": "17", "file": io.BytesIO(b"sound")})
+    assert (await client.post("/v1/batch", data=form)).status == 400
 
 
 async def test_stream_is_given_on(serve: ServeScripted, application: Application) -> None:

@@ -63,20 +63,22 @@ async def test_embedding_refusal_names_the_field(
     ("task", "body", "kind"),
     [
         ("embed", {"inputs": "a"}, "embeddings"),
-        ("embed", {"input": "a"}, "embeddings"),
-        ("embed", {"query": "a", "documents": ["b"]}, "rerank"),
-        ("embed", {"text_1": "a", "text_2": "b"}, "score"),
-        ("embed", {"queries": "a", "documents": ["b"]}, "score"),
+        ("embed", {"input": "a"}, "invocations"),
+        ("embed", {"query": "a", "documents": ["b"]}, "invocations"),
+        ("embed", {"text_1": "a", "text_2": "b"}, "invocations"),
+        ("embed", {"queries": "a", "documents": ["b"]}, "invocations"),
         ("classify", {"inputs": "a"}, "classify"),
-        ("classify", {"input": "a"}, "classify"),
-        ("classify", {"text_1": "a", "text_2": "b"}, "score"),
+        ("classify", {"input": "a"}, "invocations"),
+        ("embed", {"queries": "a", "items": ["b"]}, "invocations"),
+        ("plugin", {"data": {"a": 1}}, "invocations"),
+        ("classify", {"text_1": "a", "text_2": "b"}, "invocations"),
         ("token_embed", {"inputs": "a"}, "pooling"),
     ],
 )
 async def test_pooling_payload_goes_to_its_handler(
     serve: ServeScripted, engine: ScriptedEngine, task: str, body: object, kind: str
 ) -> None:
-    """The payload's keys and the model's task say which of vLLM's handlers answers."""
+    """LMI's by the model's task; of vLLM's own shapes its dispatch says which handler answers."""
     status, _ = await _ask(serve, body, task=task)
     assert status == 200
     assert [call.kind for call in engine.calls] == [kind]

@@ -48,6 +48,7 @@ from lmi_vllm.messages import (
     RouteKind,
     ServingProfile,
 )
+from lmi_vllm.multipart import boundary_of, with_field
 
 logger = logging.getLogger(__name__)
 
@@ -212,9 +213,9 @@ class Bridge:
         Raises:
             EngineDeadError: the engine is gone.
             EngineFailureError: the application itself failed.
-        RequestError: an adapter is to answer what is no JSON object.
+        RequestError: an adapter is to answer what is neither a JSON object nor a form.
         """
-        body = call.body if call.adapter is None else _for_model(call.body, self.key(call.adapter))
+        body = call.body if call.adapter is None else _for_model(call, self.key(call.adapter))
         exchange = Exchange(self.app, call, body, _ours)
         try:
             reply = await exchange.reply()
@@ -262,16 +263,22 @@ def _ours(error: BaseException) -> LmiError:
     return RequestError(found.message)
 
 
-def _for_model(body: bytes, model: str) -> bytes:
+def _for_model(call: HttpCall, model: str) -> bytes:
     """Return the body of a request for another model; the adapter is no field of vLLM's.
 
     Raises:
-        RequestError: it is no JSON object, so the base model would answer in the adapter's place.
+        RequestError: it is neither a JSON object nor a form, so the base model would answer in the
+            adapter's place.
     """
+    if boundary := boundary_of(call.content_type):
+        return with_field(call.body, boundary, "model", model)
     try:
-        payload = {name: value for name, value in json.loads(body).items() if name != "adapters"}
+        found = json.loads(call.body).items()
+        payload = {name: value for name, value in found if name != "adapters"}
     except (ValueError, AttributeError, RecursionError) as error:
-        raise RequestError("an adapter answers JSON objects only, and the body is none") from error
+        raise RequestError(
+            "an adapter answers JSON objects and forms only, and the body is neither"
+        ) from error
     return json.dumps({**payload, "model": model}).encode()
 
 

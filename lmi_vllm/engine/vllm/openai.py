@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 # vLLM's words, as assertions of its own, where a prompt has no place for a picture.
 _NO_PLACE_MARKS: Final = ("Failed to apply prompt replacement for", "Expected there to be ")
 
+_SAGEMAKER_S: Final = "x-amzn-sagemaker-"
+
 
 @dataclass(frozen=True, slots=True)
 class _Handler:
@@ -116,10 +118,15 @@ class VllmOpenAI:
 
     async def _forward(self, call: OpenAICall) -> OpenAIReply:
         """Answer over the bridge; of a path that the application does not have it says 404."""
-        paths = {route.path for route in self._bridge.routes}
+        paths = {"/invocations", *(route.path for route in self._bridge.routes)}
         path = f"/{call.kind}" if f"/{call.kind}" in paths else f"/v1/{call.kind}"
         body = json.dumps(dict(call.body)).encode()
-        headers = {**call.headers, "content-type": "application/json"}
+        headers = {
+            name: value
+            for name, value in call.headers.items()
+            if not name.lower().startswith(_SAGEMAKER_S)  # read before; vLLM would act on them
+        }
+        headers["content-type"] = "application/json"
         request_id = "" if "request_id" in call.body else call.request_id
         http = HttpCall("POST", path, "", headers, body, request_id, call.adapter)
         if path not in paths:

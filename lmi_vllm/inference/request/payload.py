@@ -177,6 +177,7 @@ def dispatch(payload: Mapping[str, Any]) -> PayloadKind:
         ("prompt", PayloadKind.COMPLETION),
         ("inputs", PayloadKind.GENERATION),
         ("messages", PayloadKind.CHAT),
+        ("prompt_embeds", PayloadKind.COMPLETION),
     ):
         if key in payload:
             return kind

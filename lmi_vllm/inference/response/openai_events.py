@@ -176,7 +176,7 @@ def event_stream(route: HttpRoute, content_type: str) -> EventStream:
 
 
 def lmi_reply(answer: OpenAIReply, content_type: str = "application/json") -> Reply:
-    """Return vLLM's answer with a final newline, or its stream as `content_type`.
+    """Return vLLM's answer, JSON with a final newline, or its stream as `content_type`.
 
     Raises:
         LmiError: vLLM's error object, as the error of ours that has its meaning and text.
@@ -185,7 +185,8 @@ def lmi_reply(answer: OpenAIReply, content_type: str = "application/json") -> Re
         return Reply(200, content_type, stream=answer.stream)
     if answer.status >= 400:  # noqa: PLR2004 (an error status)
         raise error_of(answer.body)
-    return Reply(answer.status, answer.content_type, answer.body + b"\n")
+    newline = b"\n" if "json" in answer.content_type else b""  # vectors may come as bytes
+    return Reply(answer.status, answer.content_type, answer.body + newline, headers=answer.headers)
 
 
 def error_of(body: bytes) -> LmiError:

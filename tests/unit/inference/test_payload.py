@@ -125,6 +125,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
     "inputs": (("inputs",), "generation"),
     "messages": (("messages",), "chat/completions"),
     "all three": (("messages", "inputs", "prompt"), "completions"),
+    "embeddings": (("prompt_embeds",), "completions"),
     "inputs and messages": (("messages", "inputs"), "generation"),
 }
 
