@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from integration.adapters_support import SINGLE_THREAD, StormClient, request_of, texts_of_answer
-from integration.client import call
+from integration.client import OpenStream, call
 from integration.conftest import RunningServer, running_server
 from tests.support.adapter_files import make_adapter
 from tests.support.s3_server import BUCKET, S3Server, s3_server
@@ -94,6 +96,54 @@ def test_every_way_brings_the_adapter_that_it_names(
     cold_requests = re.search(r"lmi_cold_adapter_time_to_first_token_seconds_count (\S+)", metrics)
     assert cold_requests, metrics
     assert float(cold_requests[1]) == len(WAYS)
+
+
+# docs/proposals/003-model-server-protocol of the Gateway API Inference Extension: what an endpoint
+# picker reads of a model server, as vLLM calls it, and the labels that it needs.
+PROTOCOL = {
+    "vllm:num_requests_waiting": (),
+    "vllm:num_requests_running": (),
+    "vllm:kv_cache_usage_perc": (),
+    "vllm:cache_config_info": ("block_size", "num_gpu_blocks"),
+    "vllm:lora_requests_info": ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+}
+
+
+def series(url: str, name: str) -> list[Sample]:
+    """Return the samples of a series, which has to be a gauge."""
+    text = call(url, "/metrics").body.decode()
+    found = [one for one in text_string_to_metric_families(text) if one.name == name]
+    assert [one.type for one in found] == ["gauge"], name
+    return list(found[0].samples)
+
+
+def test_router_sees_the_adapters_at_work(
+    server: RunningServer, store: S3Server, weights: list[Path]
+) -> None:
+    """While they answer, by the names that requests give, and no longer."""
+    url = server.url
+    for number in range(2):
+        put(store, f"routed-{number}", weights[number])
+    for name, labels in PROTOCOL.items():
+        for sample in series(url, name):
+            assert {*labels} <= {*sample.labels}, name
+    body = {"prompt": PROMPT, "stream": True, "max_tokens": 400, "ignore_eos": True}
+    streams = [
+        OpenStream(url, "/v1/completions", body | {"model": f"routed-{number}"})
+        for number in range(2)
+    ]
+    seen: set[str] = set()
+    deadline = time.monotonic() + 60
+    while seen != {"routed-0", "routed-1"}:
+        (sample,) = series(url, "vllm:lora_requests_info")
+        seen |= {*filter(None, sample.labels["running_lora_adapters"].split(","))}
+        assert time.monotonic() < deadline, seen
+    assert sample.labels["max_lora"] == "4"
+    assert abs(sample.value - time.time()) < 30
+    for stream in streams:
+        stream.drop()
+    while series(url, "vllm:lora_requests_info")[0].labels["running_lora_adapters"]:
+        assert time.monotonic() < deadline
 
 
 def test_unknown_and_damaged_adapters_are_refused(server: RunningServer, store: S3Server) -> None:

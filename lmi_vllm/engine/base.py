@@ -81,6 +81,15 @@ class _NoOthers:
 NO_OTHERS: Final = _NoOthers()
 
 
+@dataclass(frozen=True, slots=True)
+class AdaptersAtWork:
+    """The adapters of requests, by name: in a slot of the engine, as pinned ones, or waiting."""
+
+    slots: int = 0  # 0: the engine takes no adapters
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
 class SharedState(Protocol):
     """What decides, for all clients of an engine, which adapters are in it together."""
 
@@ -206,6 +215,11 @@ class Engine(EngineProcess, Protocol):
     @property
     def not_finite(self) -> int:
         """Requests without an adapter that failed because their numbers were not finite (NaN)."""
+        ...
+
+    @property
+    def adapters_at_work(self) -> AdaptersAtWork:
+        """Which adapters requests run on or wait for, those of its other clients included."""
         ...
 
     @property

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmi_vllm.engine.base import DirectChunks, DirectEvents, Engine, HttpApplication
+from lmi_vllm.engine.base import AdaptersAtWork, DirectChunks, DirectEvents, Engine, HttpApplication
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
 from lmi_vllm.messages import (
     AdapterRef,
@@ -86,6 +86,7 @@ class ScriptedEngine:
     running_requests: int = 0
     progress: int = 0
     not_finite: int = 0
+    adapters_at_work: AdaptersAtWork = field(default_factory=AdaptersAtWork)
     logged_statistics: int = 0
     is_closed: bool = False
     can_be_killed: bool = True

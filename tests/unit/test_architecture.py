@@ -66,7 +66,7 @@ LIBRARIES = {
     "huggingface_hub": r"sources/hub/\w+\.py",
     "xgrammar": r"engine/vllm/workarounds/\w+\.py",
     "prometheus_client": r"telemetry/metrics\.py|web/management_routes\.py"
-    r"|extras/(exporters/lmi_series|front_ends/series)\.py",
+    r"|extras/(exporters/lmi_series|front_ends/series|lora_series/series)\.py",
     "opentelemetry": r"extras/traces/spans\.py",
     "torch": r"engine/vllm/(workarounds/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py",
     "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(model|sampling)\.py"

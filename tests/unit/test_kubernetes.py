@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -14,10 +15,20 @@ from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.nodes.cluster import follows
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+from tests.support.custom_resources import HTTP_ROUTE, INFERENCE_POOL, SCALED_OBJECT
 
 FOLDER = Path(__file__).parent.parent.parent / "config" / "kubernetes"
 LEADER_WORKER_SET = "leader-worker-set.yaml"  # of a controller whose schema Kubernetes has not
-NOT_MANIFESTS = {"prometheus-adapter.yaml", LEADER_WORKER_SET}  # the first: values of a Helm chart
+CUSTOM = {
+    "inference-pool.yaml": INFERENCE_POOL,
+    "http-route.yaml": HTTP_ROUTE,
+    "scaled-object.yaml": SCALED_OBJECT,
+}
+NOT_MANIFESTS = {
+    "prometheus-adapter.yaml",
+    LEADER_WORKER_SET,
+    *CUSTOM,
+}  # the first: values of a Helm chart
 MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name not in NOT_MANIFESTS)
 ENGINE_END_SECONDS = 10
 
@@ -33,6 +44,46 @@ def test_manifest_is_valid(path: Path, version: str) -> None:
     """Strict: an unknown field is an error too."""
     for document in yaml.safe_load_all(path.read_text()):
         kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_resource_is_valid(name: str) -> None:
+    """By its API's reference, strictly; what it names is there."""
+    jsonschema.validate(load(name), CUSTOM[name])
+    broken = load(name)
+    broken["spec"]["unknown"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, CUSTOM[name])
+
+
+def test_pool_has_the_pods_of_the_deployment_and_the_route_leads_there() -> None:
+    """Their labels and port; the route's other half is the Service."""
+    pool, deployment = load("inference-pool.yaml"), load("deployment.yaml")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (port,) = server_container()["ports"]
+    assert pool["spec"]["targetPorts"] == [{"number": port["containerPort"]}]
+    first, rest = load("http-route.yaml")["spec"]["rules"]
+    group = pool["apiVersion"].partition("/")[0]
+    own = {"group": group, "kind": pool["kind"], "name": pool["metadata"]["name"]}
+    assert first["backendRefs"] == [own]
+    service = load("service.yaml")
+    (offered,) = service["spec"]["ports"]
+    assert rest["backendRefs"] == [{"name": service["metadata"]["name"], "port": offered["port"]}]
+
+
+def test_scaled_object_is_the_autoscaler_s_rule() -> None:
+    """The same target, bounds, threshold, metric and behavior."""
+    keda, own = load("scaled-object.yaml")["spec"], load("horizontal-pod-autoscaler.yaml")["spec"]
+    assert keda["scaleTargetRef"] == own["scaleTargetRef"]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (
+        own["minReplicas"],
+        own["maxReplicas"],
+    )
+    assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == own["behavior"]
+    (trigger,), (metric,) = keda["triggers"], own["metrics"]
+    assert metric["pods"]["metric"]["name"] in trigger["metadata"]["query"]
+    assert trigger["metadata"]["threshold"] == metric["pods"]["target"]["averageValue"]
 
 
 def server_container() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from lmi_vllm.engine.base import (
     NO_OTHERS,
+    AdaptersAtWork,
     DirectChunks,
     DirectEvents,
     OtherClients,
@@ -131,6 +132,11 @@ class VllmClient:
         return self.http.schemas
 
     @property
+    def adapters_at_work(self) -> AdaptersAtWork:
+        """Nothing is known here of an engine that was started elsewhere."""
+        return AdaptersAtWork()
+
+    @property
     def running_requests(self) -> int:
         """Requests the engine has not finished, and calls such as loading an adapter."""
         own = int(self._llm.get_num_unfinished_requests()) + self._llm.calls.running
@@ -214,6 +220,11 @@ class VllmEngine(VllmClient):
     ) -> None:
         super().__init__(started, bridge, task)
         self.adapters = adapters
+
+    @property
+    def adapters_at_work(self) -> AdaptersAtWork:
+        """Which adapters requests run on or wait for, those of other clients included."""
+        return self.adapters.at_work
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Load a private copy of the adapter and let OpenAI calls find it by name."""

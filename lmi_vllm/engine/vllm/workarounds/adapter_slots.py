@@ -51,6 +51,16 @@ class AdapterSlots:
         """Whether the adapter has a slot of its own."""
         return adapter in self._pinned
 
+    @property
+    def taken(self) -> frozenset[int]:
+        """The adapters that have a slot: those of running requests, and the pinned ones."""
+        return frozenset({*self._running, *self._pinned})
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """The adapters that requests wait for."""
+        return frozenset(waiter.adapter for waiter in self._waiting)
+
     def running(self, adapter: int) -> int:
         """How many requests run on the adapter."""
         return self._running[adapter]

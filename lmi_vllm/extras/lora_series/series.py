@@ -1,0 +1,64 @@
+"""Which adapters are at work, for endpoint pickers that send a request where its adapter is.
+
+vLLM's own series has the names of loads (`fr@1003`), one series more for each combination that ever
+ran, and in several processes sums of times. The protocol of the Gateway API Inference Extension
+wants one that was set last: it is made from the engine's slots when the metrics are asked for.
+"""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Final
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.base import AdaptersAtWork
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.telemetry.metrics import Collectable
+
+NAME: Final = "vllm:lora_requests_info"
+_LABELS: Final = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+
+
+class RoutersSeries:
+    """All series that there are, with ours in the place of vLLM's of that name."""
+
+    def __init__(
+        self, found: Collectable, names: Sequence[str], at_work: AdaptersAtWork, now: float
+    ) -> None:
+        self._found = found
+        self._is_wanted = bool(at_work.slots) and (not names or NAME in names)
+        self._at_work = at_work
+        self._now = now
+
+    def collect(self) -> Iterable[Metric]:
+        """Return them."""
+        yield from (metric for metric in self._found.collect() if metric.name != NAME)
+        if not self._is_wanted:
+            return
+        at_work = self._at_work
+        family = GaugeMetricFamily(NAME, "Adapters of requests.", labels=_LABELS)
+        names = (",".join(at_work.waiting), ",".join(at_work.running))
+        family.add_metric((str(at_work.slots), *names), self._now)
+        yield family
+
+
+@contextlib.asynccontextmanager
+async def showing_adapters(
+    service: InferenceService,
+    _settings: Settings,
+    _environ: Mapping[str, str],
+    _events: ServerEvents,
+) -> AsyncIterator[None]:
+    """Show which adapters are at work while the body runs."""
+    found = service.telemetry.series
+
+    def series(names: Sequence[str]) -> Collectable:
+        engine = service.loaded_engine
+        at_work = AdaptersAtWork() if engine is None else engine.adapters_at_work
+        return RoutersSeries(found(names), names, at_work, time.time())
+
+    service.telemetry.series = series
+    yield
