@@ -35,6 +35,7 @@ async def test_adapter_is_fetched_once_for_all_who_name_it(bench: Bench) -> None
     assert len(set(ids)) == 1
     assert sorted(bench.s3.objects_sent) == sorted(f"adapters/fr/{name}" for name in FILES)
     before = bench.calls
+    assert before <= 2 * len(FILES) + 2  # one look-up, one fetch
     assert await use(bench, "fr") == ids[0]
     assert bench.calls == before
     assert [(one.name, one.is_found, one.src) for one in bench.registry] == [
