@@ -1,11 +1,21 @@
-"""The time of the process: what waits for seconds takes them from here, and a test decides."""
+"""The time of the process: what waits for seconds takes them from here, and a test decides.
+
+Also how long its end may take, all of it in one place.
+"""
 
 import asyncio
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+# How long the parts of an end may take, in seconds; beside them `shutdown_timeout`, which is set.
+FAILURE_ANSWER_SECONDS: Final = 10.0  # for requests in flight, when the engine has failed for good
+LAST_WORD_SECONDS: Final = 2.0  # for requests that were cut off to be answered so
+ENGINE_CLOSE_SECONDS: Final = 8.0
+CONNECTION_CLOSE_SECONDS: Final = 1.0
+LAST_LINES_SECONDS: Final = 2.0  # for the log, whose reader may be slow
 
 
 class Clock:

@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from lmi_vllm.engine.base import FetchMedia
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.server.code_start import CodeLoader
-    from lmi_vllm.server.context import BesideServer
+    from lmi_vllm.server.context import BesideServer, MakeProcesses
     from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.server.model_files import FetchBeside, MakePackages, StartVariables
     from lmi_vllm.server.model_keeper import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
-    from lmi_vllm.server.process_group import MakeProcesses
     from lmi_vllm.sources.base import Store
-    from lmi_vllm.translate.draft import ArgumentDraft
+    from lmi_vllm.translate.draft import Rule
     from lmi_vllm.web.request import RouteGroup
 
 T = TypeVar("T")
@@ -98,14 +97,14 @@ class Extra:
     # What checks and loads the user's code: the model's own, and what adapters bring.
     custom_code: "Lazy[Callable[[], CodeLoader]] | None" = None
     # Translation rules that come before options of other backends fill what is not set.
-    rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
+    rules: "tuple[Lazy[Rule], ...]" = ()
     # Translation rules that come before the parallel sizes are put.
-    placement_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
+    placement_rules: "tuple[Lazy[Rule], ...]" = ()
     # Translation rules that come after them.
-    late_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
+    late_rules: "tuple[Lazy[Rule], ...]" = ()
     # Translation rules that go by the model's config.json (`draft.config`): they run last, and once
     # more for a model that has just been fetched.
-    checkpoint_rules: "tuple[Lazy[Callable[[ArgumentDraft], None]], ...]" = ()
+    checkpoint_rules: "tuple[Lazy[Rule], ...]" = ()
     engines: tuple[OwnEngine, ...] = ()
     # What fetches the URLs inside messages; one extra can have it.
     media: "Lazy[FetchMedia] | None" = None

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Import:
 
     module: str
     name: str
-    place: str = field(compare=False)
+    place: str
     others: tuple[tuple[str, str], ...] = ()  # what is tried besides, where an import may fail
 
 
@@ -257,11 +257,11 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
 
 def gone(old: Release, new: Release, ours: OurCode) -> list[str]:
     """Imports of ours that worked in `old` and would not in `new`, nor what is tried besides."""
-    return [
-        f"- {found.module} {found.name}  ({found.place})"
-        for found in ours.imports
-        if old.has(found) and not new.has(found) and not _has_another(new, found)
-    ]
+    places: dict[str, list[str]] = {}
+    for found in ours.imports:
+        if old.has(found) and not new.has(found) and not _has_another(new, found):
+            places.setdefault(f"- {found.module} {found.name}", []).append(found.place)
+    return [f"{line}  ({', '.join(found)})" for line, found in places.items()]
 
 
 def _has_another(release: Release, missing: Import) -> bool:

@@ -15,6 +15,7 @@ import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lmi_vllm.checks.platform import raise_open_files
+from lmi_vllm.clock import LAST_LINES_SECONDS
 from lmi_vllm.commands.explain import command_line_of, valid_settings
 from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.secrets import mask_text, mask_urls
@@ -26,7 +27,6 @@ from lmi_vllm.extension import extras
 from lmi_vllm.server.engines import ENGINES, EngineSurroundings
 from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
-from lmi_vllm.telemetry.log_handler import LAST_WORDS_SECONDS
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
 
 logger = logging.getLogger(__name__)
@@ -136,6 +136,6 @@ def leave(code: int, last_line: str = "") -> NoReturn:
         last = threading.Thread(target=print, args=(last_line,), kwargs={"file": sys.stderr})
         last.daemon = True
         last.start()
-        last.join(LAST_WORDS_SECONDS)
+        last.join(LAST_LINES_SECONDS)
     end_children()  # one that is only just being forked is not prepared to end with us yet
     os._exit(code)

@@ -13,6 +13,7 @@ from typing import Final
 from lmi_vllm.config import parsers as text_parsers
 from lmi_vllm.config.listen import ListenAddress, read_address
 from lmi_vllm.config.setting import CommandLine, Setting
+from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.origin import Origin, OriginKind
 
 
@@ -108,11 +109,11 @@ def output_formatter(setting: Setting) -> Verdict:
     text = str(setting.value)
     if text == "none":
         return Verdict(None, (f"{setting.label}: {text} counts as unset; use json or jsonlines",))
-    if text.isidentifier() or text in ("3p", "3p_stream"):
+    if text.isidentifier() or text in FRAMINGS:
         return Verdict(text)
     sentence = (
-        f"{setting.label}: {text!r} is no formatter; allowed are json, jsonlines, sse, 3p, "
-        f"3p_stream or the name of a function in model.py"
+        f"{setting.label}: {text!r} is no formatter; allowed are {', '.join(FRAMINGS)} "
+        f"or the name of a function in model.py"
     )
     return Verdict(None, errors=(sentence,))
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
+from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
-    FRAMINGS,
     Schema,
     StreamFormatter,
     choose_schema,

@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
 from lmi_vllm.config.listen import ListenAddress, ListenPlan, listen_plan
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
@@ -27,7 +28,6 @@ from lmi_vllm.web.request import RouteGroup, Routes
 from lmi_vllm.web.tls import tls_context
 
 BACKLOG: Final = 2048
-CLOSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class Listeners:
         """Close every port and connection."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
-                asyncio.gather(*(runner.cleanup() for runner in self.runners)), 2 * CLOSE_SECONDS
+                asyncio.gather(*(runner.cleanup() for runner in self.runners)),
+                2 * CONNECTION_CLOSE_SECONDS,
             )
 
 
@@ -225,7 +226,7 @@ async def _set_up(service: InferenceService, options: WebOptions) -> web.AppRunn
     runner = web.AppRunner(
         create_app(service, options),
         handler_cancellation=True,
-        shutdown_timeout=CLOSE_SECONDS,
+        shutdown_timeout=CONNECTION_CLOSE_SECONDS,
     )
     await runner.setup()
     return runner

@@ -3,15 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Mapping, MutableMapping
-from typing import Final
 
-from lmi_vllm.clock import Clock
+from lmi_vllm.clock import (
+    ENGINE_CLOSE_SECONDS,
+    FAILURE_ANSWER_SECONDS,
+    LAST_WORD_SECONDS,
+    Clock,
+)
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import (
+    ProcessGroup,
     ServerContext,
     ServerEvents,
     engine_statistics,
@@ -20,15 +25,10 @@ from lmi_vllm.server.context import (
 )
 from lmi_vllm.server.listeners import open_listeners
 from lmi_vllm.server.model_keeper import ModelKeeper
-from lmi_vllm.server.process_group import ProcessGroup
 from lmi_vllm.server.supervisor import Outcome
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 
 logger = logging.getLogger(__name__)
-
-ENGINE_CLOSE_SECONDS: Final = 8.0
-FAILURE_ANSWER_SECONDS: Final = 10.0
-LAST_WORD_SECONDS: Final = 2.0
 
 
 class Server:

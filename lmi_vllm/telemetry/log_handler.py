@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from lmi_vllm.clock import LAST_LINES_SECONDS
+
 MOST_BYTES: Final = 1 << 20  # of lines that wait; what comes then is dropped
-LAST_WORDS_SECONDS: Final = 2.0  # at the end of a process, for a reader that is slow
 _ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
 _LATE: Final = 100  # before what multiprocessing ends at a child's end
 
@@ -68,7 +69,7 @@ class QueuedHandler(logging.Handler):
     def flush(self) -> None:
         """Wait until all lines are written, but not for long."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._lines and not self._writes, LAST_WORDS_SECONDS)
+            self._changed.wait_for(lambda: not self._lines and not self._writes, LAST_LINES_SECONDS)
 
     def _start_anew(self) -> None:
         self._changed = threading.Condition()

@@ -20,7 +20,7 @@ from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.translate import parallel, rows
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices, detect_devices
-from lmi_vllm.translate.draft import ArgumentDraft
+from lmi_vllm.translate.draft import ArgumentDraft, Rule
 from lmi_vllm.translate.serving_profile import build_serving_profile
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
 
 # What is known of a model's files before they are fetched.
 ModelReader = Callable[[ModelArtifacts], ModelFiles]
-Rule = Callable[[ArgumentDraft], None]
 
 # The order matters only where a rule looks at arguments that an earlier one put.
 _RULES: Final[tuple[Rule, ...]] = (

@@ -1,6 +1,6 @@
 """The working copy that the translation rules write into."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lmi_vllm.config.setting import Setting
@@ -57,3 +57,7 @@ class ArgumentDraft:
     def label(self, argument: str) -> str:
         """How messages name an argument that is set: its name and origin."""
         return f"{argument} ({self.origins.get(argument, DEFAULT_ORIGIN)})"
+
+
+# Every rule of the translation, the core's and those of extras.
+Rule = Callable[[ArgumentDraft], None]

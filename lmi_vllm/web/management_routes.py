@@ -1,8 +1,9 @@
-"""Metrics and the log level: HTTP to calls."""
+"""Metrics, the log level, and `/`: a short page for people, who followed the printed URL."""
 
 import asyncio
 import logging
 from collections.abc import Mapping
+from html import escape
 from types import MappingProxyType
 from typing import Final
 
@@ -10,12 +11,13 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
-from lmi_vllm.errors import BadParameterError
+from lmi_vllm._version import __version__
+from lmi_vllm.errors import BadParameterError, ResourceNotFoundError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry import metrics as ours
 from lmi_vllm.telemetry.log_format import LOG_LEVELS
-from lmi_vllm.web.request import SERVICE
+from lmi_vllm.web.request import GROUPS, SERVICE
 
 DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
     {
@@ -25,6 +27,10 @@ DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
         "files_total": ours.DOWNLOAD_FILES_EXPECTED,
     }
 )
+
+# What is there without any extra.
+_PAGES = {"/ping": "whether the model answers", "/models": "the model", "/metrics": "Prometheus"}
+_HEADERS = {"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Options": "nosniff"}
 
 
 def add_management_routes(app: web.Application) -> None:
@@ -77,3 +83,31 @@ def _set_gauges(service: InferenceService) -> None:
 
 def _json(document: object) -> web.Response:
     return web.Response(body=orjson.dumps(document) + b"\n", content_type="application/json")
+
+
+def add_front_page(app: web.Application) -> None:
+    """Register it; an extra that came before may have the path, and asks `front_page` itself."""
+    app.router.add_route("*", "/", front_page)
+
+
+async def front_page(request: web.Request) -> web.Response:
+    """Answer with what there is to look at, `OPTIONS` with nothing; other methods are not found.
+
+    Nothing of it is more than `/ping` says to anyone.
+    """
+    if request.method == "OPTIONS":
+        return web.Response(body=b"{}\n", content_type="application/json")
+    if request.method not in ("GET", "HEAD"):
+        raise ResourceNotFoundError
+    lifecycle = request.app[SERVICE].lifecycle
+    pages = {path: text for group in request.app[GROUPS] for path, text in group.pages.items()}
+    there = {route.resource.canonical for route in request.app.router.routes() if route.resource}
+    links = "".join(
+        f'<li><a href="{path}">{path}</a> {escape(text)}</li>'
+        for path, text in (pages | _PAGES).items()
+        if path in there
+    )
+    state = f"{lifecycle.model_name}: {lifecycle.state}" if lifecycle.has_model else "no model"
+    head = f"<!doctype html><meta charset=utf-8><title>lmi_vllm</title><h1>lmi_vllm {__version__}"
+    text = f"{head}</h1><p>{escape(state)}</p><ul>{links}</ul>\n"
+    return web.Response(text=text, content_type="text/html", headers=_HEADERS)

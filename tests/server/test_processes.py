@@ -11,9 +11,8 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.server.context import ServerContext, new_service
+from lmi_vllm.server.context import ProcessGroup, ServerContext, new_service
 from lmi_vllm.server.model_keeper import ModelKeeper
-from lmi_vllm.server.process_group import ProcessGroup
 from lmi_vllm.server.supervisor import FRONT_ENDS_DIED, RESTART_PAUSE_SECONDS, Outcome
 from tests.server.conftest import Engines, ManualClock, until
 

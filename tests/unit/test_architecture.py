@@ -10,25 +10,26 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|messages|multipart|origin|_version|extension|clock)\.\w+"
+SHARED = r"(errors|framings|messages|multipart|origin|_version|extension|clock)\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
 # No room of the core is allowed `extras`; an extra may import the core and itself.
 ROOMS = {
     "errors": r"",
+    "framings": r"",
     "messages": r"(origin|errors)\..*",
     "multipart": r"",
     "origin": r"",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
-    "extension": r"translate\.draft\.ArgumentDraft|web\.request\.RouteGroup"
+    "extension": r"translate\.draft\.Rule|web\.request\.RouteGroup"
     r"|checks\.secure_mode\.Checks"
     r"|commands\.serve\.ServeOtherwise|config\.(setting\.Setting|settings\.(Extra)?Settings)"
     r"|server\.(model_files\.(FetchBeside|MakePackages|StartVariables)|model_keeper\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.(base\.FetchMedia|factory\.EngineFactory)|server\.listeners\.ListenerContext"
-    r"|server\.(plan\.(AroundStart|PlannedStart|PlanVariables)|process_group\.MakeProcesses)"
-    r"|server\.context\.BesideServer|sources\.base\.Store",
+    r"|server\.plan\.(AroundStart|PlannedStart|PlanVariables)"
+    r"|server\.context\.(BesideServer|MakeProcesses)|sources\.base\.Store",
     "clock": r"",
     "demo": r"",
     "telemetry": SHARED,

@@ -98,6 +98,14 @@ def test_import_of_ours_that_is_gone_is_named(tmp_path: Path) -> None:
     assert any(line.startswith("- vllm.logprobs Logprob  (") for line in lines)
 
 
+def test_every_place_of_an_import_that_is_gone_is_named(tmp_path: Path) -> None:
+    """In one line: several of our modules make sampling parameters."""
+    moved = {name: text for name, text in NEW.items() if name != "sampling_params.py"}
+    _, lines = report(package(tmp_path / "a", OLD), package(tmp_path / "b", moved))
+    (line,) = [one for one in lines if one.startswith("- vllm.sampling_params SamplingParams  (")]
+    assert line.count(".py:") > 1
+
+
 def test_import_that_is_tried_in_two_places_is_gone_only_from_both(tmp_path: Path) -> None:
     """`try: from a import x; except ImportError: from b import x`, as our code has for 0.33."""
     old = package(tmp_path / "a", OLD)

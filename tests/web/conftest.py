@@ -10,8 +10,8 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
-from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob
 from lmi_vllm.web.request import SERVICE
 
@@ -46,7 +46,7 @@ def lifecycle_of(client: TestClient) -> Lifecycle:
     return client.app[SERVICE].lifecycle
 
 
-def queue_of(client: TestClient) -> RequestQueue:
+def queue_of(client: TestClient) -> Admission:
     """Return the queue behind a client."""
     return client.app[SERVICE].queue
 

@@ -2,6 +2,7 @@
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import Section, maps_to, no_effect, option, ours, warns
+from lmi_vllm.framings import FRAMINGS
 
 
 class Serving(Section):
@@ -11,7 +12,7 @@ class Serving(Section):
 
     # fmt: off
     output_formatter: str | None = option(parse.plain_text, ours(),
-        values="json, jsonlines, sse, 3p, 3p_stream, or a function of model.py",
+        values=f"{', '.join(FRAMINGS)}, or a function of model.py",
         note="Shape of replies; unset: json, and jsonlines when streaming; 3p: text, token counts "
         "and metering.")
     tgi_compat: bool = option(parse.boolean, ours(), default=False,

@@ -1,5 +1,7 @@
 """Settings of the server: written without a prefix, or `SERVING_<NAME>`."""
 
+from functools import partial
+
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import (
     ENV,
@@ -15,6 +17,9 @@ from lmi_vllm.config.options.row import (
     warns,
     workers,
 )
+from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, Fault
+
+_usual = partial(DEFAULT_STATUSES.of_fault, dialect=Dialect.SERVER)
 
 
 class ServerKeys(Section):
@@ -78,10 +83,12 @@ class ServerKeys(Section):
         note="Access-Control-Allow-Methods.")
     cors_allowed_headers: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
         note="Access-Control-Allow-Headers.")
-    bad_request_http_code: int = status(400, "Answer to a request the server cannot read.")
-    wlm_error_http_code: int = status(503, "Answer while no worker is available.")
-    throttle_error_http_code: int = status(503, "Answer above job_queue_size.")
-    server_error_http_code: int = status(500, "Answer to a fault of the server.")
+    bad_request_http_code: int = status(_usual(Fault.BAD_PARAMETER),
+        "Answer to a request the server cannot read.")
+    wlm_error_http_code: int = status(_usual(Fault.NOT_READY),
+        "Answer while no worker is available.")
+    throttle_error_http_code: int = status(_usual(Fault.OVERLOAD), "Answer above job_queue_size.")
+    server_error_http_code: int = status(_usual(Fault.ENGINE), "Answer to a fault of the server.")
     timeout_http_code: int = status(400, "Declared by LMI, never used.")
     request_id_header_key: str = option(parse.plain_text, ours(), default="x-request-id",
         written=SERVER_LEVEL, note="Header that carries the request id.")

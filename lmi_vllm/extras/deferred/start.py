@@ -12,8 +12,8 @@ from lmi_vllm.extras.deferred.results import (
     is_deferred,
 )
 from lmi_vllm.extras.deferred.settings import DeferredSettings
+from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import RequestStep
-from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.server.context import ServerEvents
@@ -33,7 +33,7 @@ async def deferring(
 class DeferredStep(RequestStep):
     """Answers with a token, and with what has come of the request behind a token."""
 
-    def __init__(self, results: DeferredResults, queue: RequestQueue) -> None:
+    def __init__(self, results: DeferredResults, queue: Admission) -> None:
         self._results = results
         self._queue = queue
 

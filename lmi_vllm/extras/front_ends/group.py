@@ -28,7 +28,7 @@ from lmi_vllm.extras.front_ends.handle import EndedError, FrontEnd
 from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
-from lmi_vllm.server.process_group import ProcessGroup
+from lmi_vllm.server.context import ProcessGroup
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import uvloop
 
+from lmi_vllm.clock import LAST_WORD_SECONDS
 from lmi_vllm.commands.serve import configure_server_logging, leave
 from lmi_vllm.engine.vllm.processes import end_with_parent
 from lmi_vllm.extras.front_ends.board import Board, BoardRow
@@ -39,8 +40,8 @@ from lmi_vllm.extras.front_ends.channel import (
 )
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.extras.front_ends.seated import SeatedModel
+from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
-from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, error_statuses, running_extras
 from lmi_vllm.server.listeners import Listeners, open_front_end
@@ -48,7 +49,6 @@ from lmi_vllm.server.listeners import Listeners, open_front_end
 logger = logging.getLogger(__name__)
 
 TELL_SECONDS: Final = 0.5
-LAST_WORD_SECONDS: Final = 2.0
 
 
 class FrontEndProcess:
@@ -60,7 +60,7 @@ class FrontEndProcess:
         self._row: BoardRow = Board(Path(hello.board), hello.processes).row(hello.row)
         self._lifecycle = Lifecycle()
         self._lifecycle.on_failure.append(lambda cause: channel.send(Counted(cause)))
-        self._queue = RequestQueue(self._lifecycle, slots=self._row)
+        self._queue = Admission(self._lifecycle, slots=self._row)
         self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
         self._events = ServerEvents(is_first=False)
         self._model = SeatedModel(self._service, self._events, channel)

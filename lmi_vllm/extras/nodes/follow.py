@@ -12,11 +12,10 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.nodes.cluster import follows, node_rank
-from lmi_vllm.server.context import ServerContext, new_service
+from lmi_vllm.server.context import ProcessGroup, ServerContext, new_service
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
-from lmi_vllm.server.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 

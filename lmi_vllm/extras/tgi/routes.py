@@ -15,7 +15,6 @@ from lmi_vllm.errors import Dialect, ResourceNotFoundError
 from lmi_vllm.extras.tgi.answers import describe, is_tokenize_body, tokenize
 from lmi_vllm.messages import ServingProfile, TgiRoute
 from lmi_vllm.web.engine_routes import engine_route
-from lmi_vllm.web.front_page import front_page
 from lmi_vllm.web.inference_routes import (
     CALL_METHODS,
     READ_METHODS,
@@ -24,6 +23,7 @@ from lmi_vllm.web.inference_routes import (
     request_properties,
     send,
 )
+from lmi_vllm.web.management_routes import front_page
 from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, SERVICE, RouteGroup, Routes, check_method
 
 ROOT: Final = "/"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lmi_vllm.errors import tgi_error
+from lmi_vllm.framings import FRAMINGS, METERED, Framing
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import (
     GeneratedToken,
@@ -25,60 +26,10 @@ if TYPE_CHECKING:  # requests ask here which formatters stream
     from lmi_vllm.inference.request.payload import LmiRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Framing:
-    """How one row becomes bytes on the wire; `is_streamed` where it frames rows of a stream."""
-
-    content_type: str
-    before: bytes
-    after: bytes
-    is_streamed: bool = True
-
-    def frame(self, row: object) -> bytes:
-        """Return `row` as one framed event."""
-        return self.before + orjson.dumps(row) + self.after
-
-
-_JSON: Final = Framing("application/json", before=b"", after=b"\n", is_streamed=False)
-_JSON_LINES: Final = Framing("application/jsonlines", before=b"", after=b"\n")
-# By the name of the output formatter that chooses it.
-FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
-    {
-        "json": _JSON,
-        "jsonlines": _JSON_LINES,
-        "sse": Framing("text/event-stream", before=b"data: ", after=b"\n\n"),
-        "3p": _JSON,
-        "3p_stream": _JSON_LINES,
-    }
-)
-# Those whose answers LMI meters for third parties' end points.
-METERED: Final = ("3p", "3p_stream")
-# What of an Accept header chooses the framing of a stream; anything else changes nothing.
-ACCEPTED_FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
-    {framing.content_type: framing for framing in FRAMINGS.values() if framing.is_streamed}
-)
-
 # vLLM's finish reasons in LMI's words; `stop` is told apart by its stop reason.
 _FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
     {"length": "length", "abort": "abort", "error": "error"}
 )
-
-
-def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: bool) -> Framing:
-    """Return the framing of a stream: what Accept asks for, then what is configured."""
-    for part in accept.split(","):
-        framing = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
-        if framing is not None:
-            return framing
-    if streams_by_default(output_formatter):
-        return FRAMINGS[str(output_formatter)]
-    return FRAMINGS["sse" if tgi_compat else "jsonlines"]
-
-
-def streams_by_default(output_formatter: str | None) -> bool:
-    """Whether that formatter streams the answers of requests that do not say."""
-    framing = FRAMINGS.get(output_formatter or "")
-    return framing is not None and framing.is_streamed
 
 
 def finish_reason(chunk: GenerationChunk) -> str:
@@ -136,7 +87,7 @@ def metered(text: str, reason: str | None, generated: int, prompt: int | None) -
 
 def metered_error(text: str, status: int) -> dict[str, Any]:
     """Return the row that says why a metered stream ended early."""
-    row = metered("", "error", 0, None) | {"content_type": _JSON_LINES.content_type}
+    row = metered("", "error", 0, None) | {"content_type": FRAMINGS["jsonlines"].content_type}
     return row | {"error": {"error_code": status, "error_msg": text}}
 
 
@@ -239,7 +190,7 @@ class StreamFormatter:
             is_last = chunk.finish_reason is not None and position == len(texts)
             reason = finish_reason(chunk) if is_last else None
             row = metered(text, reason, self._tokens, prompt)
-            yield row | {"content_type": _JSON_LINES.content_type}
+            yield row | {"content_type": FRAMINGS["jsonlines"].content_type}
 
     def _row(self, token: GeneratedToken | None) -> dict[str, Any]:
         row: dict[str, Any] = {"index": 0}
@@ -283,7 +234,7 @@ def format_result(
     if schema.is_metered:
         text, reason = _full_text(request, prompt, best), finish_reason(best)
         answer = metered(text, reason, len(best.tokens), best.prompt_tokens)
-        return answer | {"content_type": _JSON.content_type}
+        return answer | {"content_type": FRAMINGS["json"].content_type}
     result: dict[str, Any] = {"generated_text": _full_text(request, prompt, best)}
     others = sequences[1:]
     if request.details or others:

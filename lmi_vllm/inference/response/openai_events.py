@@ -18,7 +18,8 @@ from lmi_vllm.errors import (
     openai_error,
     tgi_error,
 )
-from lmi_vllm.inference.response.formatters import FRAMINGS, Framing, lmi_error
+from lmi_vllm.framings import FRAMINGS, Framing
+from lmi_vllm.inference.response.formatters import lmi_error
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import HttpRoute, OpenAIReply, Reply
 

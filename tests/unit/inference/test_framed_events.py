@@ -3,7 +3,7 @@
 import pytest
 
 from lmi_vllm.errors import Dialect
-from lmi_vllm.inference.response.formatters import FRAMINGS, Framing
+from lmi_vllm.framings import FRAMINGS, Framing
 from lmi_vllm.inference.response.openai_events import FramedEvents
 
 EVENT = b'data: {"a":"\\n"}\n\n'

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi_vllm.framings import FRAMINGS, Framing
 from lmi_vllm.inference.request.payload import parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
-    FRAMINGS,
     LMI_SCHEMA,
     TGI_ROOT_SCHEMA,
     TGI_SCHEMA,
-    Framing,
     Schema,
     StreamFormatter,
 )

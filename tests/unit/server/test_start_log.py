@@ -1,7 +1,7 @@
 """The summary of a start: what it says, and that it stays on one screen."""
 
+from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
-from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.origin import Origin, OriginKind
@@ -21,7 +21,7 @@ def summary(given: int) -> StartSummary:
     model = ModelArtifacts("tiny", "https://user:SENTINEL@host/m", "/m")
     plan = StartPlan(model, EngineArguments(values, origins), ServingProfile(), values)
     return StartSummary(
-        plan, InferenceService(RequestQueue(lifecycle)), "http://h:1", "curl -s http://h:1"
+        plan, InferenceService(Admission(lifecycle)), "http://h:1", "curl -s http://h:1"
     )
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from lmi_vllm.errors import OverloadError
 from lmi_vllm.extras.front_ends.board import Board
+from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.inference.queue import RequestQueue
 
 
-def sharing(board: Board, row: int, limit: int) -> RequestQueue:
+def sharing(board: Board, row: int, limit: int) -> Admission:
     """Return a queue of a healthy model that shares its slots."""
     lifecycle = Lifecycle()
     lifecycle.become(State.HEALTHY)
-    return RequestQueue(lifecycle, limit, board.row(row))
+    return Admission(lifecycle, limit, board.row(row))
 
 
 def test_rows_add_up_and_an_ended_process_frees_its_slots(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from lmi_vllm.errors import EngineDeadError, Fault
 from lmi_vllm.extras.front_ends.channel import Counted, StateIs, TelemetryLine
 from lmi_vllm.extras.front_ends.first import FirstProcess, Seats
+from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 
 
@@ -33,7 +33,7 @@ def test_the_next_engine_has_free_seats_again(tmp_path: Path) -> None:
 
 def service() -> InferenceService:
     """Return a service without a model."""
-    return InferenceService(RequestQueue(Lifecycle(), 7))
+    return InferenceService(Admission(Lifecycle(), 7))
 
 
 def test_what_happens_elsewhere_counts_here() -> None:

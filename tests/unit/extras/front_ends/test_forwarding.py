@@ -12,9 +12,9 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
+from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import RequestStep
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import WebOptions, create_app
 from lmi_vllm.web.request import PEER
@@ -77,7 +77,7 @@ async def second(
     socket = str(tmp_path / "first.sock")
     await web.UnixSite(runner, socket).start()
     forwarder = Forwarder(socket)
-    service = InferenceService(RequestQueue(Lifecycle()))
+    service = InferenceService(Admission(Lifecycle()))
     service.steps.append(Bound())
     service.lifecycle.become(State.HEALTHY)
     client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
@@ -196,7 +196,7 @@ async def test_a_first_process_that_is_gone_is_503(
 ) -> None:
     """Health without its process is no health."""
     forwarder = Forwarder(str(tmp_path / "nobody"))
-    service = InferenceService(RequestQueue(Lifecycle()))
+    service = InferenceService(Admission(Lifecycle()))
     client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
     answer = await client.get("/ping")
     assert answer.status == 503

@@ -1,4 +1,4 @@
-"""The request queue: a limit on what is in flight, and the end of all of it."""
+"""The admission of requests: a limit on what is in flight, and the end of all of it."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ class OwnSlots:
         self.total += count
 
 
-class RequestQueue:
+class Admission:
     """Counts the requests in flight, running and waiting, and refuses those beyond its limit.
 
     What the lifecycle does not let in is refused before it is counted.

@@ -3,15 +3,15 @@ import asyncio
 import pytest
 
 from lmi_vllm.errors import OverloadError
+from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.inference.queue import RequestQueue
 
 
-def queue(limit: int = 2) -> RequestQueue:
+def queue(limit: int = 2) -> Admission:
     """Return the queue of the healthy model m."""
     lifecycle = Lifecycle("m")
     lifecycle.become(State.HEALTHY)
-    return RequestQueue(lifecycle, limit)
+    return Admission(lifecycle, limit)
 
 
 async def test_queue_limit_refuses_one_more_only() -> None:
