@@ -1,11 +1,9 @@
-"""Framings: how a row becomes bytes on the wire, by the names `output_formatter` has for them."""
+"""How rows are framed, by the names that `output_formatter` has for it: one table for all rooms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
-
-import orjson
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +14,6 @@ class Framing:
     before: bytes
     after: bytes
     is_streamed: bool = True
-
-    def frame(self, row: object) -> bytes:
-        """Return `row` as one framed event."""
-        return self.before + orjson.dumps(row) + self.after
 
 
 _JSON: Final = Framing("application/json", before=b"", after=b"\n", is_streamed=False)
@@ -40,20 +34,3 @@ METERED: Final = ("3p", "3p_stream")
 ACCEPTED_FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
     {framing.content_type: framing for framing in FRAMINGS.values() if framing.is_streamed}
 )
-
-
-def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: bool) -> Framing:
-    """Return the framing of a stream: what Accept asks for, then what is configured."""
-    for part in accept.split(","):
-        framing = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
-        if framing is not None:
-            return framing
-    if streams_by_default(output_formatter):
-        return FRAMINGS[str(output_formatter)]
-    return FRAMINGS["sse" if tgi_compat else "jsonlines"]
-
-
-def streams_by_default(output_formatter: str | None) -> bool:
-    """Whether that formatter streams the answers of requests that do not say."""
-    framing = FRAMINGS.get(output_formatter or "")
-    return framing is not None and framing.is_streamed

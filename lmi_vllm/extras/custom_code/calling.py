@@ -10,7 +10,7 @@ from lmi_vllm.errors import CustomCodeError, Dialect, LmiError, StatusTable
 from lmi_vllm.extras.custom_code.djl_python.content import Input
 from lmi_vllm.extras.custom_code.thread import CodeThread
 from lmi_vllm.framings import FRAMINGS
-from lmi_vllm.inference.response.formatters import lmi_error
+from lmi_vllm.inference.response.formatters import frame, lmi_error
 from lmi_vllm.inference.response.streams import deadline
 from lmi_vllm.messages import InferenceCall
 
@@ -62,4 +62,4 @@ def failure(what: str, error: Exception) -> CustomCodeError:
 
 def error_row(error: LmiError, statuses: StatusTable) -> bytes:
     """Return LMI's last row of a stream that failed."""
-    return FRAMINGS["jsonlines"].frame(lmi_error(error.text, statuses.of(error, Dialect.LMI)))
+    return frame(FRAMINGS["jsonlines"], lmi_error(error.text, statuses.of(error, Dialect.LMI)))

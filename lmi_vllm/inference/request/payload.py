@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.framings import METERED, streams_by_default
+from lmi_vllm.framings import METERED
 from lmi_vllm.inference.request.parameters import (
     GenerationParameters,
     check_limits,
@@ -28,6 +28,7 @@ from lmi_vllm.inference.request.sampling import (
     request_sampling,
     wants_details,
 )
+from lmi_vllm.inference.response.formatters import streams_by_default
 from lmi_vllm.messages import ServingProfile, TgiRoute
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lmi_vllm.errors import tgi_error
-from lmi_vllm.framings import FRAMINGS, METERED, Framing
+from lmi_vllm.framings import ACCEPTED_FRAMINGS, FRAMINGS, METERED, Framing
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import (
     GeneratedToken,
@@ -30,6 +30,28 @@ if TYPE_CHECKING:  # requests ask here which formatters stream
 _FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
     {"length": "length", "abort": "abort", "error": "error"}
 )
+
+
+def frame(framing: Framing, row: object) -> bytes:
+    """Return `row` as one framed event."""
+    return framing.before + orjson.dumps(row) + framing.after
+
+
+def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: bool) -> Framing:
+    """Return the framing of a stream: what Accept asks for, then what is configured."""
+    for part in accept.split(","):
+        framing = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
+        if framing is not None:
+            return framing
+    if streams_by_default(output_formatter):
+        return FRAMINGS[str(output_formatter)]
+    return FRAMINGS["sse" if tgi_compat else "jsonlines"]
+
+
+def streams_by_default(output_formatter: str | None) -> bool:
+    """Whether that formatter streams the answers of requests that do not say."""
+    framing = FRAMINGS.get(output_formatter or "")
+    return framing is not None and framing.is_streamed
 
 
 def finish_reason(chunk: GenerationChunk) -> str:
@@ -141,13 +163,13 @@ class StreamFormatter:
     def rows(self, chunk: GenerationChunk) -> bytes:
         """Return the rows of `chunk`; the last one closes the stream when the chunk ends it."""
         if self.schema.is_metered:
-            return b"".join(map(self.framing.frame, self._metered_rows(chunk)))
+            return b"".join(frame(self.framing, row) for row in self._metered_rows(chunk))
         self._texts.append(chunk.text)
         is_end = chunk.finish_reason is not None
         plain = chunk.tokens[:-1] if is_end else chunk.tokens
-        out = [self.framing.frame(self._row(token)) for token in plain]
+        out = [frame(self.framing, self._row(token)) for token in plain]
         if is_end:
-            out.append(self.framing.frame(self._last_row(chunk)))
+            out.append(frame(self.framing, self._last_row(chunk)))
         return b"".join(out)
 
     def token_row(self, token: int, text: str, logprob: float | None) -> bytes:
@@ -172,14 +194,14 @@ class StreamFormatter:
         """Return the row of a token with places for what differs between tokens."""
         sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
         row = {"index": 0, "token": _as_row(self.request, self.schema)(sample)}
-        frame = self.framing.frame(row).replace(b"%", b"%%")
-        places = frame.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
-        self._templates[has_logprob] = template = places, frame.count(_LOGPROB)
+        framed = frame(self.framing, row).replace(b"%", b"%%")
+        places = framed.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
+        self._templates[has_logprob] = template = places, framed.count(_LOGPROB)
         return template
 
     def error(self, text: str, code: int) -> bytes:
         """Return the row that ends a stream which failed after its first byte."""
-        return self.framing.frame(self.schema.error(text, code))
+        return frame(self.framing, self.schema.error(text, code))
 
     def _metered_rows(self, chunk: GenerationChunk) -> Iterator[dict[str, Any]]:
         """Yield a row for each token; the first counts the prompt, the last says what ended it."""
@@ -270,7 +292,7 @@ def encode_results(results: Sequence[dict[str, Any]], *, is_list: bool, schema: 
     document: object = results
     if not is_list:
         document = [results[0]] if schema.is_wrapped else results[0]
-    return FRAMINGS["json"].frame(document)
+    return frame(FRAMINGS["json"], document)
 
 
 def _full_text(request: "LmiRequest", prompt: str, chunk: GenerationChunk) -> str:

@@ -19,7 +19,7 @@ from lmi_vllm.errors import (
     tgi_error,
 )
 from lmi_vllm.framings import FRAMINGS, Framing
-from lmi_vllm.inference.response.formatters import lmi_error
+from lmi_vllm.inference.response.formatters import frame, lmi_error
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import HttpRoute, OpenAIReply, Reply
 
@@ -79,8 +79,8 @@ class FramedEvents:
         """Return the end of a stream that failed after its first byte."""
         if self.is_vllm_s:
             status = self.statuses.of(error, Dialect.OPENAI)
-            return self.framing.frame(openai_error(error, error.text, status)) + SSE_DONE
-        return self.framing.frame(self._row(error))
+            return frame(self.framing, openai_error(error, error.text, status)) + SSE_DONE
+        return frame(self.framing, self._row(error))
 
     def _row(self, error: LmiError) -> dict[str, Any]:
         status = self.statuses.of(error, self.dialect)

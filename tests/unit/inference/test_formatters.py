@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.framings import FRAMINGS, choose_framing
+from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.inference.response.formatters import (
@@ -12,6 +12,7 @@ from lmi_vllm.inference.response.formatters import (
     TGI_SCHEMA,
     Schema,
     StreamFormatter,
+    choose_framing,
     encode_results,
     finish_reason,
     format_result,

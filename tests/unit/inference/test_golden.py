@@ -2,10 +2,10 @@ import pytest
 
 from lmi_vllm.engine.scripted import Fail, Step
 from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, LmiError
-from lmi_vllm.framings import choose_framing
 from lmi_vllm.inference.request.payload import LmiRequest, dispatch, parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
     StreamFormatter,
+    choose_framing,
     choose_schema,
     encode_results,
     format_result,
