@@ -1,7 +1,8 @@
 """Sticky sessions: create, check, close over files. Their only state is on the disk.
 
 A session is a directory named by its id with one small file in it that says when it expires. Who
-restarts, or serves beside us over the same `sessions_path`, finds the same sessions.
+restarts, or serves beside us over the same `sessions_path`, finds the same sessions. With
+`sessions_s3url` every replica does: S3 says which there are, and the directory is what is here.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -21,7 +23,8 @@ import orjson
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
-from lmi_vllm.errors import EngineFailureError, PayloadError, RequestError
+from lmi_vllm.errors import EngineFailureError, NotReadyError, PayloadError, RequestError
+from lmi_vllm.extras.sessions.shared import AWAY, FILE, SharedSessions
 from lmi_vllm.messages import Reply
 
 logger = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ DEFAULT_ROOT: Final = Path("/dev/shm/djl_sessions")
 MAX_SESSIONS: Final = 10_000
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_FILE: Final = ".session.json"
+_UNSHARED: Final = ".unshared"  # S3 was away when the session was created
 
 
 class SessionSettings(ExtraSettings):
@@ -53,7 +56,7 @@ class SessionSettings(ExtraSettings):
     sessions_expiration: float = option(parse.seconds, ours(), default=1200, values="seconds",
         note="Life of a session after its creation.")
     sessions_s3url: str | None = option(parse.plain_text, ours(), values="S3 URL",
-        note="Sessions are copied there at exit.")
+        note="Sessions are shared there, and their directories copied at exit.")
     # fmt: on
 
 
@@ -66,11 +69,13 @@ class Sessions:
         expiration_seconds: float = 1200.0,
         *,
         is_enabled: bool = True,
+        shared: SharedSessions | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.root = root
         self._expiration_seconds = expiration_seconds
         self._is_enabled = is_enabled
+        self._shared = shared
         self._now = now
         self._turn = asyncio.Lock()
 
@@ -79,6 +84,7 @@ class Sessions:
 
         Raises:
             PayloadError: the session is unknown, or sessions are off.
+            NotReadyError: it is not known here, and S3 does not answer.
         """
         given = properties.get(SESSION_PROPERTY, "").strip()
         if given and not self._is_enabled:
@@ -86,7 +92,7 @@ class Sessions:
         name = _session_id(properties)
         if not name:
             return
-        expires = await asyncio.to_thread(self._expiry, name)
+        expires = await asyncio.to_thread(self._find, name)
         if expires is None:
             raise PayloadError("session not found")
         if expires <= self._now():
@@ -123,21 +129,67 @@ class Sessions:
             raise RequestError(f"there are {MAX_SESSIONS} sessions already; close some")
         name = str(uuid.uuid4())
         expires = self._now() + self._expiration_seconds
-        folder = self.root / name
-        folder.mkdir(mode=0o700)
-        partial = folder / f"{_FILE}.partial"
-        partial.write_bytes(orjson.dumps({"expires": expires}))
-        partial.rename(folder / _FILE)
+        self._write(name, expires)
+        self._share(name, expires)
         logger.info("session %s created", name)
         shown = datetime.fromtimestamp(expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return _reply(f"Session {name} created", SESSION_HEADER, f"{name}; Expires={shown}")
 
     def _close(self, name: str) -> Reply:
-        if self._expiry(name) is None:
+        if self._find(name) is None:
             raise PayloadError("session not found")
+        if self._shared is not None:
+            try:
+                self._shared.delete(name)
+            except AWAY as error:
+                raise NotReadyError("the session cannot be closed now") from error
         shutil.rmtree(self.root / name)
         logger.info("session %s closed", name)
         return _reply(f"Session {name} closed", CLOSED_HEADER, name)
+
+    def _write(self, name: str, expires: float) -> None:
+        """Make the session's directory."""
+        folder = self.root / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = folder / f"{FILE}.partial"
+        partial.write_bytes(orjson.dumps({"expires": expires}))
+        partial.rename(folder / FILE)
+
+    def _share(self, name: str, expires: float) -> None:
+        """Have the other replicas know the session; without S3 it is this one's alone."""
+        if self._shared is None:
+            return
+        try:
+            self._shared.put(name, expires)
+        except AWAY as error:
+            (self.root / name / _UNSHARED).touch()
+            logger.error("session %s is known on this server only: %s", name, error)
+
+    def _find(self, name: str) -> float | None:
+        """Return when a session expires, also one of another replica; None where there is none."""
+        local = self._expiry(name)
+        if self._shared is None or not _ID.fullmatch(name):
+            return local
+        try:
+            expires = self._shared.expiry(name)
+        except AWAY as error:
+            logger.error("session %s cannot be looked up: %s", name, error)
+            if local is None:
+                raise NotReadyError("the session cannot be looked up now") from error
+            return local
+        if expires is None and local is not None and not (self.root / name / _UNSHARED).exists():
+            shutil.rmtree(self.root / name, ignore_errors=True)  # closed on another replica
+            return None
+        if expires is not None and local is None:
+            self._write(name, expires)
+        return local if expires is None else expires
+
+    def remove_closed(self) -> None:
+        """Remove the directories of sessions that another replica has closed; blocks."""
+        if self._shared is not None and self.root.is_dir():
+            for entry in os.scandir(self.root):
+                with suppress(NotReadyError):
+                    self._find(entry.name)
 
     def _remove_expired(self) -> int:
         """Remove what has expired and return how many are left."""
@@ -155,7 +207,7 @@ class Sessions:
         if not _ID.fullmatch(name):
             return None
         try:
-            return float(orjson.loads((self.root / name / _FILE).read_bytes())["expires"])
+            return float(orjson.loads((self.root / name / FILE).read_bytes())["expires"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:

@@ -20,6 +20,7 @@ from lmi_vllm.extras.sessions.sessions import (
     SessionSettings,
     is_session_request,
 )
+from lmi_vllm.extras.sessions.shared import SharedSessions, shared_sessions
 from lmi_vllm.inference.context import RequestContext, RequestStep
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
@@ -47,7 +48,8 @@ async def keeping_sessions(
 
     def take(settings: Settings, _: EngineArguments) -> None:
         nonlocal url
-        step.sessions, url = sessions_of(settings), settings.extra(SessionSettings).sessions_s3url
+        url = settings.extra(SessionSettings).sessions_s3url
+        step.sessions = sessions_of(settings, shared_sessions(url, environ))
 
     async def copy() -> None:
         copies.append(asyncio.create_task(copy_sessions(step.sessions, url, environ)))
@@ -78,7 +80,7 @@ class SessionStep(RequestStep):
         return await self.sessions.answer(payload, context.call.properties)
 
 
-def sessions_of(settings: Settings) -> Sessions:
+def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Sessions:
     """Return the sessions of these settings; where they are enabled their directory is made.
 
     Raises:
@@ -96,7 +98,7 @@ def sessions_of(settings: Settings) -> Sessions:
             root = trusted_folder(root, beside(root), _FOLDER, "option.sessions_path")
     elif is_enabled:
         _check(root, setting)
-    return Sessions(root, asked.sessions_expiration, is_enabled=is_enabled)
+    return Sessions(root, asked.sessions_expiration, is_enabled=is_enabled, shared=shared)
 
 
 async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[str, str]) -> None:
@@ -104,7 +106,7 @@ async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[st
     if not url or not sessions.root.is_dir():
         return
     shown = mask_urls(url)
-    upload = asyncio.to_thread(upload_directory, sessions.root, url, environ)
+    upload = asyncio.to_thread(_copy, sessions, url, environ)
     try:
         count = await asyncio.wait_for(upload, COPY_SECONDS)
     except TimeoutError:
@@ -113,6 +115,11 @@ async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[st
         logger.error("sessions could NOT be copied to %s: %s", shown, error)
     else:
         logger.info("copied %d session files to %s", count, shown)
+
+
+def _copy(sessions: Sessions, url: str, environ: Mapping[str, str]) -> int:
+    sessions.remove_closed()  # they must not come back
+    return upload_directory(sessions.root, url, environ)
 
 
 def upload_directory(directory: Path, url: str, environ: Mapping[str, str]) -> int:
