@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import struct
 import uuid
 from typing import Final
 
@@ -10,10 +11,11 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineFailureError, LmiError, StartupError
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.pooling import GENERATE, pooling_kind
-from lmi_vllm.messages import GenerationJob, OpenAICall
+from lmi_vllm.messages import GenerationJob, HttpCall, OpenAICall
 
 logger = logging.getLogger(__name__)
 
+TRANSCRIBE: Final = "transcription"  # of models that hear and do nothing else
 WARM_UP_PROMPT: Final = "Hello"
 ANSWER_CHECK_SECONDS: Final = 1.0
 CHECKS: Final = 4  # looks at the engine within one stall time
@@ -128,11 +130,10 @@ async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:
         StartupError: the engine refused, or generated nothing.
     """
     try:
-        is_proven = await (
-            _generates(engine, has_logprobs=has_logprobs)
-            if engine.task == GENERATE
-            else _pools(engine)
-        )
+        if engine.task == GENERATE:
+            is_proven = await _generates(engine, has_logprobs=has_logprobs)
+        else:
+            is_proven = await (_transcribes if engine.task == TRANSCRIBE else _pools)(engine)
     except LmiError as error:
         raise StartupError(f"the engine started but cannot answer: {error.text}") from error
     if not is_proven:
@@ -153,3 +154,25 @@ async def _pools(engine: Engine) -> bool:
     if answer.status != 200:  # noqa: PLR2004 (success)
         raise EngineFailureError(answer.body.decode("utf-8", "replace"))
     return True
+
+
+async def _transcribes(engine: Engine) -> bool:
+    """Ask for the words of a silence: the route is the only way to such a model."""
+    if engine.http is None:
+        return False
+    headers = {"Content-Type": "multipart/form-data; boundary=warm-up"}
+    file = b'Content-Disposition: form-data; name="file"; filename="silence.wav"\r\n\r\n'
+    body = b"--warm-up\r\n" + file + _silence() + b"\r\n--warm-up--\r\n"
+    path = "/v1/audio/transcriptions"
+    answer = await engine.http.call(HttpCall("POST", path, "", headers, body, "warm-up"))
+    if answer.status != 200:  # noqa: PLR2004 (success)
+        raise EngineFailureError(answer.body.decode("utf-8", "replace"))
+    return True
+
+
+def _silence() -> bytes:
+    """Return a tenth of a second of nothing as WAV: 16 kHz, 16 bits, one channel."""
+    samples = bytes(2 * 1600)
+    form = struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    head = struct.pack("<4sI4s4s", b"RIFF", 36 + len(samples), b"WAVE", b"fmt ")
+    return head + form + struct.pack("<4sI", b"data", len(samples)) + samples

@@ -104,8 +104,9 @@ async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bri
     bridge = await Bridge.create(llm, started.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()
-    if "generate" in tasks:
-        return bridge, "generate"
+    for task in ("generate", "transcription"):
+        if task in tasks:
+            return bridge, task
     return bridge, str(llm.model_config.get_pooling_task(tasks))
 
 

@@ -1,6 +1,8 @@
 """A stall is requests without a step, not silence."""
 
 import asyncio
+import io
+import wave
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -8,11 +10,12 @@ import pytest
 from lmi_vllm.clock import Clock
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.errors import EngineFailureError
+from lmi_vllm.errors import EngineFailureError, StartupError
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.messages import GenerationChunk, GenerationJob
-from lmi_vllm.server.liveness import ANSWER_CHECK_SECONDS, AnswerWatch, StallWatch
+from lmi_vllm.messages import GenerationChunk, GenerationJob, HttpCall, OpenAIReply
+from lmi_vllm.server.liveness import ANSWER_CHECK_SECONDS, AnswerWatch, StallWatch, warm_up
 from tests.server.conftest import ManualClock
+from tests.support.scripted_application import ScriptedApplication
 
 SECONDS = 0.08
 
@@ -134,3 +137,29 @@ async def test_a_model_that_cannot_answer_any_more_is_spoilt() -> None:
     await clock.advance(2 * ANSWER_CHECK_SECONDS)
     await asyncio.wait_for(running, 1)
     assert watch.spoilt.is_set()
+
+
+class Hearing(ScriptedApplication):
+    """Answers a transcription with a status, and keeps what it was sent."""
+
+    status = 200
+    call_seen: HttpCall | None = None
+
+    async def call(self, call: HttpCall) -> OpenAIReply:
+        """Return an answer."""
+        self.call_seen = call
+        return OpenAIReply(self.status, b"soundfile is missing")
+
+
+async def test_a_model_that_only_hears_is_proven_by_a_silence() -> None:
+    """A sound file as any client uploads one; what refuses it ends the start by its own words."""
+    engine = ScriptedEngine(task="transcription")
+    engine.http = application = Hearing(engine)
+    await warm_up(engine)
+    assert application.call_seen is not None
+    _, _, file = application.call_seen.body.partition(b"\r\n\r\n")
+    with wave.open(io.BytesIO(file)) as sound:
+        assert (sound.getframerate(), sound.getnframes()) == (16000, 1600)
+    application.status = 500
+    with pytest.raises(StartupError, match="soundfile is missing"):
+        await warm_up(engine)
