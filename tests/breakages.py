@@ -1,0 +1,157 @@
+"""Twenty promises, broken one at a time in a throw-away copy of the project: which test notices?
+
+`python -m tests.breakages [NAME ...]` prints one row of tests/README.md for each. A breakage that
+no test notices is an error. Ten are of the product, ten of SECURITY.md's table.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Breakage:
+    """What is changed in one file of the package, and the tests that are to notice."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+# fmt: off
+BREAKAGES: Final = (
+    Breakage("the environment wins over serving.properties for model keys", "config/layers.py",
+        "        ServingProperties(file),\n        HubVariables(without_hub),  "
+        "# the embedded model has no revision on the hub\n        OptionVariables(environ),",
+        "        OptionVariables(environ),\n        HubVariables(without_hub),\n"
+        "        ServingProperties(file),",
+        "tests/unit/config/test_precedence.py"),
+    Breakage("one restart more than retry_threshold", "server/supervisor.py",
+        "(failures := failures + 1) <= self", "(failures := failures + 1) <= 1 + self",
+        "tests/server/test_failures.py"),
+    Breakage("a drain waits for nothing", "server/server.py",
+        "seconds = self._settings.server.shutdown_timeout", "seconds = 0.0",
+        "tests/server/test_drain.py"),
+    Breakage("max means every GPU for each stage of the pipeline", "translate/parallel.py",
+        "return max(1, gpus // pipeline)", "return max(1, gpus)",
+        "tests/unit/translate/test_parallel.py"),
+    Breakage("rows of a stream end with two line ends", "inference/response/formatters.py",
+        'before=b"", after=b"\\n")', 'before=b"", after=b"\\n\\n")',
+        "tests/unit/inference/test_formatters.py tests/unit/inference/test_golden.py"),
+    Breakage("a client that goes away leaves its request in the engine",
+        "inference/response/streams.py",
+        "            await close_iterator(self._rows)\n        finally:\n"
+        "            await self._release()",
+        "            pass\n        finally:\n            pass",
+        "tests/web/test_streams.py integration/client_disconnect_aborts_generation.py"),
+    Breakage("a killed engine is left as a zombie", "engine/vllm/engine.py",
+        "        await asyncio.to_thread(self._llm.kill, KILL_SECONDS)  "
+        "# vLLM kills, and leaves zombies\n", "",
+        "integration/models_are_registered_over_http.py"),
+    Breakage("requests are counted as disconnected", "web/middleware.py",
+        "                status = response.status\n", "                pass\n",
+        "tests/web/test_metrics.py"),
+    Breakage("an adapter is unloaded under its requests", "adapters/registry.py",
+        "                await self._drop(adapter.ref, timeout_seconds)\n            except",
+        "                await self._drop(adapter.ref, 0.0)\n            except",
+        "tests/unit/adapters tests/web/test_adapter_routes.py"),
+    Breakage("/ping is 200 while the engine restarts", "server/supervisor.py",
+        "        self._service.lifecycle.begin_restart()\n", "",
+        "tests/server/test_failures.py"),
+    Breakage("security: any key opens every route", "web/middleware.py",
+        "            if hmac.compare_digest(shown, key.encode()):", "            if shown:",
+        "integration/tls_and_management.py tests/web"),
+    Breakage("security: a page of another site may post", "web/middleware.py",
+        'not in _OWN_SITE', 'not in (*_OWN_SITE, "cross-site")',
+        "tests/unit/extras/console/test_routes.py tests/web"),
+    Breakage("security: media are fetched from private addresses", "extras/media_urls/fetch.py",
+        "return address.is_global and not is_known", "return not is_known",
+        "tests/unit/extras/media_urls"),
+    Breakage("security: an archive leaves its folder", "sources/archives.py",
+        'if pure.is_absolute() or ".." in pure.parts or', "if pure.is_absolute() or",
+        "tests/unit/sources/test_archives.py"),
+    Breakage("security: an adapter of NaN is taken", "checks/adapter_weights.py",
+        "if not largest <= LARGEST_NUMBER:", "if largest > LARGEST_NUMBER:",
+        "tests/unit/checks/test_adapter_weights.py"),
+    Breakage("security: code from a folder that others may write", "sources/trusted_folders.py",
+        "if mode & stat.S_IWOTH and not is_scratch:", "if False:",
+        "tests/unit/checks/test_predictable_folders.py tests/unit/adapters"),
+    Breakage("security: a log that is not read is waited for", "telemetry/log_handler.py",
+        "            if self._bytes + len(line) > self._most_bytes:",
+        "            while self._bytes + len(line) > self._most_bytes:\n"
+        "                self._changed.wait(60)\n            if False:",
+        "tests/unit/telemetry/test_log_handler.py"),
+    Breakage("security: n is not bounded", "inference/request/parameters.py",
+        "if count is not None and count > limits.max_sequences:", "if False:",
+        "tests/unit/inference/test_limits.py"),
+    Breakage("security: headers may take for ever", "web/connection.py",
+        '            self._start("LMI_HEADER_TIMEOUT", self._patience.header)\n',
+        "            pass\n",
+        "integration/slow_and_rude_clients.py"),
+    Breakage("security: a body of a million values is parsed", "web/inference_routes.py",
+        "    check_values(body)\n", "",
+        "tests/web/test_limits.py"),
+)
+# fmt: on
+
+
+def broken(breakage: Breakage, text: str) -> str:
+    """Return a module's text with the breakage.
+
+    Raises:
+        ValueError: what it changes is not there, or more than once.
+    """
+    if text.count(breakage.old) != 1:
+        raise ValueError(f"{breakage.name}: {breakage.path} has changed; look for its place")
+    return text.replace(breakage.old, breakage.new)
+
+
+def noticed(breakage: Breakage, copy: Path) -> list[str]:
+    """Return the tests that fail in a copy of the project that is broken so."""
+    module = copy / "lmi_vllm" / breakage.path
+    whole = module.read_text(encoding="utf-8")
+    module.write_text(broken(breakage, whole), encoding="utf-8")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider",
+             "--maxfail=3", *breakage.tests.split()],
+            cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        module.write_text(whole, encoding="utf-8")
+    lines = done.stdout.splitlines()
+    return [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+
+
+def main(names: Collection[str]) -> int:
+    """Break them one after the other; returns how many nothing noticed."""
+    unnoticed = 0
+    with tempfile.TemporaryDirectory(prefix="lmi-vllm-broken-") as folder:
+        copy = Path(folder) / "copy"
+        worktree = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*worktree, "add", "-q", "--detach", str(copy)], check=True)
+        try:
+            for breakage in BREAKAGES:
+                if names and breakage.name not in names:
+                    continue
+                found = noticed(breakage, copy)
+                unnoticed += not found
+                shown = f"`{found[0]}`" if found else "**nothing**"
+                print(f"| {breakage.name} | `{breakage.path}` | {shown} |", flush=True)
+        finally:
+            subprocess.run([*worktree, "remove", "--force", str(copy)], check=True)
+    return unnoticed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
