@@ -129,8 +129,8 @@ def noticed(breakage: Breakage, copy: Path) -> list[str]:
         )  # fmt: skip
     finally:
         module.write_text(whole, encoding="utf-8")
-    lines = done.stdout.splitlines()
-    return [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    lines = (line.partition(" - ")[0].partition(" ") for line in done.stdout.splitlines())
+    return [test for word, _, test in lines if word in ("FAILED", "ERROR") and "::" in test]
 
 
 def main(names: Collection[str]) -> int:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.config.parsers import dtype, human_int, java_true, modality_limits
 from tests.unit.conftest import ExplainRun
 
 READ = (  # option, text, argument, value
@@ -191,3 +192,34 @@ def test_words_of_the_model_s_tokens_are_no_secrets(explained: ExplainRun) -> No
     assert run.option("smoothquant_per_token")["value"] == "true"
     assert run.option("long_prefill_token_threshold")["value"] == 7
     assert explained("", "HF_TOKEN=abc").option("HF_TOKEN")["value"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("ending", "factor"),
+    [*zip("kmgt", (10**3, 10**6, 10**9, 10**12), strict=True),
+     *zip("KMGT", (1 << 10, 1 << 20, 1 << 30, 1 << 40), strict=True)],
+)  # fmt: skip
+def test_every_ending_of_a_number_has_its_factor(ending: str, factor: int) -> None:
+    """Small letters are decimal, capital ones binary."""
+    assert human_int(f"3{ending}") == 3 * factor
+
+
+@pytest.mark.parametrize("text", ["image", "=4", "image=4,=2", "image=4,video"])
+def test_a_limit_needs_a_name_and_a_number(text: str) -> None:
+    """Half of a pair is no limit of anything."""
+    with pytest.raises(ValueError, match="image=4,video=2"):
+        modality_limits(text)
+
+
+def test_only_int8_is_sent_to_quantization() -> None:
+    """The advice stands where it helps."""
+    with pytest.raises(ValueError, match=r"option\.quantize"):
+        dtype("int8")
+    with pytest.raises(ValueError, match="allowed are") as caught:
+        dtype("int16")
+    assert "quantize" not in str(caught.value)
+
+
+def test_only_true_is_java_s_true() -> None:
+    """Everything else is false, wherever it stands in the alphabet."""
+    assert [java_true(text) for text in ("True", "truf", "yes", "false")] == [True, *[False] * 3]

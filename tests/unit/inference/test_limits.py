@@ -4,6 +4,7 @@ import pytest
 
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.request.parameters import check_limits, check_logprobs, sequence_count
+from lmi_vllm.inference.request.payload import MOST_VALUES, check_values
 from lmi_vllm.messages import RequestLimits
 
 LIMITS = RequestLimits(
@@ -142,3 +143,24 @@ COUNTS: dict[str, tuple[dict[str, Any], int]] = {
 def test_limits_each_sequence_of_a_list_counts(body: dict[str, Any], count: int) -> None:
     """A list stands for as many requests as it asks for sequences."""
     assert sequence_count(body) == count
+
+
+def test_limits_of_logprobs_are_exact() -> None:
+    """None is a number of them; beams take half of what the engine gives, rounded down."""
+    check_logprobs({"logprobs": 0, "num_beams": 2}, RequestLimits(max_logprobs=5))
+    with pytest.raises(PayloadError, match="num_beams: at most 2, half of max_logprobs"):
+        check_logprobs({"num_beams": 3}, RequestLimits(max_logprobs=5))
+
+
+def test_short_repetitions_are_looked_for() -> None:
+    """The bound is one from above."""
+    check_limits({"repetition_detection": {"max_pattern_size": 1}}, LIMITS)
+
+
+def test_values_of_a_body_are_counted_exactly() -> None:
+    """A comma more is too many; a long text has few."""
+    assert MOST_VALUES == 1_048_576
+    check_values(b"," * MOST_VALUES + b"x")
+    check_values(b"x" * (2 * MOST_VALUES))
+    with pytest.raises(PayloadError, match="more than 1048576 values"):
+        check_values(b"," * (MOST_VALUES + 1))

@@ -9,7 +9,11 @@ from lmi_vllm.inference.request.parameters import (
     parse_parameters,
     unread_names,
 )
-from lmi_vllm.inference.request.sampling import is_sampling, sampling_fields
+from lmi_vllm.inference.request.sampling import (
+    choose_candidates,
+    is_sampling,
+    sampling_fields,
+)
 
 GREEDY = {"temperature": 0.0, "max_tokens": 30}
 SCHEMA = {"type": "object"}
@@ -218,7 +222,22 @@ REFUSED: dict[str, dict[str, Any]] = {
     "grammar without value": {"grammar": {"type": "json"}},
     "grammar unknown type": {"grammar": {"type": "xml", "value": "x"}},
     "adapter_id number": {"adapter_id": 5},
+    "max_tokens zero": {"max_tokens": 0},
+    "top_k beyond 32 bits": {"top_k": 1 << 31},
+    "priority beyond 32 bits": {"priority": 1 << 31},
 }
+LARGEST = {
+    "top_k": (1 << 31) - 1,
+    "priority": (1 << 31) - 1,
+    "truncate": (1 << 31) - 1,
+    "top_n_tokens": 0,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), LARGEST.items(), ids=LARGEST)
+def test_parameters_at_their_bounds_are_taken(name: str, value: int) -> None:
+    """What the engine keeps in 32 bits goes as far as they do."""
+    assert getattr(parse_parameters({name: value}), name) == value
 
 
 @pytest.mark.parametrize("given", REFUSED.values(), ids=REFUSED)
@@ -295,3 +314,25 @@ def test_parameters_every_known_name_is_tested() -> None:
     tested |= {name for given, *_ in SAMPLING.values() for name in given}
     tested |= {"decoder_input_details", "adapter_id"}
     assert set(GenerationParameters.model_fields) <= tested
+
+
+def test_beams_show_twice_as_many_tokens_at_most() -> None:
+    """The bound is exact and named."""
+    assert choose_candidates(parse_parameters({"num_beams": 3, "top_n_tokens": 6})).returned == 3
+    with pytest.raises(PayloadError, match=r"at most twice num_beams \(6\) \(got 7\)"):
+        choose_candidates(parse_parameters({"num_beams": 3, "top_n_tokens": 7}))
+
+
+@pytest.mark.parametrize(
+    "neutral", [{"temperature": 0.0}, {"temperature": 1.0}, {"min_p": 0.0}, {"top_p": 1.0}], ids=str
+)
+def test_beams_take_what_means_nothing(neutral: dict[str, Any]) -> None:
+    """A client that sends every default is served."""
+    assert choose_candidates(parse_parameters({"num_beams": 2, **neutral})).generated == 2
+
+
+def test_a_schema_of_another_kind_is_not_unpacked() -> None:
+    """A property may be called schema; only TGI's json_schema wraps."""
+    value = {"type": "object", "schema": {"a": 1}}
+    given = {"grammar": {"type": "json", "value": value}}
+    assert fields(**given)["structured_outputs"] == {"json": value}
