@@ -158,6 +158,7 @@ class GenerationJob:
     apply_model_defaults: bool = False
     truncate_prompt_tokens: int | None = None  # keep the last N tokens of the prompt
     priority: int = 0
+    needs_token_texts: bool = True
     beams: BeamSearch | None = None
 
     def number(self, name: str, default: int) -> int:

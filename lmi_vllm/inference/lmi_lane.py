@@ -88,6 +88,9 @@ def make_job(
         apply_model_defaults=request.apply_model_defaults,
         truncate_prompt_tokens=request.truncate,
         priority=request.priority,
+        needs_token_texts=request.is_streaming
+        or request.details
+        or request.candidates.returned > 1,
         beams=request.candidates.beams,
     )
 

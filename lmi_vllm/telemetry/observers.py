@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from lmi_vllm.telemetry.metrics import (
     DISCONNECTS,
@@ -38,26 +38,34 @@ class RequestCounter:
 
     def __init__(self) -> None:
         self._adapters: set[str] = set()
+        self._children: dict[tuple[object, ...], Any] = {}  # looking one up costs more than adding
 
     def __call__(self, summary: RequestSummary) -> None:
         """Count one request."""
         dialect, adapter = summary.dialect, self._adapter_label(summary.adapter)
         if not summary.is_background:
-            REQUESTS.labels(summary.route, dialect, adapter, str(summary.status)).inc()
+            self._child(REQUESTS, summary.route, dialect, adapter, str(summary.status)).inc()
             if summary.is_disconnected:
                 DISCONNECTS.labels(dialect).inc()
         if not summary.is_inference:
             return
-        REQUEST_SECONDS.labels(dialect).observe(summary.seconds)
+        self._child(REQUEST_SECONDS, dialect).observe(summary.seconds)
         for histogram, seconds in (
             (FIRST_TOKEN_SECONDS, summary.first_token_seconds),
             (TOKEN_SECONDS, summary.token_seconds),
             (QUEUE_SECONDS, summary.queue_seconds),
         ):
             if seconds is not None:
-                histogram.labels(dialect).observe(seconds)
-        PROMPT_TOKENS.labels(adapter).inc(summary.prompt_tokens)
-        GENERATED_TOKENS.labels(adapter).inc(summary.generated_tokens)
+                self._child(histogram, dialect).observe(seconds)
+        self._child(PROMPT_TOKENS, adapter).inc(summary.prompt_tokens)
+        self._child(GENERATED_TOKENS, adapter).inc(summary.generated_tokens)
+
+    def _child(self, metric: Any, *labels: str) -> Any:
+        key = (metric, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
 
     def _adapter_label(self, name: str) -> str:
         """Return the name while there is room for another; a counter never forgets one."""
@@ -81,18 +89,15 @@ def log_request(summary: RequestSummary) -> None:
         return
     fields = _fields(summary)
     figures = "".join(f" {name}={value}" for name, value in _figures(summary).items())
-    request_logger.log(
-        level,
-        '%s "%s %s HTTP/1.1" %d %d RequestId=[%s]%s',
-        summary.remote,
-        summary.method,
-        summary.shown_path,
-        summary.status,
-        fields["milliseconds"],
-        summary.request_id,
-        figures,
-        extra={"fields": fields},
+    text = (
+        f'{summary.remote} "{summary.method} {summary.shown_path} HTTP/1.1" {summary.status} '
+        f"{fields['milliseconds']} RequestId=[{summary.request_id}]{figures}"
     )
+    # As `request_logger.log` does, which would look for the place in the code first.
+    record = request_logger.makeRecord(
+        request_logger.name, level, __file__, 0, text, (), None, "log_request", {"fields": fields}
+    )
+    request_logger.handle(record)
 
 
 def _fields(summary: RequestSummary) -> dict[str, object]:

@@ -59,13 +59,6 @@ class RowWriter:
         """Whether the client has to read first."""
         return self._protocol.writing_paused
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a row may be written without waiting: the client is there and reads."""
-        protocol = self._protocol
-        transport = protocol.transport
-        return transport is not None and not transport.is_closing() and not protocol.writing_paused
-
     def write(self, row: bytes) -> None:
         """Take a row; it is on its way when this turn of the event loop ends.
 
@@ -78,7 +71,7 @@ class RowWriter:
         self.put(row)
 
     def put(self, row: bytes) -> None:
-        """Take a row as `write` does; only where `is_ready` has just been seen."""
+        """Take a row as `write` does; for a client that is gone it is dropped."""
         if not row or not self._has_body:
             return
         if not self._rows:

@@ -76,6 +76,8 @@ class ChunkMaker:
         """
         if len(ids) <= 1:
             return [text] * len(ids)
+        if not self._job.needs_token_texts:
+            return [""] * len(ids)
         texts, rest = [], text
         for token in ids[:-1]:
             piece = self._tokenizer.decode([token], skip_special_tokens=True)

@@ -32,6 +32,11 @@ class TextEvents:
         self._before, self._after = b"", b""
 
     @property
+    def gate(self) -> "TextEvents":
+        """See `TokenReader`."""
+        return self
+
+    @property
     def is_open(self) -> bool:
         """Whether the next text may become an event at once."""
         return bool(self._before) and self._sequences == 1 and self._direct.is_open

@@ -49,12 +49,21 @@ KNOWN_FIELDS: Final = frozenset(
 TELLING_SETTINGS: Final = ("return_sampling_mask", "enable_return_routed_experts")
 
 
-class TokenReader(Protocol):
-    """Reads a stream's tokens where they arrive."""
+class Gate(Protocol):
+    """Says of a stream whether something may be written to it."""
 
     @property
     def is_open(self) -> bool:
         """Whether tokens may come now."""
+        ...
+
+
+class TokenReader(Protocol):
+    """Reads a stream's tokens where they arrive."""
+
+    @property
+    def gate(self) -> "Gate":
+        """What knows whether tokens may come."""
         ...
 
     def read(self, ids: list[int], text: str, logprobs: list[float] | None) -> None:
@@ -65,17 +74,12 @@ class TokenReader(Protocol):
 class ChunkReader:
     """Hands tokens on as chunks of ours."""
 
-    __slots__ = ("_chunks", "_direct", "_special")
+    __slots__ = ("_chunks", "_direct", "_special", "gate")
 
     def __init__(self, direct: DirectChunks, chunks: ChunkMaker) -> None:
-        self._direct = direct
+        self._direct = self.gate = direct
         self._chunks = chunks
         self._special = chunks.special_ids
-
-    @property
-    def is_open(self) -> bool:
-        """See `TokenReader`."""
-        return self._direct.is_open
 
     def read(self, ids: list[int], text: str, logprobs: list[float] | None) -> None:
         """See `TokenReader`."""
@@ -390,16 +394,17 @@ class WholeSequence(LaneSequence):
 class StreamedSequence(LaneSequence):
     """A sequence with a reader, decoded by vLLM's own detokenizer."""
 
-    __slots__ = ("_queue", "_reader")
+    __slots__ = ("_gate", "_queue", "_reader")
 
     def __init__(self, state: Any, reader: TokenReader) -> None:
         super().__init__(state)
         self._queue = state.queue
         self._reader = reader
+        self._gate = reader.gate
 
     def _read(self, ids: list[int], logprobs: Any) -> bool:
         # What waits in vLLM's queue comes first.
-        if self._queue.output is not None or not self._reader.is_open:
+        if self._queue.output is not None or not self._gate.is_open:
             return False
         text = self._text(ids)
         if text is None:

@@ -66,6 +66,11 @@ class LmiRequest:
     wants_logprobs: bool
     unread: tuple[str, ...] = ()
 
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether the answer has more than the text."""
+        return self.is_streaming or self.details or self.candidates.returned > 1
+
 
 def check_values(body: bytes) -> None:
     """Return when a body has no more values than are read while other requests wait.

@@ -24,12 +24,12 @@ class RowSink(Protocol):
     """Where a stream's rows go, of themselves once connected."""
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a row may be written without waiting."""
+    def is_paused(self) -> bool:
+        """Whether the client has to read first."""
         ...
 
     def put(self, row: bytes) -> None:
-        """Take a row; only while it is ready."""
+        """Take a row; for a client that is gone it is dropped."""
         ...
 
 
@@ -156,6 +156,8 @@ async def next_within(items: AsyncIterator[Item], seconds: float, setting: str) 
 
 async def gathered(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
     """Return all results, in order; the first failure ends the others and is raised."""
+    if len(works) == 1:  # most often: no task is needed
+        return [await works[0]]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
@@ -200,7 +202,7 @@ class _DirectWriter:
     def is_open(self) -> bool:
         """Whether a chunk may be written: it has to come after all that was yielded."""
         sink = self._sink
-        return sink is not None and self.limit.is_waiting and sink.is_ready
+        return sink is not None and self.limit.is_waiting and not sink.is_paused
 
     def _write(self, rows: bytes) -> None:
         if self._sink is not None:
