@@ -95,6 +95,7 @@ async def read(engine: Engine, call: OpenAICall, wire: Wire | None) -> list[byte
         wire.events.append(event)
 
 
+TRIES = 10  # on a busy machine the engine is ahead of the reader, and vLLM joins its tokens
 _TEXT = re.compile(rb'"(?:text|content)":"((?:[^"\\]|\\.)*)"')
 
 
@@ -134,13 +135,13 @@ def test_events_of_the_short_way_are_the_handler_s(
 ) -> None:
     """The same bytes but for the cuts; only streams that say nothing but text go the short way."""
     call = OpenAICall(kind, {**body, "model": "lmi", "stream": True}, {}, "direct")
-    wire = Wire()
-    found = run(read(vllm_engine, call, wire))
-    if not is_short:
-        assert wire.direct == 0
-        return
-    assert wire.direct > 3
-    assert normal(found) == normal(run(read(vllm_engine, call, None)))
+    expected = normal(run(read(vllm_engine, call, None)))
+    for _ in range(TRIES if is_short else 1):
+        wire = Wire()
+        assert normal(run(read(vllm_engine, call, wire))) == expected or not is_short
+        if wire.direct > 3:
+            break
+    assert (wire.direct > 3) if is_short else (wire.direct == 0)
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat/completions"])
@@ -150,11 +151,14 @@ def test_events_stay_in_order_when_the_short_way_opens_and_closes(
     """A client that reads now and then gets the same text and the same counts."""
     base = COMPLETION if kind == "completions" else CHAT
     call = OpenAICall(kind, {**base, **USAGE, "model": "lmi", "stream": True}, {}, "direct")
-    calls = iter(range(10_000))
-    wire = Wire(may_read=lambda: next(calls) % 3 != 0)
-    found = run(read(vllm_engine, call, wire))
+    expected = normal(run(read(vllm_engine, call, None)))
+    for _ in range(TRIES):
+        calls = iter(range(10_000))
+        wire = Wire(may_read=lambda calls=calls: next(calls) % 3 != 0)
+        assert normal(run(read(vllm_engine, call, wire))) == expected
+        if wire.direct > 3:
+            break
     assert wire.direct > 3
-    assert normal(found) == normal(run(read(vllm_engine, call, None)))
 
 
 def test_concurrent_streams_do_not_mix(run: LoopThread, vllm_engine: Engine) -> None:

@@ -48,6 +48,7 @@ async def read(engine: Engine, job: GenerationJob, reader: Reader) -> int:
 
 
 RANKED = "with ranked candidates"  # whose texts vLLM decodes: all of it goes its way
+TRIES = 10  # on a busy machine the engine is ahead of the reader, and vLLM joins its tokens
 JOBS: dict[str, dict[str, object]] = {
     "plain": {},
     "with the log probability of each token": {"logprobs": 0},
@@ -88,13 +89,17 @@ def test_tokens_read_directly_are_those_that_are_yielded(
     run: LoopThread, vllm_engine: Engine, name: str, fields: dict[str, object]
 ) -> None:
     """Token by token, text and end: nothing is lost, doubled or out of order on the short way."""
-    reader = Reader()
-    yielded = run(read(vllm_engine, job_of(fields), reader))
-    assert flat(reader.chunks) == flat(run(collect(vllm_engine, job_of(fields))))
-    if name == RANKED:
-        assert yielded == len(reader.chunks)
-    elif len(reader.chunks) > 4:
-        assert yielded < len(reader.chunks) / 2, "the short way was not taken"
+    expected = flat(run(collect(vllm_engine, job_of(fields))))
+    for _ in range(TRIES):
+        reader = Reader()
+        yielded = run(read(vllm_engine, job_of(fields), reader))
+        assert flat(reader.chunks) == expected
+        if name == RANKED:
+            assert yielded == len(reader.chunks)
+            return
+        if len(expected[0]) <= 4 or yielded < len(expected[0]) / 2:
+            return
+    pytest.fail("the short way was not taken")
 
 
 @pytest.mark.vllm
@@ -112,8 +117,12 @@ def test_tokens_of_a_reader_that_opens_and_closes_stay_in_order(
 @pytest.mark.vllm
 def test_direct_tokens_switch_no_task(run: LoopThread, vllm_engine: Engine) -> None:
     """All tokens but the first and the last come from vLLM's own output loop."""
-    reader = Reader()
-    assert run(read(vllm_engine, job_of({"max_tokens": 60}), reader)) <= 4
+    for _ in range(TRIES):
+        reader = Reader()
+        yielded = run(read(vllm_engine, job_of({"max_tokens": 60}), reader))
+        if yielded <= 4:
+            break
+    assert yielded <= 4
     assert len(reader.tasks) == 2  # the consumer's, and vLLM's
 
 

@@ -18,7 +18,7 @@ from lmi_vllm.errors import EngineDeadError
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, RequestSummary, enter_record
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, collect
-from tests.contract.test_direct_tokens import Reader, flat, read
+from tests.contract.test_direct_tokens import TRIES, Reader, flat, read
 
 pytestmark = pytest.mark.vllm
 PROMPT: Final = "Once upon a time"
@@ -166,15 +166,18 @@ def test_the_lane_takes_what_it_can(
     if form == "whole" and "stop" in sampling:
         pytest.skip("a stop string of a whole answer is vLLM's business")
     job = GenerationJob("lane", PROMPT, sampling, is_streaming=form != "whole")
-    for is_on in (True, False):
-        processor.is_on = is_on
+
+    def tokens() -> int:
         with Taken(processor) as taken:
             if form == "whole":
                 run(collect(vllm_engine, job))
             else:
                 run(read(vllm_engine, job, Reader()))
-        # A busy machine's engine is ahead of the reader at the start, and once in a while.
-        assert taken.tokens > sampling["max_tokens"] * 0.7 if is_on else taken.tokens == 0
+        return taken.tokens
+
+    assert any(tokens() > sampling["max_tokens"] * 0.7 for _ in range(TRIES))
+    processor.is_on = False
+    assert tokens() == 0
 
 
 def test_a_mixture_in_one_batch(
