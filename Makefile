@@ -7,7 +7,7 @@ PYTEST := $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 REAL := tests integration --ignore tests/unit --ignore tests/web --ignore tests/server
 
-.PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fuzz pictures
+.PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz pictures
 .PHONY: constraints release clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
@@ -70,6 +70,9 @@ storm: setup      ## the isolation storm over adapters, five minutes unless ARGS
 
 chaos: setup      ## mixed traffic, rubbish, hang-ups and engine kills, ten minutes unless ARGS says otherwise
 	$(PY) -m integration.chaos --seconds 600 $(ARGS)
+
+fleet: setup      ## four servers behind HAProxy, killed and rolled under load: requests lost, answers crossed, S3 calls
+	$(PYTEST) integration/fleet_behind_a_proxy.py -s $(ARGS)
 
 pictures: setup   ## the pictures of config/console.md, taken by the tests of the console
 	LMI_CONSOLE_PICTURES=$(CURDIR)/config/console $(PYTEST) integration/console_in_a_browser.py $(ARGS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Install what only tests need, Chromium and Prometheus, from the distribution, where it may.
+"""Install what only tests need (Chromium, HAProxy, Prometheus) from the distribution, if it may.
 
 It may on a Debian-like machine where we are root: a container. Elsewhere, and with
 LMI_TEST_TOOLS=none, nothing is installed; the tests that need a missing tool are then skipped and
@@ -12,7 +12,11 @@ import subprocess
 import sys
 
 # Package -> the program that shows it is there.
-TOOLS = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "prometheus": ("promtool",)}
+TOOLS = {
+    "chromium": ("chromium", "chromium-browser", "google-chrome"),
+    "haproxy": ("haproxy",),
+    "prometheus": ("promtool",),
+}
 SECONDS = 600
 
 
