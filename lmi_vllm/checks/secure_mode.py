@@ -3,10 +3,10 @@
 A check returns sentences instead of raising, so that a refused start names all that is wrong.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from lmi_vllm.config.parsers import java_true
 from lmi_vllm.config.settings import Settings
@@ -17,20 +17,11 @@ _EXTRA: Final = "secure_mode"
 _NO_CHECKS: Final = f"{SWITCH} is on, and needs the extra {_EXTRA}, which is not installed"
 
 
-class StartCheck(Protocol):
-    """What is forbidden in a start; nothing where it is not asked to check."""
-
-    def __call__(
-        self, settings: Settings, environ: Mapping[str, str], directory: Path | None
-    ) -> tuple[str, ...]:
-        """Return the refusals; `directory` is the model directory where there is one."""
-
-
-class AdapterCheck(Protocol):
-    """What is forbidden in the folder of one adapter."""
-
-    def __call__(self, folder: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the refusals."""
+# What is forbidden in a start, whose model directory is given where there is one; nothing where it is
+# not asked to check.
+StartCheck = Callable[[Settings, Mapping[str, str], Path | None], tuple[str, ...]]
+# What is forbidden in the folder of one adapter.
+AdapterCheck = Callable[[Path, Mapping[str, str]], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError, StatusTable
-from lmi_vllm.framings import Framing
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
 from lmi_vllm.inference.request.parameters import UnreadNames
@@ -23,7 +22,7 @@ from lmi_vllm.inference.response.streams import (
     close_iterator,
     deadline,
 )
-from lmi_vllm.messages import InferenceCall, Reply, ServingProfile
+from lmi_vllm.messages import Framing, InferenceCall, Reply, ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
 ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"

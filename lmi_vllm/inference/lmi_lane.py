@@ -5,7 +5,6 @@ from typing import Any
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
@@ -17,7 +16,7 @@ from lmi_vllm.inference.response.formatters import (
     rank_candidates,
 )
 from lmi_vllm.inference.response.streams import DirectRowWriter, close_iterator, gathered
-from lmi_vllm.messages import AdapterRef, GenerationJob, Reply
+from lmi_vllm.messages import FRAMINGS, AdapterRef, GenerationJob, Reply
 
 
 async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply:

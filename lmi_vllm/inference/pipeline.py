@@ -8,7 +8,6 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import Dialect, PayloadError
-from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.context import RequestContext, RequestStep, with_adapter_id
 from lmi_vllm.inference.hooks import InputHook, OutputHook
 from lmi_vllm.inference.lmi_lane import generate
@@ -17,7 +16,7 @@ from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request, vectors_
 from lmi_vllm.inference.request.payload import PayloadKind, decode_body, dispatch, parse_lmi_request
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
-from lmi_vllm.messages import OpenAIReply, Reply
+from lmi_vllm.messages import FRAMINGS, OpenAIReply, Reply
 
 _SUCCESS = 200
 # Calls that only count or show tokens: nothing is generated for a hook to look at.

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.lmi_lane import gather_results, make_job
 from lmi_vllm.inference.request.parameters import GenerationParameters
 from lmi_vllm.inference.request.payload import parse_lmi_request
@@ -26,7 +25,7 @@ from lmi_vllm.inference.response.formatters import (
     StreamFormatter,
     encode_results,
 )
-from lmi_vllm.messages import ServingProfile
+from lmi_vllm.messages import FRAMINGS, ServingProfile
 from tests.contract.conftest import LoopThread
 
 pytestmark = pytest.mark.vllm

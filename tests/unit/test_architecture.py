@@ -10,14 +10,13 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|framings|messages|multipart|origin|_version|extension|clock)\.\w+"
+SHARED = r"(errors|messages|multipart|origin|_version|extension|clock)\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
 # No room of the core is allowed `extras`; an extra may import the core and itself.
 ROOMS = {
     "errors": r"",
-    "framings": r"",
     "messages": r"(origin|errors)\..*",
     "multipart": r"",
     "origin": r"",

@@ -2,7 +2,7 @@
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import Section, maps_to, no_effect, option, ours, warns
-from lmi_vllm.framings import FRAMINGS
+from lmi_vllm.messages import FRAMINGS
 
 
 class Serving(Section):

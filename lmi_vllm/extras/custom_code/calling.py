@@ -9,10 +9,9 @@ from typing import Any
 from lmi_vllm.errors import CustomCodeError, Dialect, LmiError, StatusTable
 from lmi_vllm.extras.custom_code.djl_python.content import Input
 from lmi_vllm.extras.custom_code.thread import CodeThread
-from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.response.formatters import frame, lmi_error
 from lmi_vllm.inference.response.streams import deadline
-from lmi_vllm.messages import InferenceCall
+from lmi_vllm.messages import FRAMINGS, InferenceCall
 
 logger = logging.getLogger(__name__)
 

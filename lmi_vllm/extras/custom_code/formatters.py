@@ -19,11 +19,10 @@ from lmi_vllm.extras.custom_code.functions import (
     new_body,
     new_payload,
 )
-from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.request.payload import LmiRequest, decode_body
 from lmi_vllm.inference.response.openai_events import SSE_ERROR, error_of
 from lmi_vllm.inference.response.streams import close_iterator
-from lmi_vllm.messages import InferenceCall, OpenAIReply, Reply
+from lmi_vllm.messages import FRAMINGS, InferenceCall, OpenAIReply, Reply
 
 FORMATTER_FAILED: Final = "Custom formatter failed"
 # What vLLM's completion handler would take from the model's generation config if left out.

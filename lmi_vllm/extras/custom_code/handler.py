@@ -7,9 +7,8 @@ from typing import Any, Final
 from lmi_vllm.errors import CustomCodeError, LmiError, StatusTable
 from lmi_vllm.extras.custom_code.calling import CodeCaller, error_row, failure
 from lmi_vllm.extras.custom_code.djl_python.content import Output
-from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.response.streams import close_iterator, next_within
-from lmi_vllm.messages import InferenceCall, Reply
+from lmi_vllm.messages import FRAMINGS, InferenceCall, Reply
 
 HANDLER_FAILED: Final = "Custom handler failed"
 _JSONLINES: Final = FRAMINGS["jsonlines"].content_type

@@ -38,7 +38,7 @@ class SpeculationSettings(ExtraSettings):
 
     # fmt: off
     speculative_draft_model: str | None = option(parse.plain_text, computes("speculative_config"),
-        aliases=("draft_model_id",), values="hub id, `s3://…`, path",
+        aliases=("draft_model_id",), values="hub id, URL of a store, path",
         note="The small model that guesses ahead.")
     speculative_length: int | None = option(parse.count, computes("speculative_config"),
         aliases=("spec_length",), values="number",

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 import orjson
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.framings import METERED
 from lmi_vllm.inference.request.parameters import (
     GenerationParameters,
     check_limits,
@@ -29,7 +28,7 @@ from lmi_vllm.inference.request.sampling import (
     wants_details,
 )
 from lmi_vllm.inference.response.formatters import streams_by_default
-from lmi_vllm.messages import ServingProfile, TgiRoute
+from lmi_vllm.messages import METERED, ServingProfile, TgiRoute
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lmi_vllm.errors import tgi_error
-from lmi_vllm.framings import ACCEPTED_FRAMINGS, FRAMINGS, METERED, Framing
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import (
+    ACCEPTED_FRAMINGS,
+    FRAMINGS,
+    METERED,
+    Framing,
     GeneratedToken,
     GenerationChunk,
     ServingProfile,

@@ -18,10 +18,9 @@ from lmi_vllm.errors import (
     openai_error,
     tgi_error,
 )
-from lmi_vllm.framings import FRAMINGS, Framing
 from lmi_vllm.inference.response.formatters import frame, lmi_error
 from lmi_vllm.inference.response.streams import close_iterator
-from lmi_vllm.messages import HttpRoute, OpenAIReply, Reply
+from lmi_vllm.messages import FRAMINGS, Framing, HttpRoute, OpenAIReply, Reply
 
 SSE_DONE: Final = b"data: [DONE]\n\n"
 _DATA: Final = b"data: "

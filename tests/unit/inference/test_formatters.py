@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.framings import FRAMINGS
 from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.inference.response.formatters import (
@@ -19,6 +18,7 @@ from lmi_vllm.inference.response.formatters import (
     rank_candidates,
 )
 from lmi_vllm.messages import (
+    FRAMINGS,
     BeamSearch,
     GeneratedToken,
     GenerationChunk,

@@ -3,8 +3,8 @@
 import pytest
 
 from lmi_vllm.errors import Dialect
-from lmi_vllm.framings import FRAMINGS, Framing
 from lmi_vllm.inference.response.openai_events import FramedEvents
+from lmi_vllm.messages import FRAMINGS, Framing
 
 EVENT = b'data: {"a":"\\n"}\n\n'
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_vllm.framings import FRAMINGS, Framing
 from lmi_vllm.inference.request.payload import parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
     LMI_SCHEMA,
@@ -15,7 +14,13 @@ from lmi_vllm.inference.response.formatters import (
     Schema,
     StreamFormatter,
 )
-from lmi_vllm.messages import GeneratedToken, GenerationChunk, ServingProfile
+from lmi_vllm.messages import (
+    FRAMINGS,
+    Framing,
+    GeneratedToken,
+    GenerationChunk,
+    ServingProfile,
+)
 
 SCHEMAS = {"LMI": LMI_SCHEMA, "TGI": TGI_SCHEMA, "TGI 3": TGI_ROOT_SCHEMA}
 PARAMETERS = {
