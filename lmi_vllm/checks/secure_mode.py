@@ -17,8 +17,8 @@ _EXTRA: Final = "secure_mode"
 _NO_CHECKS: Final = f"{SWITCH} is on, and needs the extra {_EXTRA}, which is not installed"
 
 
-# What is forbidden in a start, whose model directory is given where there is one; nothing where it is
-# not asked to check.
+# What is forbidden in a start (the path is the model directory, where there is one); nothing where
+# it is not asked to check.
 StartCheck = Callable[[Settings, Mapping[str, str], Path | None], tuple[str, ...]]
 # What is forbidden in the folder of one adapter.
 AdapterCheck = Callable[[Path, Mapping[str, str]], tuple[str, ...]]
