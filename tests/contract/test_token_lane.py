@@ -14,6 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import lane
+from lmi_vllm.engine.vllm.sequences import LaneSequence
 from lmi_vllm.errors import EngineDeadError
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, RequestSummary, enter_record
@@ -69,9 +70,9 @@ class Taken:
         self.has_twenty = asyncio.Event()
 
     def __enter__(self) -> "Taken":
-        take = lane.LaneSequence.take
+        take = LaneSequence.take
 
-        def counted(sequence: lane.LaneSequence, output: Any) -> bool:
+        def counted(sequence: LaneSequence, output: Any) -> bool:
             taken = take(sequence, output)
             self.tokens += len(output.new_token_ids) if taken else 0
             if self.tokens >= 20:
@@ -79,7 +80,7 @@ class Taken:
             return taken
 
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(lane.LaneSequence, "take", counted)
+        self._patch.setattr(LaneSequence, "take", counted)
         return self
 
     def __exit__(self, *_: object) -> None:

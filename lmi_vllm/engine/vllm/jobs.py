@@ -22,8 +22,9 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
-from lmi_vllm.engine.vllm.lane import ChunkReader, InLane, LaneRequest
+from lmi_vllm.engine.vllm.lane import InLane
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
+from lmi_vllm.engine.vllm.sequences import ChunkReader, LaneRequest
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,

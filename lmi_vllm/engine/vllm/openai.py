@@ -25,7 +25,8 @@ from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import raw_headers
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.events import TextEvents, may_be_direct
-from lmi_vllm.engine.vllm.lane import InLane, LaneRequest
+from lmi_vllm.engine.vllm.lane import InLane
+from lmi_vllm.engine.vllm.sequences import LaneRequest
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
 from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply
 
