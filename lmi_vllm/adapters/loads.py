@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -49,37 +49,6 @@ class AdapterLoads:
         async with self._lock:
             self.engine = engine
             return next(self._ids)
-
-
-class ReferenceCount:
-    """How many requests hold one load of an adapter."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._unused = asyncio.Event()
-        self._unused.set()
-
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Count one more while the body runs."""
-        self._count += 1
-        self._unused.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self._unused.set()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether a request uses the load now."""
-        return self._count > 0
-
-    async def wait_unused(self, timeout_seconds: float) -> None:
-        """Return when the count is 0, or the time is up."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._unused.wait(), timeout_seconds)
 
 
 class KeyedLock:

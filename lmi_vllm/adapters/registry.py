@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.loads import AdapterLoads, KeyedLock, ReferenceCount, uninterrupted
+from lmi_vllm.adapters.loads import AdapterLoads, KeyedLock, uninterrupted
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     AdapterCapacityError,
@@ -55,6 +55,37 @@ async def publish_nowhere(_adapters: Collection[Adapter], _timeout_seconds: floa
 async def no_code(_name: str, _path: str) -> Hooks:
     """Load no code of adapters."""
     return NO_HOOKS
+
+
+class ReferenceCount:
+    """How many requests hold one load of an adapter."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Count one more while the body runs."""
+        self._count += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._unused.set()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a request uses the load now."""
+        return self._count > 0
+
+    async def wait_unused(self, timeout_seconds: float) -> None:
+        """Return when the count is 0, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._unused.wait(), timeout_seconds)
 
 
 class AdapterRegistry:
