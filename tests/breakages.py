@@ -18,10 +18,9 @@ ROOT: Final = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Breakage:
-    """What is changed in one file of the package, and the tests that are to notice."""
+    """What is changed in the one module that has it, and the tests that are to notice."""
 
     name: str
-    path: str
     old: str
     new: str
     tests: str
@@ -29,98 +28,98 @@ class Breakage:
 
 # fmt: off
 BREAKAGES: Final = (
-    Breakage("the environment wins over serving.properties for model keys", "config/layers.py",
+    Breakage("the environment wins over serving.properties for model keys",
         "        file=of_file(file),\n        hub=_hub_variables(without_hub),  "
         "# the embedded model has no revision on the hub\n"
         "        options=option_variables(environ),",
         "        options=option_variables(environ),\n        hub=_hub_variables(without_hub),\n"
         "        file=of_file(file),",
         "tests/unit/config/test_precedence.py"),
-    Breakage("one restart more than retry_threshold", "server/supervisor.py",
+    Breakage("one restart more than retry_threshold",
         "(failures := failures + 1) <= self", "(failures := failures + 1) <= 1 + self",
         "tests/server/test_failures.py"),
-    Breakage("a drain waits for nothing", "server/server.py",
+    Breakage("a drain waits for nothing",
         "seconds = self._settings.server.shutdown_timeout", "seconds = 0.0",
         "tests/server/test_drain.py"),
-    Breakage("max means every GPU for each stage of the pipeline", "translate/parallel.py",
+    Breakage("max means every GPU for each stage of the pipeline",
         "return max(1, gpus // pipeline)", "return max(1, gpus)",
         "tests/unit/translate/test_parallel.py"),
-    Breakage("rows of a stream end with two line ends", "framings.py",
+    Breakage("rows of a stream end with two line ends",
         'before=b"", after=b"\\n")', 'before=b"", after=b"\\n\\n")',
         "tests/unit/inference/test_formatters.py tests/unit/inference/test_golden.py"),
     Breakage("a client that goes away leaves its request in the engine",
-        "inference/response/streams.py",
         "            await close_iterator(self._rows)\n        finally:\n"
         "            await self._release()",
         "            pass\n        finally:\n            pass",
         "tests/web/test_streams.py integration/client_disconnect_aborts_generation.py"),
-    Breakage("a killed engine is left as a zombie", "engine/vllm/engine.py",
+    Breakage("a killed engine is left as a zombie",
         "        await asyncio.to_thread(self._llm.kill, KILL_SECONDS)  "
         "# vLLM kills, and leaves zombies\n", "",
         "integration/models_are_registered_over_http.py"),
-    Breakage("requests are counted as disconnected", "web/middleware.py",
+    Breakage("requests are counted as disconnected",
         "                status = response.status\n", "                pass\n",
         "tests/web/test_metrics.py"),
-    Breakage("an adapter is unloaded under its requests", "adapters/registry.py",
+    Breakage("an adapter is unloaded under its requests",
         "                await self._drop(adapter.ref, timeout_seconds)\n            except",
         "                await self._drop(adapter.ref, 0.0)\n            except",
         "tests/unit/adapters tests/web/test_adapter_routes.py"),
-    Breakage("/ping is 200 while the engine restarts", "server/supervisor.py",
+    Breakage("/ping is 200 while the engine restarts",
         "        self._service.lifecycle.begin_restart()\n", "",
         "tests/server/test_failures.py"),
-    Breakage("security: any key opens every route", "web/middleware.py",
+    Breakage("security: any key opens every route",
         "            if hmac.compare_digest(shown, key.encode()):", "            if shown:",
         "integration/tls_and_management.py tests/web"),
-    Breakage("security: a page of another site may post", "web/middleware.py",
+    Breakage("security: a page of another site may post",
         'not in _OWN_SITE', 'not in (*_OWN_SITE, "cross-site")',
         "tests/unit/extras/console/test_routes.py tests/web"),
-    Breakage("security: media are fetched from private addresses", "extras/media_urls/fetch.py",
+    Breakage("security: media are fetched from private addresses",
         "return address.is_global and not is_known", "return not is_known",
         "tests/unit/extras/media_urls"),
-    Breakage("security: an archive leaves its folder", "sources/archives.py",
+    Breakage("security: an archive leaves its folder",
         'if pure.is_absolute() or ".." in pure.parts or', "if pure.is_absolute() or",
         "tests/unit/sources/test_archives.py"),
-    Breakage("security: an adapter of NaN is taken", "checks/adapter_weights.py",
+    Breakage("security: an adapter of NaN is taken",
         "if not largest <= LARGEST_NUMBER:", "if largest > LARGEST_NUMBER:",
         "tests/unit/checks/test_adapter_weights.py"),
-    Breakage("security: code from a folder that others may write", "sources/trusted_folders.py",
+    Breakage("security: code from a folder that others may write",
         "if mode & stat.S_IWOTH and not is_scratch:", "if False:",
         "tests/unit/checks/test_predictable_folders.py tests/unit/adapters"),
-    Breakage("security: a log that is not read is waited for", "telemetry/log_handler.py",
+    Breakage("security: a log that is not read is waited for",
         "            if self._bytes + len(line) > self._most_bytes:",
         "            if self._bytes + len(line) > self._most_bytes "
         "and not self._changed.wait(0.05):",
         "tests/unit/telemetry/test_log_handler.py"),
-    Breakage("security: n is not bounded", "inference/request/parameters.py",
+    Breakage("security: n is not bounded",
         "if count is not None and count > limits.max_sequences:", "if False:",
         "tests/unit/inference/test_limits.py"),
-    Breakage("security: headers may take for ever", "web/connection.py",
+    Breakage("security: headers may take for ever",
         '            self._start("LMI_HEADER_TIMEOUT", self._patience.header)\n',
         "            pass\n",
         "integration/slow_and_rude_clients.py"),
-    Breakage("security: a body of a million values is parsed", "web/inference_routes.py",
+    Breakage("security: a body of a million values is parsed",
         "    check_values(body)\n", "",
         "tests/web/test_limits.py"),
 )
 # fmt: on
 
 
-def broken(breakage: Breakage, text: str) -> str:
-    """Return a module's text with the breakage.
+def place(breakage: Breakage, package: Path) -> Path:
+    """Return the module of the package that has what is changed, wherever it was moved.
 
     Raises:
-        ValueError: what it changes is not there, or more than once.
+        ValueError: none has, or it is there more than once.
     """
-    if text.count(breakage.old) != 1:
-        raise ValueError(f"{breakage.name}: {breakage.path} has changed; look for its place")
-    return text.replace(breakage.old, breakage.new)
+    modules = [path for path in package.rglob("*.py") if breakage.old in path.read_text("utf-8")]
+    if len(modules) != 1 or modules[0].read_text("utf-8").count(breakage.old) != 1:
+        raise ValueError(f"{breakage.name}: found in {modules}; look for its place")
+    return modules[0]
 
 
 def noticed(breakage: Breakage, copy: Path) -> list[str]:
     """Return the tests that fail in a copy of the project that is broken so."""
-    module = copy / "lmi_vllm" / breakage.path
+    module = place(breakage, copy / "lmi_vllm")
     whole = module.read_text(encoding="utf-8")
-    module.write_text(broken(breakage, whole), encoding="utf-8")
+    module.write_text(whole.replace(breakage.old, breakage.new), encoding="utf-8")
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider",
@@ -148,7 +147,7 @@ def main(names: Collection[str]) -> int:
                 found = noticed(breakage, copy)
                 unnoticed += not found
                 shown = f"`{found[0]}`" if found else "**nothing**"
-                print(f"| {breakage.name} | `{breakage.path}` | {shown} |", flush=True)
+                print(f"| {breakage.name} | {shown} |", flush=True)
         finally:
             subprocess.run([*worktree, "remove", "--force", str(copy)], check=True)
     return unnoticed
