@@ -107,22 +107,20 @@ async def test_found_adapter_is_listed_as_such(lora: TestClient) -> None:
     assert own == {"name": "de", "src": "/de", "preload": True, "pin": False}
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/adapters?name=fr&src=/own", None),
-        ("/v1/load_lora_adapter", {"lora_name": "fr", "lora_path": "/own"}),
-    ],
-)
-async def test_call_registers_over_what_was_found(
-    lora: TestClient, engine: ScriptedEngine, path: str, body: object
-) -> None:
+async def test_call_registers_over_what_was_found(lora: TestClient, engine: ScriptedEngine) -> None:
     """And not over another call's: that is a conflict."""
-    finder_of(lora)
-    await call(lora, "POST", "/invocations", json={"inputs": "x", "adapters": "fr"})
-    assert (await call(lora, "POST", path, json=body))[0] == 200
+    await check_registers_over(lora, engine, "/adapters?name=fr&src=/own", None)
+
+
+async def check_registers_over(
+    client: TestClient, engine: ScriptedEngine, path: str, body: object
+) -> None:
+    """A call at `path` takes the place of what was found, and another one does not."""
+    finder_of(client)
+    await call(client, "POST", "/invocations", json={"inputs": "x", "adapters": "fr"})
+    assert (await call(client, "POST", path, json=body))[0] == 200
     assert engine.adapters["fr"].path == "/own"
-    assert (await call(lora, "POST", path, json=body))[0] in (400, 409)
+    assert (await call(client, "POST", path, json=body))[0] in (400, 409)
 
 
 async def test_time_limit_of_a_request_holds_while_its_adapter_is_brought_in(

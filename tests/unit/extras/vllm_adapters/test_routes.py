@@ -3,6 +3,7 @@
 from lmi_vllm.engine.scripted import ScriptedEngine
 from tests.conftest import ServeScripted
 from tests.web.test_adapter_routes import LORA, call
+from tests.web.test_found_adapters import check_registers_over
 
 
 async def test_vllm_routes_have_vllm_texts(serve: ServeScripted, engine: ScriptedEngine) -> None:
@@ -30,3 +31,11 @@ async def test_vllm_routes_have_vllm_texts(serve: ServeScripted, engine: Scripte
     assert (status, document["error"]["type"]) == (404, "NotFoundError")
     for wrong in ({}, {"lora_name": "fr"}, {"lora_name": "lmi", "lora_path": "/a"}):
         assert (await call(lora, "POST", load, json=wrong))[0] == 400
+
+
+async def test_call_registers_over_what_was_found(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """As LMI's own call does."""
+    body = {"lora_name": "fr", "lora_path": "/own"}
+    await check_registers_over(await serve(LORA), engine, "/v1/load_lora_adapter", body)
