@@ -1,8 +1,8 @@
 """`make serve` and tests on a machine that has Python, git and make: a Debian made by debootstrap.
 
 An ordinary user with an empty HOME; no font, no compiler, no tool of the development machine. What
-is lent from here is Python and the packages that `make setup` has installed, which are large: how
-they are installed is for `packages_install_clean.py` and `image_in_a_debian_root.py` to show.
+is lent from here is Python and the packages that `make setup` has installed, which are large. With
+LMI_TEST_BARE_INSTALL=1 (minutes, gigabytes) they are installed there, from where pip looks here.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from ast import literal_eval
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ ENVIRONMENT = Path(sys.prefix)
 USER = 1234
 HOME = "/home/user"
 ENTER = "enter.sh"
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 # Debian's Python as well, for the libraries that every Python needs; libnuma1 for vLLM on a CPU.
 PACKAGES = "python3,git,make,ca-certificates,libnuma1"
 # Where an environment that `make setup` has filled would say so.
@@ -43,14 +45,16 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Machine:
-    """A root folder with the project in it."""
+    """A root folder with the project in it, and what else its commands have set."""
 
     root: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, *words: str) -> list[str]:
         """Return what runs `words` in the project's folder as the user, with nothing else set."""
         path = f"{sys.base_prefix}/bin:/usr/bin:/bin"
         environment = [f"HOME={HOME}", f"PATH={path}", "LMI_VLLM_EXTRA=cpu"]
+        environment += [f"{name}={value}" for name, value in self.environ.items()]
         inside = ["/usr/bin/env", "-i", "-C", str(ENVIRONMENT.parent), *environment, *words]
         return ["unshare", "--mount", "sh", str(self.root.parent / ENTER), *inside]
 
@@ -63,22 +67,55 @@ class Machine:
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """Return the machine; what it is lent is mounted read-only, or below a layer of its own."""
     folder = tmp_path_factory.mktemp("bare")
+    machine = _debian(folder)
+    for name in ("upper", "work"):
+        (folder / name).mkdir()
+    layers = f"lowerdir={ENVIRONMENT},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    _lend(machine.root, [(str(ENVIRONMENT), f"-t overlay -o {layers} x")])
+    stamp = machine.run("python3", "-c", STAMP)
+    assert stamp.returncode == 0, stamp.stderr
+    (folder / "upper" / ".lmi-vllm-setup").write_text(stamp.stdout)
+    return machine
+
+
+@pytest.fixture
+def empty_machine(tmp_path: Path) -> Machine:
+    """Return a machine that has Python, and the packages that pip finds here, not yet installed."""
+    machine = _debian(tmp_path)
+    settings = pip_settings()
+    words = " ".join(settings.values()).replace("file://", "").split()
+    found = {Path(word).parent for word in words if word.startswith("/") and Path(word).exists()}
+    places = [str(path) for path in found if not found & set(path.parents)]  # with what is beside
+    _lend(machine.root, [(place, f"--bind -o ro {place}") for place in places])
+    for name in ("resolv.conf", "hosts"):
+        shutil.copy(f"/etc/{name}", machine.root / "etc" / name)
+    proxies = {name: os.environ[name] for name in PROXIES if name in os.environ}
+    return Machine(machine.root, settings | proxies)
+
+
+def pip_settings() -> dict[str, str]:
+    """Return what pip is configured with here, as variables."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {
+        "PIP_" + name.rpartition(".")[2].upper().replace("-", "_"): literal_eval(value)
+        for name, _, value in pairs
+    }
+
+
+def _debian(folder: Path) -> Machine:
     root = folder / "root"
     command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"debootstrap could not make a Debian: {made.stdout[-200:]}")
-    machine = Machine(root)
     _copy_project(root / str(ENVIRONMENT.parent)[1:])
     home = root / HOME[1:]
     home.mkdir()
     os.chown(home, USER, USER)
     (root / "root").chmod(0o755)  # Python may lie below it
-    _lend(root, folder)
-    stamp = machine.run("python3", "-c", STAMP)
-    assert stamp.returncode == 0, stamp.stderr
-    (folder / "upper" / ".lmi-vllm-setup").write_text(stamp.stdout)
-    return machine
+    return Machine(root)
 
 
 def _copy_project(place: Path) -> None:
@@ -93,31 +130,33 @@ def _copy_project(place: Path) -> None:
         os.chown(path, USER, USER)
 
 
-def _lend(root: Path, folder: Path) -> None:
-    """Write what enters the machine: Python and the environment are mounted for as long as it runs.
+def _lend(root: Path, more: Iterable[tuple[str, str]]) -> None:
+    """Write what enters the machine: Python and `more` are mounted for as long as it runs.
 
     The mounts are those of a namespace of its own: nothing is left behind, however a test ends.
     """
-    for name in ("upper", "work"):
-        (folder / name).mkdir()
-    layers = f"lowerdir={ENVIRONMENT},upperdir={folder / 'upper'},workdir={folder / 'work'}"
     lines = ["set -e"]
     for place, what in (
         ("/proc", "--bind /proc"),
         ("/sys", "--bind -o ro /sys"),
         ("/dev/shm", "-t tmpfs -o mode=1777 x"),
         (sys.base_prefix, f"--bind -o ro {sys.base_prefix}"),
-        (str(ENVIRONMENT), f"-t overlay -o {layers} x"),
+        *more,
     ):
-        (root / place[1:]).mkdir(parents=True, exist_ok=True)
-        lines.append(f"mount {what} {root / place[1:]}")
+        inside = root / place[1:]
+        if Path(place).is_dir():
+            inside.mkdir(parents=True, exist_ok=True)
+        else:
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            inside.touch()
+        lines.append(f"mount {what} {inside}")
     lines.append(f'exec chroot --userspec={USER}:{USER} {root} "$@"')
-    (folder / ENTER).write_text("\n".join(lines))
+    (root.parent / ENTER).write_text("\n".join(lines))
 
 
-@pytest.fixture
-def served(machine: Machine, tmp_path: Path) -> Iterator[str]:
-    """Return the URL of `make serve`; it is ended with all that it has started."""
+@contextlib.contextmanager
+def serving(machine: Machine, tmp_path: Path) -> Iterator[str]:
+    """`make serve` for the body, which gets its URL; it is ended with all that it has started."""
     errors = (tmp_path / "errors").open("w+")
     process = subprocess.Popen(
         machine.command("make", "serve", "ARGS=--port 0"),
@@ -148,10 +187,27 @@ def served(machine: Machine, tmp_path: Path) -> Iterator[str]:
             errors.close()
 
 
-def test_make_serve_answers(served: str) -> None:
+def test_make_serve_answers(machine: Machine, tmp_path: Path) -> None:
     """The embedded model, from a clone, as a user who has nothing."""
-    answer = call(served, "/invocations", {"inputs": "The capital of France is"})
+    with serving(machine, tmp_path) as url:
+        answer = call(url, "/invocations", {"inputs": "The capital of France is"})
     assert answer.json() == {"generated_text": " Paris. The city lies on the river Seine."}
+
+
+@pytest.mark.skipif(
+    os.environ.get("LMI_TEST_BARE_INSTALL") != "1", reason="needs LMI_TEST_BARE_INSTALL=1"
+)
+def test_both_commands_run_from_nothing(empty_machine: Machine, tmp_path: Path) -> None:
+    """`make serve` and `make test` with an empty .venv, HOME and no name for git.
+
+    Of the tests a part: all of them are run where there is time for that.
+    """
+    with serving(empty_machine, tmp_path) as url:
+        answer = call(url, "/invocations", {"inputs": "The capital of France is"})
+    assert answer.json() == {"generated_text": " Paris. The city lies on the river Seine."}
+    words = "headers or explain or (test_vllm_engine and tokens)"
+    done = empty_machine.run("make", "test", f"ARGS=-q -p no:cacheprovider -k '{words}'")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
 
 
 def test_missing_library_of_vllm_is_named(machine: Machine) -> None:

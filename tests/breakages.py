@@ -47,7 +47,7 @@ BREAKAGES: Final = (
     Breakage("rows of a stream end with two line ends",
         'before=b"", after=b"\\n")', 'before=b"", after=b"\\n\\n")',
         "tests/unit/inference/test_formatters.py tests/unit/inference/test_golden.py"),
-    Breakage("a client that goes away leaves its request in the engine",
+    Breakage("a stream that ends closes and releases nothing",
         "            await close_iterator(self._rows)\n        finally:\n"
         "            await self._release()",
         "            pass\n        finally:\n            pass",
