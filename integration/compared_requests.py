@@ -56,7 +56,7 @@ class Request:
 
 
 def requests() -> tuple[Request, ...]:
-    """Return every request, each under a name of its own."""
+    """Return every request to a model that generates, each under a name of its own."""
     found = (
         *_whole(), *_streams(), *_fields(), *_contents(), *_content_types(), *_methods(),
         *_paths(), *_ids(), *_origins(), *_readers(), *_cut(), *_invocations(),
@@ -64,6 +64,81 @@ def requests() -> tuple[Request, ...]:
     names = [each.name for each in found]
     assert len(set(names)) == len(names), "each has a name of its own"
     return found
+
+
+def pooling_requests() -> tuple[Request, ...]:
+    """Return every request to a model that embeds."""
+    found = []
+    for path, body in POOLED.items():
+        found += [
+            _post("whole", path, body),
+            _post("unknown model", path, {**body, "model": UNKNOWN}),
+            _post("model null", path, {**body, "model": None}),
+            _post("unknown field", path, {**body, "unheard_of": 1}),
+            _post("too long", path, {name: _lengthened(value) for name, value in body.items()}),
+            _post("slash", f"{path}/", body),
+            _post("id in the header", path, body, X_Request_Id="given"),
+            _post("id in the body", path, {**body, "request_id": "mine"}),
+            _post("not an object", path, [body]),
+        ]
+        found += [_post(f"as {kind}", path, body, kind) for kind in (None, "text/plain")]
+        found += [Request(f"{path} by {each}", each, path) for each in ("GET", "OPTIONS")]
+        found += [
+            _post(f"body {name}", path, CONTENTS[name]) for name in ("empty", "cut", "object")
+        ]
+        inside = json.dumps(body)[1:-1].encode()
+        found += [_post(f"body {name}", path, form.replace(b"%b", inside))
+                  for name, form in AROUND.items()]  # fmt: skip
+    found += [
+        _post(name, "/v1/embeddings", {**POOLED["/v1/embeddings"], **values})
+        for name, values in EMBEDDING_VALUES.items()
+    ]
+    found += [_post("no such route", path, BODIES[path]) for path in HOT]
+    return tuple(found)
+
+
+POOLED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "/v1/embeddings": {"input": "the moon", "model": MODEL},
+        "/v2/embed": {
+            "texts": ["the moon"], "model": MODEL, "input_type": "search_document",
+            "embedding_types": ["float"],
+        },
+        "/pooling": {"input": "the moon", "model": MODEL, "task": "embed"},
+        "/rerank": {"query": "rain", "documents": ["sea", "rain"], "model": MODEL},
+        "/v1/rerank": {"query": "rain", "documents": ["sea", "rain"], "model": MODEL},
+        "/v2/rerank": {"query": "rain", "documents": ["sea"], "top_n": 1, "model": MODEL},
+        "/score": {"text_1": "rain", "text_2": "sea", "model": MODEL},
+        "/v1/score": {"queries": "rain", "items": ["sea", "sun"], "model": MODEL},
+        "/tokenize": {"prompt": "the moon", "model": MODEL},
+    }
+)  # fmt: skip
+EMBEDDING_VALUES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "list": {"input": ["the moon", "rain"]},
+        "ids": {"input": [5, 6]},
+        "lists of ids": {"input": [[5], [6, 7]]},
+        "ids out of vocabulary": {"input": [999999]},
+        "huge ids": {"input": [2**64]},
+        "number": {"input": 3},
+        "no text": {"input": []},
+        "empty text": {"input": ""},
+        "surrogate": {"input": "a\ud800"},
+        "base64": {"encoding_format": "base64"},
+        "bytes": {"encoding_format": "bytes"},
+        "bytes only": {"encoding_format": "bytes_only"},
+        "odd format": {"encoding_format": "morse"},
+        "dimensions": {"dimensions": 7},
+        "truncated": {"truncate_prompt_tokens": 2},
+        "not normalised": {"use_activation": False},
+        "removed field": {"normalize": True},
+        "messages": {"input": None, "messages": [USER]},
+    }
+)
+
+
+def _lengthened(value: object) -> object:
+    return LONG if value in ("the moon", "rain") else value
 
 
 def _post(name: str, path: str, body: object, kind: str | None = JSON, **headers: str) -> Request:

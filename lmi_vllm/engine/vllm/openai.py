@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
@@ -95,7 +95,8 @@ class VllmOpenAI:
             request = self._read(call, handler.reader)
         except (AttributeError, LookupError, RecursionError) as error:
             # vLLM's validators take some shapes for granted: still the client's fault.
-            return _refused(ValueError(f"the request cannot be read: {error}"))
+            text = f"the request cannot be read: {error}"
+            return _error(create_error_response(text))
         except Exception:  # noqa: BLE001 (vLLM's own, of many kinds: its application says why)
             return await self._forward(call)
         return await self._handle(call, getattr(serving, handler.method), request, direct)
@@ -112,7 +113,7 @@ class VllmOpenAI:
         except VllmEngineDeadError as error:
             raise EngineDeadError from error
         except Exception as error:
-            reply = _refused(_explained(error))
+            reply = _error(create_error_response(_explained(error)))
             if reply.status >= 500:  # noqa: PLR2004 (the server's fault: worth a trace)
                 logger.exception("vLLM failed on %s", raw_request.url.path)
             return reply
@@ -130,8 +131,9 @@ class VllmOpenAI:
         headers["content-type"] = "application/json"
         request_id = "" if "request_id" in call.body else call.request_id
         http = HttpCall("POST", path, "", headers, body, request_id, call.adapter)
-        if path not in paths:
-            return _unsupported(call.kind)
+        if path not in paths:  # vLLM's server has no such path then
+            text = f"The model does not support {call.kind}"
+            return _error(create_error_response(text, "NotFoundError", HTTPStatus.NOT_FOUND))
         return await self._bridge.call(http)
 
     def _read(self, call: OpenAICall, reader: "TypeAdapter[Any]") -> Any:
@@ -156,9 +158,8 @@ class VllmOpenAI:
         )
 
 
-def _refused(error: Exception) -> OpenAIReply:
-    reply = create_error_response(error)
-    return _json_reply(JSONResponse(reply.model_dump(), reply.error.code))
+def _error(found: ErrorResponse) -> OpenAIReply:
+    return _json_reply(JSONResponse(found.model_dump(), found.error.code))
 
 
 def _explained(error: Exception) -> Exception:
@@ -176,31 +177,20 @@ def _explained(error: Exception) -> Exception:
     return error
 
 
-def _unsupported(kind: str) -> OpenAIReply:
-    """Say that the model has no such interface; vLLM's server has no such path then: 404."""
-    error = ErrorInfo(
-        message=f"The model does not support {kind}",
-        type="NotFoundError",
-        code=HTTPStatus.NOT_FOUND.value,
-    )
-    return _json_reply(JSONResponse(ErrorResponse(error=error).model_dump(), error.code))
-
-
 def _reply(result: Any, texts: TextEvents | None) -> OpenAIReply:
     """Return what vLLM's own route would send for what its handler gave."""
-    if isinstance(result, Response):
-        return _json_reply(result)
     if isinstance(result, AsyncGenerator):
         return OpenAIReply(
             200,
             content_type="text/event-stream; charset=utf-8",
             stream=_encoded(result, texts),
         )
-    status = result.error.code if isinstance(result, ErrorResponse) else 200
-    return replace(_json_reply(JSONResponse(result.model_dump(), status)), response=result)
+    if isinstance(result, ErrorResponse):
+        return _error(result)
+    return replace(_json_reply(JSONResponse(result.model_dump())), response=result)
 
 
-def _json_reply(response: Response) -> OpenAIReply:
+def _json_reply(response: JSONResponse) -> OpenAIReply:
     return OpenAIReply(response.status_code, bytes(response.body))
 
 
