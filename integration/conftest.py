@@ -190,7 +190,7 @@ def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
 
 
 @pytest.fixture(scope="session")
-def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def embedding_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT that embeds, configured by `option.task` alone."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     from tests.support.tiny_models import bert_embedder  # noqa: PLC0415 (imports torch)
@@ -201,7 +201,13 @@ def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runni
     # What Cohere's `input_type` may be: vLLM refuses it of models without such prompts.
     prompts = {"prompts": {"search_document": "sea ", "search_query": "rain "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
-    with running_server(folder.parent, "--model", str(folder)) as server:
+    return folder
+
+
+@pytest.fixture(scope="session")
+def embedding_server(embedding_folder: Path) -> Iterator[RunningServer]:
+    """Our server over that model."""
+    with running_server(embedding_folder.parent, "--model", str(embedding_folder)) as server:
         yield server
 
 

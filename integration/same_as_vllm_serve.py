@@ -173,16 +173,13 @@ def vllm_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def vllm_pooling_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`vllm serve` over the same BERT as that of our server that embeds."""
-    from tests.support.tiny_models import bert_embedder  # noqa: PLC0415 (imports torch)
-
-    folder = bert_embedder(tmp_path_factory.mktemp("vllm") / "model")
+def vllm_pooling_url(embedding_folder: Path) -> Iterator[str]:
+    """`vllm serve` over the model of our server that embeds."""
 
     def command(port: int) -> list[str]:
         return [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port),
-            "--host", "127.0.0.1", "--model", str(folder), "--served-model-name", "lmi",
+            "--host", "127.0.0.1", "--model", str(embedding_folder), "--served-model-name", "lmi",
             "--dtype", "float32", "--enforce-eager", "--convert", "embed",
             "--gpu-memory-utilization", "0.2",  # of which it asks for all, free at its start
         ]  # fmt: skip
