@@ -1,8 +1,13 @@
 """At the end of a run: how many real engines it has started; too many fail it."""
 
 import pytest
+from hypothesis import settings
 
 from tests.support.engine_starts import STARTS
+
+# Its 200 ms for an example are a matter of the machine's other work.
+settings.register_profile("without a deadline", deadline=None)
+settings.load_profile("without a deadline")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

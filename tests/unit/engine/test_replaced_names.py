@@ -36,9 +36,7 @@ REPLACED: Final = {
 }
 # What is replaced but is no workaround: the lines of `async_llm` that do it, and the names.
 FEATURES: Final = {
-    "self.output_processor = DirectOutputProcessor.of(": (
-        "vllm.v1.engine.async_llm:AsyncLLM.output_processor"
-    ),
+    "self.output_processor = TokenLane.of(": ("vllm.v1.engine.async_llm:AsyncLLM.output_processor"),
     'LAUNCH: Final = "vllm.v1.engine.core_client:launch_core_engines"': (
         "vllm.v1.engine.core_client:launch_core_engines"
     ),
@@ -64,18 +62,35 @@ FIELDS_SET: Final = {
         "engine_args._api_process_count",
         "engine_args._api_process_rank",
     },
-    "engine.py": {"llm.grammars"},
-    "output.py": {
-        "sequence.token_ids",
-        "state.detokenizer",
-        "state.logprobs_processor",
+    "decoding.py": {
+        "detokenizer._last_output_text_offset",
+        "detokenizer.stream",
+        "self._detokenizer.output_text",
+        "self._detokenizer.token_ids",
+    },
+    "engine.py": {"lane.is_on", "llm.grammars"},
+    "events.py": {"sequence.token_ids"},
+    "lane.py": {
+        "sequence.time",
+        "stats.inter_token_latencies_iter",
+        "stats.num_generation_tokens",
     },
     "processes.py": {"threading.current_thread().name"},
     "workarounds/cpu_worker.py": {
         "runner.intermediate_tensors",
         "self.model_runner._zero_block_ids",
     },
-    "workarounds/decoded_media.py": {"decoder.load_bytes", "self.record.decoded_pixels"},
+    "sequences.py": {
+        "self._state.logprobs_processor.logprobs",
+        "state.logprobs_processor.cumulative_logprob",
+        "state.stats.last_token_ts",
+        "state.stats.num_generation_tokens",
+    },
+    "workarounds/decoded_media.py": {
+        "decoder.load_bytes",
+        "media_io.load_bytes",
+        "self.record.decoded_pixels",
+    },
     "workarounds/hostile_requests.py": {"cleared.__dict__"},
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/long_texts.py": {"renderer.tokenize_prompt_async"},
@@ -89,6 +104,7 @@ PRIVATE_READ: Final = {
         "engine_args._api_process_rank",
         "parser._actions",
     },
+    "decoding.py": {"detokenizer._last_output_text_offset"},
     "workarounds/cpu_worker.py": {"self.model_runner._zero_block_ids"},
     "workarounds/hostile_requests.py": {"outputs._backend"},
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
