@@ -126,16 +126,8 @@ class RequestContext:
         adapters = self.runtime.adapters
         names = adapter_names(self.call, fields, adapters.__contains__)
         if names == [None] and adapters.find is not None and fields.get("adapters") is None:
-            names = [await self._find(fields.get("model"))]
+            names = [await _found(adapters, fields.get("model"), self.deadline())]
         self.adapters = tuple([await self._hold(name) for name in names])
-
-    async def _find(self, model: object) -> str | None:
-        """Return the model that a request names where an adapter of that name can be found."""
-        if not isinstance(model, str) or not model:
-            return None
-        async with self.deadline():
-            await self.runtime.adapters.bring_in(model)
-        return model if model in self.runtime.adapters else None
 
     async def _hold(self, name: str | None) -> Adapter | None:
         if not name:
@@ -225,6 +217,17 @@ class RequestStep:
     def binds(self, properties: Mapping[str, str]) -> bool:
         """Whether it leaves or asks for something that only this process of the server has."""
         return False
+
+
+async def _found(
+    adapters: AdapterRegistry, model: object, deadline: contextlib.AbstractAsyncContextManager[None]
+) -> str | None:
+    """Return the model that a request names where an adapter of that name can be found."""
+    if not isinstance(model, str) or not model:
+        return None
+    async with deadline:
+        await adapters.bring_in(model)
+    return model if model in adapters else None
 
 
 def _differ(adapters: tuple[Adapter | None, ...]) -> bool:

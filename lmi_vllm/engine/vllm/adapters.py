@@ -107,7 +107,7 @@ class EngineAdapters:
         if known is None:
             raise AdapterRefusedError(f"The adapter {shown} is not loaded")
         if self._slots.is_all_pinned and not self._slots.is_pinned(engine_id):
-            raise self._no_slot(shown)
+            raise _no_slot(shown, self._slots.count)
         return known
 
     @contextlib.asynccontextmanager
@@ -117,7 +117,7 @@ class EngineAdapters:
             async with self._slots.hold(adapter.engine_id):
                 yield
         except NoSlotError:
-            raise self._no_slot(shown) from None
+            raise _no_slot(shown, self._slots.count) from None
 
     async def release(self, adapter: LoadedAdapter) -> None:
         """Forget an adapter that was removed while its last request ran."""
@@ -165,7 +165,7 @@ class EngineAdapters:
             raise AdapterRefusedError(f"engine id {adapter.engine_id} belongs to another adapter")
         is_pinned = known is not None and self._slots.is_pinned(adapter.engine_id)
         if self._slots.is_all_pinned and not is_pinned:
-            raise self._no_slot(adapter.name)
+            raise _no_slot(adapter.name, self._slots.count)
         if known is None:
             # A path never used before: it is half of the prefix cache's key.
             await self._load_copy(adapter, Path(tempfile.mkdtemp(dir=self.folder.path)))
@@ -262,10 +262,9 @@ class EngineAdapters:
                 ) from error
             return
 
-    def _no_slot(self, name: str) -> AdapterCapacityError:
-        return AdapterCapacityError(
-            f"No free lora slots for adapter {name}: all {self._slots.count} are pinned"
-        )
+
+def _no_slot(name: str, slots: int) -> AdapterCapacityError:
+    return AdapterCapacityError(f"No free lora slots for adapter {name}: all {slots} are pinned")
 
 
 def _unreadable(adapter: AdapterRef, error: OSError) -> AdapterRefusedError:

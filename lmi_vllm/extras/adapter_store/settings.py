@@ -18,7 +18,7 @@ class AdapterStoreSettings(ExtraSettings):
 
     # fmt: off
     adapter_store: str | None = option(parse.plain_text, ours(),
-        values="`s3://bucket/prefix/`, folder, `hf://owner/`",
+        values="URL of a store, folder, `hf://owner/`",
         note="Where an adapter is found that a request names and no call has registered.")
     adapter_store_cache_gb: float = option(parse.gigabytes, ours(), default=20.0, values="GiB",
         note="Most that is kept of them; the least recently used makes room.")

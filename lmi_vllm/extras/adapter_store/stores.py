@@ -13,7 +13,7 @@ from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
 from lmi_vllm.sources.base import ObjectStore
 from lmi_vllm.sources.hub.api import model_info
 from lmi_vllm.sources.hub.location import hub_repository
-from lmi_vllm.sources.table import fetch_model, store_of
+from lmi_vllm.sources.table import fetch_model, store_of, stores
 
 _VERSION_DIGITS: Final = 16
 
@@ -127,7 +127,8 @@ def open_adapter_store(
         return LocalFolders(Path(place).absolute(), sources)
     url = f"{place.rstrip('/')}/"
     if (store := store_of(url)) is None:
-        raise DownloadError(f"option.adapter_store={place}: expected s3://bucket/prefix/")
+        known = " or ".join(one.examples[0] for one in stores())
+        raise DownloadError(f"option.adapter_store={place}: expected {known}, hf:// or a folder")
     return ObjectFolders(store.make_store(url, environ), sources)
 
 

@@ -23,6 +23,7 @@ class ReplicaSettings(ExtraSettings):
 def check_state(draft: ArgumentDraft) -> None:
     """Find a state that names no object."""
     state = draft.settings.model.adapters_state or ""
-    key = state.partition("://")[2].partition("/")[2]
+    scheme, _, path = state.partition("://")
+    key = path.partition("/")[2]
     if is_store(state) and (not key or key.endswith("/")):
-        draft.fail(f"option.adapters_state={state}: expected s3://bucket/key of one object")
+        draft.fail(f"option.adapters_state={state}: expected {scheme}://bucket/key of one object")

@@ -91,7 +91,7 @@ class AdapterSlots:
         self._reserved += 1
         try:
             async with asyncio.timeout(timeout_seconds), self._released:
-                await self._released.wait_for(lambda: self._others(adapter) <= self._room())
+                await self._released.wait_for(lambda: self._room(adapter) >= 0)
             self._pinned.add(adapter)
         except TimeoutError:
             raise NoSlotError from None
@@ -104,16 +104,15 @@ class AdapterSlots:
         self._pinned.discard(adapter)
         self._grant()
 
-    def _room(self) -> int:
-        return self.count - len(self._pinned) - self._reserved
-
-    def _others(self, adapter: int | None = None) -> int:
-        return sum(1 for item in self._running if item not in self._pinned and item != adapter)
+    def _room(self, adapter: int | None = None) -> int:
+        """Slots that are neither pinned, nor waited for by a pin, nor in use by others."""
+        others = sum(item not in self._pinned and item != adapter for item in self._running)
+        return self.count - len(self._pinned) - self._reserved - others
 
     def _fits(self, adapter: int) -> bool:
         if adapter in self._pinned or adapter in self._running:
             return True
-        return self._others() < self._room()
+        return self._room() > 0
 
     async def _acquire(self, adapter: int) -> None:
         if adapter not in self._pinned and self.is_all_pinned:
