@@ -14,8 +14,8 @@ OLD = {
         "class EngineArgs:\n    swap_space: int = 4\n    seed: int = 0\n"
         "class AsyncEngineArgs(EngineArgs):\n    enable_log_requests: bool = False\n"
     ),
-    "logprobs.py": "from vllm.elsewhere import Logprob\n",
-    "elsewhere.py": "class Logprob:\n    def __init__(self, logprob): ...\n",
+    "connections.py": "from vllm.elsewhere import HTTPConnection\n",
+    "elsewhere.py": "class HTTPConnection:\n    def __init__(self, host): ...\n",
     "model_executor/models/registry.py": "_MODELS = {'OldForCausalLM': 1, 'Kept': 1}\n",
     "model_executor/layers/quantization/__init__.py": "QuantizationMethods = Literal['awq']\n",
     "config/speculative.py": "SpeculativeMethod = Literal['ngram', 'medusa']\n",
@@ -27,7 +27,7 @@ NEW = OLD | {
         "class EngineArgs:\n    seed: int = 0\n"
         "class AsyncEngineArgs(EngineArgs):\n    enable_log_requests: bool = False\n"
     ),
-    "elsewhere.py": "class Logprob:\n    def __init__(self, logprob, rank): ...\n",
+    "elsewhere.py": "class HTTPConnection:\n    def __init__(self, host, port): ...\n",
     "model_executor/models/registry.py": "_MODELS = {'Kept': 1, 'NewForCausalLM': 1}\n",
     "config/speculative.py": "SpeculativeMethod = Literal['ngram', 'dspark']\n",
 }
@@ -80,7 +80,7 @@ def test_fields_signatures_and_models_are_compared(tmp_path: Path) -> None:
         "~ n: 1 -> 2",
         "- best_of (was 1)",
         "+ min_p = 0.0",
-        "~ Logprob.__init__: def __init__(self, logprob) -> def __init__(self, logprob, rank)",
+        "~ HTTPConnection.__init__: def __init__(self, host) -> def __init__(self, host, port)",
         "- OldForCausalLM",
         "+ NewForCausalLM",
         "Quantization methods: nothing changed",
@@ -92,10 +92,10 @@ def test_fields_signatures_and_models_are_compared(tmp_path: Path) -> None:
 
 def test_import_of_ours_that_is_gone_is_named(tmp_path: Path) -> None:
     """With the file that has it; the exit code is 1."""
-    moved = {name: text for name, text in NEW.items() if name != "logprobs.py"}
+    moved = {name: text for name, text in NEW.items() if name != "connections.py"}
     code, lines = report(package(tmp_path / "a", OLD), package(tmp_path / "b", moved))
     assert code == 1
-    assert any(line.startswith("- vllm.logprobs Logprob  (") for line in lines)
+    assert any(line.startswith("- vllm.connections HTTPConnection  (") for line in lines)
 
 
 def test_every_place_of_an_import_that_is_gone_is_named(tmp_path: Path) -> None:

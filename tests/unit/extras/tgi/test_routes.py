@@ -68,9 +68,9 @@ async def test_tgi_overload_is_429(serve: ServeScripted, engine: GatedEngine, pa
     refused = await client.post(path, json={"inputs": "x"})
     assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
     assert (await refused.json())["error_type"] == "overloaded"
-    hub = AsyncInferenceClient(model=str(client.make_url("/")).rstrip("/"))
-    with pytest.raises(OverloadedError):
-        await hub.text_generation("x", details=True)
+    async with AsyncInferenceClient(model=str(client.make_url("/")).rstrip("/")) as hub:
+        with pytest.raises(OverloadedError):
+            await hub.text_generation("x", details=True)
     engine.gate.set()
     assert (await first).status == 200
 
@@ -90,22 +90,24 @@ async def test_generate_takes_adapter_id(
 async def test_hub_client_reads_every_answer(serve: ServeScripted) -> None:
     """huggingface_hub's own client parses text, details, streams and errors of the routes."""
     client = await serve(TGI)
-    hub = AsyncInferenceClient(model=str(client.make_url("/")).rstrip("/"))
-    assert await hub.text_generation("a b", max_new_tokens=3) == " a b a"
-    whole = await hub.text_generation("a b", max_new_tokens=3, details=True)
-    assert whole.generated_text == " a b a"
-    assert [token.logprob for token in whole.details.tokens] == [-0.5] * 3
-    assert whole.details.finish_reason == "length"
-    texts = [text async for text in await hub.text_generation("a b", max_new_tokens=3, stream=True)]
-    assert texts == [" a", " b", " a"]
-    rows = [
-        row
-        async for row in await hub.text_generation(
-            "a b", max_new_tokens=3, stream=True, details=True
-        )
-    ]
-    assert [row.index for row in rows] == [1, 2, 3]
-    assert [row.generated_text for row in rows] == [None, None, " a b a"]
-    assert rows[-1].details.generated_tokens == 3
-    with pytest.raises(ValidationError, match="temperature"):
-        await hub.text_generation("x", temperature=-1.0, details=True)
+    async with AsyncInferenceClient(model=str(client.make_url("/")).rstrip("/")) as hub:
+        assert await hub.text_generation("a b", max_new_tokens=3) == " a b a"
+        whole = await hub.text_generation("a b", max_new_tokens=3, details=True)
+        assert whole.generated_text == " a b a"
+        assert [token.logprob for token in whole.details.tokens] == [-0.5] * 3
+        assert whole.details.finish_reason == "length"
+        texts = [
+            text async for text in await hub.text_generation("a b", max_new_tokens=3, stream=True)
+        ]
+        assert texts == [" a", " b", " a"]
+        rows = [
+            row
+            async for row in await hub.text_generation(
+                "a b", max_new_tokens=3, stream=True, details=True
+            )
+        ]
+        assert [row.index for row in rows] == [1, 2, 3]
+        assert [row.generated_text for row in rows] == [None, None, " a b a"]
+        assert rows[-1].details.generated_tokens == 3
+        with pytest.raises(ValidationError, match="temperature"):
+            await hub.text_generation("x", temperature=-1.0, details=True)
