@@ -30,7 +30,12 @@ needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="needs promtool: apt-get install prometheus"
 )
 # What happens rarely has no samples on a server that is well.
-SILENT = ("lmi_stream_errors", "lmi_client_disconnects", "lmi_drained_requests")
+SILENT = (
+    "lmi_stream_errors",
+    "lmi_client_disconnects",
+    "lmi_drained_requests",
+    "lmi_adapter_store_lookups",
+)
 
 
 def work(url: str) -> None:

@@ -28,6 +28,7 @@ from lmi_vllm.errors import (
     SlowBodyError,
     UnauthorizedError,
 )
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.connection import NO_CACHE_HEADERS, ClientConnection, watch_body
 from lmi_vllm.web.engine_routes import engine_route
@@ -210,7 +211,11 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if group is None or group.allows_cors:
         response.headers.extend(request.app[OPTIONS].cors_headers)
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
-    if response.status >= FIRST_ERROR_STATUS and not await _has_come_whole(request):
+    if response.status < FIRST_ERROR_STATUS:
+        return
+    # A client that is refused while the server drains has to look for another one.
+    is_draining = request.app[SERVICE].lifecycle.state is State.DRAINING
+    if is_draining or not await _has_come_whole(request):
         response.force_close()
         response.headers["Connection"] = "close"
 

@@ -261,7 +261,7 @@ def _errors(
     names = {
         operation.error or _DIALECT_ERRORS[dialect],
         *(("ServerError",) if dialect is not Dialect.OPENAI else ()),
-        *(("Detail",) if _is_engine_s(operation) else ()),
+        *(("Detail",) if operation.tag == OPENAI and operation.takes else ()),
     }
     schema = any_of(*(reference(name) for name in sorted(names)))
     return {
