@@ -343,6 +343,10 @@ OWN_VALUES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = MappingProxyT
             "chat_template": {"chat_template": "{{ messages }}"},
             "chat_template_kwargs": {"chat_template_kwargs": {"a": 1}},
             "reasoning_effort wrong": {"reasoning_effort": "heroic"},
+            "structured_outputs stumbled over": {"structured_outputs": 0.5},
+            "structured_outputs stumbled over, with a huge number": {
+                "structured_outputs": 0.5, "seed": 2**63,
+            },
             "tools with a huge number": {
                 "tools": [{"type": "function", "function": {
                     "name": "look", "parameters": {"const": 2**70}}}],

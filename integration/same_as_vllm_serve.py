@@ -75,6 +75,9 @@ DIFFERENCES: Final = (
     ),
     difference("A refused grammar is called one", "body", r" structured_outputs wrong$"),
     difference(
+        "A body that vLLM's own checks stumble over is 400", "status body", r" stumbled over"
+    ),
+    difference(
         "Where no name is configured, some refusals name the model's path",
         "body",
         r" own message of a picture$|/embeddings dimensions$",

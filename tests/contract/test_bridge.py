@@ -242,3 +242,46 @@ def test_log_is_as_it_was(vllm_engine: Engine) -> None:
     """SageMaker's library for vLLM's own `/invocations` sets the root logger's level to ERROR."""
     assert vllm_engine.http is not None
     assert logging.getLogger().level <= logging.WARNING
+
+
+# vLLM's validators take an object for granted there.
+UNREADABLE: dict[str, tuple[str, object]] = {
+    "a number for an object": ("/v1/chat/completions", {**QUESTION, "structured_outputs": 0.5}),
+    "beside a number that only Python's parser keeps": (
+        "/v1/chat/completions",
+        {**QUESTION, "structured_outputs": 0.5, "seed": 2**63},
+    ),
+    "completions": ("/v1/completions", {"prompt": "x", "structured_outputs": 0.5}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), UNREADABLE.values(), ids=UNREADABLE)
+def test_body_that_validators_stumble_over_is_the_client_s_fault(
+    run: LoopThread, vllm_engine: Engine, application: HttpApplication, path: str, body: Any
+) -> None:
+    """400 with the reason, by the lane and by the application."""
+    direct = OpenAICall(path.removeprefix("/v1/"), body, {}, "an-id")
+    for reply in (
+        run(application.call(http_call(path, body))),
+        run(vllm_engine.answer_openai(direct)),
+    ):
+        error = json.loads(reply.body)["error"]
+        assert (reply.status, error["code"], error["type"]) == (400, 400, "BadRequestError")
+        assert error["message"].startswith("the request cannot be read: 'float' object")
+
+
+def test_fault_after_reading_is_the_server_s(
+    run: LoopThread,
+    vllm_engine: Engine,
+    application: HttpApplication,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same kind of error out of a handler stays 500."""
+
+    async def fails(*_: object) -> None:
+        raise AttributeError("a fault of the handler")
+
+    state = vllm_engine.http.app.state  # type: ignore[union-attr]
+    monkeypatch.setattr(state.openai_serving_completion, "create_completion", fails)
+    reply = run(application.call(http_call("/v1/completions", {"prompt": "x"})))
+    assert reply.status == 500

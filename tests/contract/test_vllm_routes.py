@@ -21,9 +21,17 @@ PAGE, RECORDER = script("vllm_routes_page"), script("record_vllm_routes")
 def bridge() -> Any:
     """The bridge to an application with every task and every switch, over no engine."""
     pytest.importorskip("vllm")
+    from vllm import envs  # noqa: PLC0415
+
     from lmi_vllm.engine.vllm.bridge import Bridge  # noqa: PLC0415 (imports vLLM)
 
-    return Bridge(RECORDER.application(), None)  # type: ignore[arg-type]
+    is_cached = envs._is_envs_cache_enabled()  # by an engine of an earlier test: no switch is seen
+    envs.disable_envs_cache()
+    try:
+        return Bridge(RECORDER.application(), None)  # type: ignore[arg-type]
+    finally:
+        if is_cached:
+            envs.enable_envs_cache()
 
 
 def test_every_route_of_the_installed_release_has_an_entry(bridge: Any) -> None:

@@ -14,14 +14,17 @@ import functools
 import json
 import logging
 import secrets
+import traceback
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.dependencies.utils import solve_dependencies
+from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -32,8 +35,8 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.vllm.asgi import Exchange
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
+from lmi_vllm.engine.vllm.routes import described, is_refused
 from lmi_vllm.errors import (
-    Dialect,
     EngineDeadError,
     EngineFailureError,
     LmiError,
@@ -45,7 +48,6 @@ from lmi_vllm.messages import (
     HttpRoute,
     OpenAIReply,
     OpenAISchemas,
-    RouteKind,
     ServingProfile,
 )
 from lmi_vllm.multipart import boundary_of, with_field
@@ -58,23 +60,14 @@ _OURS: Final = frozenset(
     {"/ping", "/invocations", "/health", "/metrics", "/openapi.json", "/docs", "/redoc",
      "/docs/oauth2-redirect"}
 )  # fmt: skip
-_PACKAGE: Final = "vllm.entrypoints."
-# Rooms of vLLM's package whose routes act on the server instead of answering a request. An endpoint
-# below `serve` is one of them unless it is known to be harmless.
-_MANAGEMENT: Final = ("serve.", "rl.")
-_INFORMATION: Final = ("serve.instrumentator.", "openai.models.")
-_HARMLESS: Final = ("serve.tokenize.",)
-# Adapters have a registry here, which such a route would go around: vLLM's own, and those that
-# SageMaker's library adds beside them.
-_REFUSED: Final = ("serve.lora.", "model_hosting_container_standards.")
-# It ends one's own request, and waits for no place in the queue.
-_ENDING: Final = "/cancel"
-# It ends requests of others.
-_ABORTING: Final = "/abort_requests"
 # Keys and CORS are checked before, and requests are counted around it: those of all lanes.
 _REPLACED: Final = (
     "AuthenticationMiddleware", "CORSMiddleware", "PrometheusInstrumentatorMiddleware",
 )  # fmt: skip
+
+# What vLLM's validators raise of a body whose shape they take for granted, and vLLM answers with
+# 500: a ValueError and a TypeError are 400 there, too.
+_UNREAD: Final = (AttributeError, LookupError, RecursionError)
 
 
 class Bridge:
@@ -105,6 +98,8 @@ class Bridge:
             app = build_app(namespace, tasks, llm.model_config)
         app.user_middleware = [one for one in app.user_middleware if _name(one) not in _REPLACED]
         app.middleware_stack = None  # built anew out of these
+        for kind in _UNREAD:
+            app.add_exception_handler(kind, _unreadable)
         await init_app_state(llm, app.state, namespace, tasks)
         return cls(app, llm)
 
@@ -131,22 +126,18 @@ class Bridge:
     @functools.cached_property
     def routes(self) -> tuple[HttpRoute, ...]:
         """Every route of the application that this server does not answer itself."""
-        return tuple(_described(route) for route in self._routes)
+        return tuple(described(route) for route in self._routes)
 
     @functools.cached_property
     def _routes(self) -> tuple[APIRoute, ...]:
         found = (route for route in self.app.routes if isinstance(route, APIRoute))
-        return tuple(
-            route
-            for route in found
-            if route.path not in _OURS and not _room(route).startswith(_REFUSED)
-        )
+        return tuple(route for route in found if route.path not in _OURS and not is_refused(route))
 
     @functools.cached_property
     def _exact(self) -> Mapping[tuple[str, str], HttpRoute]:
         """Every route by what a request says, where the path has no parameters."""
         return {
-            (method, route.path): _described(route)
+            (method, route.path): described(route)
             for route in reversed(self._routes)  # the first one counts
             if "{" not in route.path
             for method in route.methods
@@ -198,7 +189,7 @@ class Bridge:
         matches = [(route.matches(scope)[0], route) for route in self._routes]
         wanted = [route for match, route in matches if match is Match.FULL]
         known = wanted or [route for match, route in matches if match is Match.PARTIAL]
-        return _described(known[0]) if known else None
+        return described(known[0]) if known else None
 
     async def is_asleep(self) -> bool:
         """Whether the engine schedules nothing until it is woken; False where it does not say."""
@@ -246,6 +237,15 @@ def _name(middleware: Any) -> str:
     return str(getattr(middleware.cls, "__name__", ""))
 
 
+async def _unreadable(_: Request, error: Exception) -> Response:
+    """Answer 400 where a request could not be read; what fails later is the application's fault."""
+    frames = traceback.walk_tb(error.__traceback__)
+    if all(frame.f_code is not solve_dependencies.__code__ for frame, _ in frames):
+        raise error
+    found = create_error_response(f"the request cannot be read: {error}")
+    return JSONResponse(found.model_dump(), found.error.code)
+
+
 def _ours(error: BaseException) -> LmiError:
     """Return our error for one that ended a stream: its first event has left, so nothing else can.
 
@@ -287,31 +287,3 @@ def _json_schema(described: Mapping[str, Any]) -> Mapping[str, object]:
         described.get("content", {}).get("application/json", {}).get("schema", {})
     )
     return schema
-
-
-def _described(route: APIRoute) -> HttpRoute:
-    return HttpRoute(route.path, frozenset(route.methods), _kind(route), _dialect(route))
-
-
-def _kind(route: APIRoute) -> RouteKind:
-    """Return what a route does, by the room of vLLM's package that its endpoint is from."""
-    room = _room(route)
-    if room.startswith(_INFORMATION) or route.path.endswith(_ENDING):
-        return RouteKind.INFORMATION
-    if room.startswith(_HARMLESS):
-        return RouteKind.INFERENCE
-    if room.startswith(_MANAGEMENT) or route.path.endswith(_ABORTING):
-        return RouteKind.MANAGEMENT
-    return RouteKind.INFORMATION if route.methods == {"GET"} else RouteKind.INFERENCE
-
-
-def _room(route: APIRoute) -> str:
-    """Return the module of a route's endpoint below vLLM's package of them."""
-    return str(getattr(route.endpoint, "__module__", "")).removeprefix(_PACKAGE)
-
-
-def _dialect(route: APIRoute) -> Dialect:
-    """Return how a route writes errors: by the model that it declares for them."""
-    models: Iterable[Any] = (answer.get("model") for answer in route.responses.values())
-    names: Sequence[str] = [getattr(model, "__name__", "") for model in models]
-    return Dialect.ANTHROPIC if "AnthropicErrorResponse" in names else Dialect.OPENAI

@@ -93,10 +93,6 @@ class VllmOpenAI:
             return await self._forward(call)
         try:
             request = self._read(call, handler.reader)
-        except (AttributeError, LookupError, RecursionError) as error:
-            # vLLM's validators take some shapes for granted: still the client's fault.
-            text = f"the request cannot be read: {error}"
-            return _error(create_error_response(text))
         except Exception:  # noqa: BLE001 (vLLM's own, of many kinds: its application says why)
             return await self._forward(call)
         return await self._handle(call, getattr(serving, handler.method), request, direct)

@@ -1,0 +1,61 @@
+"""What each route of vLLM's own application is: its kind, and how it writes errors.
+
+Both are read from the application that is loaded: the room of vLLM's package that an endpoint is
+from, and the model that a route declares for its errors. This module imports no vLLM.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from fastapi.routing import APIRoute
+
+from lmi_vllm.errors import Dialect
+from lmi_vllm.messages import HttpRoute, RouteKind
+
+_PACKAGE: Final = "vllm.entrypoints."
+# Rooms of vLLM's package whose routes act on the server instead of answering a request. An endpoint
+# below `serve` is one of them unless it is known to be harmless.
+_MANAGEMENT: Final = ("serve.", "rl.")
+_INFORMATION: Final = ("serve.instrumentator.", "openai.models.")
+_HARMLESS: Final = ("serve.tokenize.",)
+# Adapters have a registry here, which such a route would go around: vLLM's own, and those that
+# SageMaker's library adds beside them.
+_REFUSED: Final = ("serve.lora.", "model_hosting_container_standards.")
+# It ends one's own request, and waits for no place in the queue.
+_ENDING: Final = "/cancel"
+# It ends requests of others.
+_ABORTING: Final = "/abort_requests"
+
+
+def is_refused(route: APIRoute) -> bool:
+    """Whether it would go around what this server keeps itself."""
+    return _room(route).startswith(_REFUSED)
+
+
+def described(route: APIRoute) -> HttpRoute:
+    """Return the route as requests for it are treated."""
+    return HttpRoute(route.path, frozenset(route.methods), _kind(route), _dialect(route))
+
+
+def _kind(route: APIRoute) -> RouteKind:
+    """Return what a route does, by the room of vLLM's package that its endpoint is from."""
+    room = _room(route)
+    if room.startswith(_INFORMATION) or route.path.endswith(_ENDING):
+        return RouteKind.INFORMATION
+    if room.startswith(_HARMLESS):
+        return RouteKind.INFERENCE
+    if room.startswith(_MANAGEMENT) or route.path.endswith(_ABORTING):
+        return RouteKind.MANAGEMENT
+    return RouteKind.INFORMATION if route.methods == {"GET"} else RouteKind.INFERENCE
+
+
+def _room(route: APIRoute) -> str:
+    """Return the module of a route's endpoint below vLLM's package of them."""
+    return str(getattr(route.endpoint, "__module__", "")).removeprefix(_PACKAGE)
+
+
+def _dialect(route: APIRoute) -> Dialect:
+    """Return how a route writes errors: by the model that it declares for them."""
+    models: Iterable[Any] = (answer.get("model") for answer in route.responses.values())
+    names: Sequence[str] = [getattr(model, "__name__", "") for model in models]
+    return Dialect.ANTHROPIC if "AnthropicErrorResponse" in names else Dialect.OPENAI
