@@ -36,6 +36,19 @@ def ping(url: str) -> tuple[int, dict[str, Any]]:
     return answer.status, entry
 
 
+def is_back(server: ServerProcess, url: str) -> bool:
+    """Return whether the server is healthy in time; an ended one never is."""
+
+    def ended_or_healthy() -> bool:
+        return server.process.poll() is not None or ping(url)[0] == 200
+
+    try:
+        return wait_until(ended_or_healthy, RESTART_SECONDS) and server.process.poll() is None
+    except ConnectionError:
+        server.wait_exit(10)  # what it said last is part of the report
+        return False
+
+
 def engine_of(server: ServerProcess) -> psutil.Process:
     """Return the engine's process."""
     (engine,) = server.children()
@@ -72,7 +85,7 @@ def test_engine_comes_back_with_its_adapters(server_process: StartServer) -> Non
     refused = call(url, "/invocations", {"inputs": "a"})
     assert refused.status == 503
     assert "retry-after" in refused.headers
-    assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()
+    assert is_back(server, url), server.describe()
     assert answers(url, names) == before
     assert engine_of(server).pid != engine.pid
     engine_of(server).kill()
@@ -90,7 +103,7 @@ def test_engine_that_dies_while_it_comes_back_counts(server_process: StartServer
     )
     for child in server.children():
         child.kill()
-    assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()
+    assert is_back(server, url), server.describe()
     answers(url, (None, "json"))
     assert "failure 2, retry_threshold 2" in server.stderr
 
@@ -170,14 +183,14 @@ def see_two_stalls_that_last(server: ServerProcess, url: str) -> None:
     os.kill(first.pid, signal.SIGSTOP)
     assert json.loads(stream.rest().splitlines()[-1])["code"] == 500
     assert wait_until(lambda: not psutil.pid_exists(first.pid), 20)
-    assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()
+    assert is_back(server, url), server.describe()
     second = engine_of(server)
     os.kill(second.pid, signal.SIGSTOP)
     source = DEMO_MODEL_DIR / "adapters" / "json"
     answer = call(url, "/adapters", {"name": "added", "src": str(source)})
     assert answer.status >= 424, answer.body
     assert wait_until(lambda: not psutil.pid_exists(second.pid), 20)
-    assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()
+    assert is_back(server, url), server.describe()
     assert call(url, "/invocations", {"inputs": "a"}).status == 200
     assert "LMI_STALL_RESTART_TIMEOUT" in server.stderr
 

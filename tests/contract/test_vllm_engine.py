@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import multiprocessing
 import shutil
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -224,6 +227,32 @@ def test_steps_are_counted_without_a_stream(run: LoopThread, vllm_engine: Engine
     job = GenerationJob("steps", PROMPT, {"max_tokens": 20, "ignore_eos": True})
     run(collect(vllm_engine, job))
     assert vllm_engine.progress - before >= 20
+
+
+class ReapedElsewhere(multiprocessing.get_context("spawn").Process):  # type: ignore[misc,name-defined]
+    """A process that another thread is reaping: `join` returns at once, and it counts as alive."""
+
+    looks = 0
+
+    def join(self, timeout: float | None = None) -> None:
+        """Find out nothing, as `waitpid` in the second of two threads."""
+
+    def is_alive(self) -> bool:
+        """Say so of an ended process, too, until the other thread has noted its end."""
+        self.looks += 1
+        return super().is_alive() or self.looks < 5
+
+
+def test_engine_that_another_thread_reaps_has_ended() -> None:
+    """Else the server ends, though its engine could be replaced."""
+    from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM  # noqa: PLC0415 (imports vLLM)
+
+    process = ReapedElsewhere(target=time.sleep, args=(600,))
+    process.start()
+    manager = SimpleNamespace(processes=[process])
+    core = SimpleNamespace(resources=SimpleNamespace(engine_manager=manager))
+    assert GuardedAsyncLLM.kill(SimpleNamespace(engine_core=core), 20.0)  # type: ignore[arg-type]
+    assert process.exitcode == -signal.SIGKILL
 
 
 def test_engine_death_is_told_to_all(run: LoopThread, vllm_engine: Engine) -> None:

@@ -11,6 +11,7 @@ them share: which adapters are loaded, and which may be in the engine together. 
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,7 @@ from lmi_vllm.errors import EngineStartError, LmiError
 from lmi_vllm.messages import EngineSeat
 from lmi_vllm.telemetry.records import current_record
 
+KILL_POLL_SECONDS: Final = 0.01
 LAUNCH: Final = "vllm.v1.engine.core_client:launch_core_engines"
 
 
@@ -120,9 +122,14 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         processes = tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
         for process in processes:
             process.kill()
-        for process in processes:
-            process.join(seconds)
-        return bool(processes) and not any(process.is_alive() for process in processes)
+        deadline = time.monotonic() + seconds
+        # A single look says nothing: while vLLM's own thread reaps a process, `join` returns at
+        # once, and for a moment the process counts as alive.
+        while any(process.is_alive() for process in processes):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(KILL_POLL_SECONDS)
+        return bool(processes)
 
     def engine_died(self) -> None:
         """End every request as if the engine's death had been seen here."""

@@ -17,11 +17,11 @@ from lmi_vllm.web.request import RECORD, SERVICE, RouteGroup
 
 ASKED: Final = "endpoint-load-metrics-format"
 REPORT: Final = "endpoint-load-metrics"
-# vLLM's series, and their names in a report.
+# vLLM's series and their names in a report, in the order of vLLM's: that of their registration.
 NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "vllm:kv_cache_usage_perc": "kv_cache_usage_perc",
         "vllm:num_requests_waiting": "num_requests_waiting",
+        "vllm:kv_cache_usage_perc": "kv_cache_usage_perc",
     }
 )
 
@@ -31,8 +31,10 @@ def report(style: str, found: Collectable) -> str | None:
 
     With several engines a text names each of them, an object the last one, as vLLM's do.
     """
-    load = [(NAMES[one.name], one.value) for metric in found.collect() for one in metric.samples
-            if one.name in NAMES]  # fmt: skip
+    order = list(NAMES)  # that of a restricted registry is by chance
+    samples = [one for metric in found.collect() for one in metric.samples if one.name in NAMES]
+    samples.sort(key=lambda one: order.index(one.name))
+    load = [(NAMES[one.name], one.value) for one in samples]
     if style.lower() == "text":
         return "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in load)
     if style.lower() == "json":

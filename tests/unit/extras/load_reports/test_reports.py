@@ -24,11 +24,11 @@ def registry() -> CollectorRegistry:
     [
         (
             "TEXT",
-            "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3.0",
+            "TEXT named_metrics.num_requests_waiting=3.0, named_metrics.kv_cache_usage_perc=0.25",
         ),
         (
             "json",
-            'JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0}}',
+            'JSON {"named_metrics": {"num_requests_waiting": 3.0, "kv_cache_usage_perc": 0.25}}',
         ),
         ("BIN", None),
     ],
