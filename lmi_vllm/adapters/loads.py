@@ -1,16 +1,18 @@
-"""Which adapters the engine holds, their users, and the locks under which that changes."""
+"""Which adapters the engine holds, the requests on each, and the locks under which that changes."""
 
 import asyncio
 import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
@@ -19,15 +21,71 @@ FIRST_ENGINE_ID: Final = 1000  # below are ids the engine keeps for itself
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Resolve = Callable[[str], str]
+LoadCode = Callable[[str, str], Awaitable[Hooks]]  # name, path
+
+
+async def no_code(_name: str, _path: str) -> Hooks:
+    """Load no code of adapters."""
+    return NO_HOOKS
+
+
+class ReferenceCount:
+    """How many requests hold one load of an adapter."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Count one more while the body runs."""
+        self._count += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._unused.set()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a request uses the load now."""
+        return self._count > 0
+
+    async def wait_unused(self, timeout_seconds: float) -> None:
+        """Return when the count is 0, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._unused.wait(), timeout_seconds)
 
 
 class AdapterLoads:
-    """Loads adapters into the engine and unloads them, one call at a time; ids are never reused."""
+    """Brings adapters into the engine, one call at a time; the ids of loads are never reused.
 
-    def __init__(self, engine: Engine) -> None:
+    `resolve` turns a source into a local directory, or raises AdapterRefusedError; so does
+    `load_code` for the hooks in it.
+    """
+
+    def __init__(self, engine: Engine, resolve: Resolve, load_code: LoadCode) -> None:
         self.engine = engine
+        self._resolve = resolve
+        self._load_code = load_code
         self._lock = asyncio.Lock()
         self._ids = itertools.count(FIRST_ENGINE_ID)
+        self._uses: dict[int, ReferenceCount] = {}  # by the engine's id of a load
+
+    async def prepare(self, adapter: Adapter) -> Adapter:
+        """Return the adapter with its files, its hooks and, if preloaded, its weights."""
+        path = adapter.path if adapter.is_found else await self._resolved(adapter)
+        hooks = await self._load_code(adapter.name, path)
+        adapter = replace(adapter, path=path, hooks=hooks)
+        try:
+            return await self.load(adapter) if adapter.preload else adapter
+        except BaseException:
+            hooks.forget()
+            raise
 
     async def load(self, adapter: Adapter) -> Adapter:
         """Return the adapter loaded, under a new id unless it already is; pinned if it is to be."""
@@ -39,16 +97,40 @@ class AdapterLoads:
             await self.engine.load_adapter(ref)
         return replace(adapter, ref=ref)
 
-    async def unload(self, ref: AdapterRef) -> None:
-        """Drop the weights of one load."""
+    def hold(self, ref: AdapterRef) -> contextlib.AbstractContextManager[None]:
+        """Keep this load while the body runs."""
+        return self._uses.setdefault(ref.engine_id, ReferenceCount()).hold()
+
+    def is_held(self, ref: AdapterRef | None) -> bool:
+        """Whether a request uses this load now."""
+        uses = None if ref is None else self._uses.get(ref.engine_id)
+        return uses is not None and uses.is_held
+
+    async def unload(self, ref: AdapterRef | None, timeout_seconds: float) -> None:
+        """Drop the weights of a load once no request uses it, or the time is up."""
+        if ref is None:
+            return
+        if (uses := self._uses.get(ref.engine_id)) is not None:
+            await uses.wait_unused(timeout_seconds)
         async with self._lock:
             await self.engine.unload_adapter(ref)
+        self.forget(ref)
+
+    def forget(self, ref: AdapterRef) -> None:
+        """Count the requests of a load no more: it is gone."""
+        self._uses.pop(ref.engine_id, None)
 
     async def move_to(self, engine: Engine) -> int:
         """Load into `engine` from now on; the ids of its loads are above the one returned."""
         async with self._lock:
             self.engine = engine
             return next(self._ids)
+
+    async def _resolved(self, adapter: Adapter) -> str:
+        try:
+            return await asyncio.to_thread(self._resolve, adapter.src)
+        except AdapterRefusedError as error:
+            raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
 
 
 class KeyedLock:

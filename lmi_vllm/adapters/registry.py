@@ -1,4 +1,4 @@
-"""The registry of LoRA adapters: which names exist, what they stand for, their requests."""
+"""The registry of LoRA adapters: which names exist, and what each stands for."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.loads import AdapterLoads, KeyedLock, uninterrupted
+from lmi_vllm.adapters.loads import (
+    AdapterLoads,
+    KeyedLock,
+    LoadCode,
+    Resolve,
+    no_code,
+    uninterrupted,
+)
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     AdapterCapacityError,
@@ -19,13 +26,10 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
     UnknownAdapterError,
 )
-from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
 
-Resolve = Callable[[str], str]
-LoadCode = Callable[[str, str], Awaitable[Hooks]]  # name, path
 Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
 Find = Callable[[str], Awaitable[None]]  # name
 
@@ -52,50 +56,14 @@ async def publish_nowhere(_adapters: Collection[Adapter], _timeout_seconds: floa
     """Return at once: no other process serves these adapters."""
 
 
-async def no_code(_name: str, _path: str) -> Hooks:
-    """Load no code of adapters."""
-    return NO_HOOKS
-
-
-class ReferenceCount:
-    """How many requests hold one load of an adapter."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._unused = asyncio.Event()
-        self._unused.set()
-
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Count one more while the body runs."""
-        self._count += 1
-        self._unused.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self._unused.set()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether a request uses the load now."""
-        return self._count > 0
-
-    async def wait_unused(self, timeout_seconds: float) -> None:
-        """Return when the count is 0, or the time is up."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._unused.wait(), timeout_seconds)
-
-
 class AdapterRegistry:
     """Names -> adapters; changes of one name wait for each other, engine calls run one at a time.
 
-    `resolve` turns a source into a local directory, or raises AdapterRefusedError; so does
-    `load_code` for the hooks in it. `on_change` gets all adapters after each change. A change that
-    was begun is carried out, whether or not its client stays: half a change would leave weights
-    behind that no call can remove. `publish` is awaited after each change of what requests find: it
-    returns when no request in any other process uses another load of an adapter, or its time is up.
+    What loads them (`resolve`, `load_code`) is `AdapterLoads`. `on_change` gets all adapters after
+    each change. A change that was begun is carried out, whether or not its client stays: half a
+    change would leave weights behind that no call can remove. `publish` is awaited after each
+    change of what requests find: it returns when no request in any other process uses another load
+    of an adapter, or its time is up.
     `find`, where an extra has put one, is awaited with each name that a request gives, before it is
     looked up: it may register the adapter (`is_found`), renew it, or refuse the request.
     """
@@ -115,13 +83,10 @@ class AdapterRegistry:
         self.find: Find | None = None
         self.sharing: Sharing | None = None
         self.changes: set[asyncio.Task[Any]] = set()
-        self._resolve = resolve
-        self._load_code = load_code
         self._reserved_names = frozenset(reserved_names)
         self._on_change = on_change
         self._adapters: dict[str, Adapter] = {}
-        self._loads = AdapterLoads(engine)
-        self._uses: dict[int, ReferenceCount] = {}  # by the engine's id of a load
+        self._loads = AdapterLoads(engine, resolve, load_code)
         self._names = KeyedLock()
         self._state_lock = asyncio.Lock()
 
@@ -160,9 +125,8 @@ class AdapterRegistry:
 
     def is_used(self, name: str) -> bool:
         """Whether a request of this process uses the adapter now."""
-        ref = None if (adapter := self._adapters.get(name)) is None else adapter.ref
-        uses = None if ref is None else self._uses.get(ref.engine_id)
-        return uses is not None and uses.is_held
+        adapter = self._adapters.get(name)
+        return adapter is not None and self._loads.is_held(adapter.ref)
 
     async def bring_in(self, name: str) -> None:
         """Have the adapter that a request names found, where something finds adapters.
@@ -186,7 +150,7 @@ class AdapterRegistry:
             await self.load_on_first_use(name, alias)  # it may change again before this goes on
         if adapter is None or adapter.ref is None:
             raise UnknownAdapterError(alias or name)
-        with self._uses.setdefault(adapter.ref.engine_id, ReferenceCount()).hold():
+        with self._loads.hold(adapter.ref):
             yield adapter
 
     @uninterrupted
@@ -230,7 +194,7 @@ class AdapterRegistry:
                     f"The adapter {shown} conflicts with a served base model of that name"
                 )
             adapter.check_flags()
-            self._adapters[adapter.name] = await self._prepared(adapter)
+            self._adapters[adapter.name] = await self._loads.prepare(adapter)
             await self.publish(tuple(self), 0.0)
         await self._changed(adapter.name)
 
@@ -248,9 +212,9 @@ class AdapterRegistry:
             current = self.describe(adapter.name)
             if adapter.is_found and not current.is_found:
                 raise AdapterConflictError(f"The adapter {adapter.name} was registered by a call")
-            self._adapters[adapter.name] = await self._prepared(adapter)
+            self._adapters[adapter.name] = await self._loads.prepare(adapter)
         await self.publish(tuple(self), timeout_seconds)
-        await self._drop(current.ref, timeout_seconds)
+        await self._loads.unload(current.ref, timeout_seconds)
         current.hooks.forget()
         await self._changed(adapter.name)
 
@@ -276,7 +240,7 @@ class AdapterRegistry:
             self._adapters[name] = wanted
         # Requests that come now load it anew: they need not wait for those that run.
         await self.publish(tuple(self), timeout_seconds)
-        await self._drop(dropped, timeout_seconds)
+        await self._loads.unload(dropped, timeout_seconds)
         await self._changed(name)
 
     @uninterrupted
@@ -303,7 +267,7 @@ class AdapterRegistry:
             del self._adapters[name]
             try:
                 await self.publish(tuple(self), timeout_seconds)
-                await self._drop(adapter.ref, timeout_seconds)
+                await self._loads.unload(adapter.ref, timeout_seconds)
             except BaseException:
                 self._adapters[name] = adapter
                 await self.publish(tuple(self), 0.0)
@@ -327,7 +291,7 @@ class AdapterRegistry:
                 ref = None if adapter is None else adapter.ref
                 if adapter is None or ref is None or ref.engine_id >= first_id:
                     continue
-                self._uses.pop(ref.engine_id, None)
+                self._loads.forget(ref)
                 moved = replace(adapter, ref=None)
                 try:
                     if adapter.pin or not adapter.is_found:
@@ -335,32 +299,6 @@ class AdapterRegistry:
                 except AdapterRefusedError as error:
                     logger.error("adapter %s did NOT come back: %s", name, error.text)
                 self._adapters[name] = moved
-
-    async def _prepared(self, adapter: Adapter) -> Adapter:
-        """Return the adapter with its files, its hooks and, if preloaded, its weights."""
-        path = adapter.path if adapter.is_found else await self._resolved(adapter)
-        hooks = await self._load_code(adapter.name, path)
-        adapter = replace(adapter, path=path, hooks=hooks)
-        try:
-            return await self._loads.load(adapter) if adapter.preload else adapter
-        except BaseException:
-            hooks.forget()
-            raise
-
-    async def _resolved(self, adapter: Adapter) -> str:
-        try:
-            return await asyncio.to_thread(self._resolve, adapter.src)
-        except AdapterRefusedError as error:
-            raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
-
-    async def _drop(self, ref: AdapterRef | None, timeout_seconds: float) -> None:
-        """Unload a load once no request uses it, or the time is up."""
-        if ref is None:
-            return
-        if (uses := self._uses.get(ref.engine_id)) is not None:
-            await uses.wait_unused(timeout_seconds)
-        await self._loads.unload(ref)
-        self._uses.pop(ref.engine_id, None)
 
     async def _changed(self, name: str) -> None:
         async with self._state_lock:

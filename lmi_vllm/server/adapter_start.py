@@ -12,7 +12,8 @@ from pathlib import Path
 
 from lmi_vllm.adapters.adapter import Adapter, read_state, write_state
 from lmi_vllm.adapters.check import describe_base
-from lmi_vllm.adapters.registry import AdapterRegistry, LoadCode, ignore_change
+from lmi_vllm.adapters.loads import LoadCode
+from lmi_vllm.adapters.registry import AdapterRegistry, ignore_change
 from lmi_vllm.adapters.source import AdapterSources, local_adapters
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings

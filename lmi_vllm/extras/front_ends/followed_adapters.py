@@ -45,7 +45,7 @@ class FollowedAdapters(AdapterRegistry):
 
     async def let_go(self, gone: Collection[AdapterRef], timeout_seconds: float) -> None:
         """Return when no request uses these loads any more, or the time is up."""
-        await asyncio.gather(*(self._drop(ref, timeout_seconds) for ref in gone))
+        await asyncio.gather(*(self._loads.unload(ref, timeout_seconds) for ref in gone))
 
     def _refs(self) -> dict[int, AdapterRef]:
         return {a.ref.engine_id: a.ref for a in self._adapters.values() if a.ref is not None}

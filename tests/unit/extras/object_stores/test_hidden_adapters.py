@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.registry import no_code
+from lmi_vllm.adapters.loads import no_code
 from lmi_vllm.config.settings import load_settings
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
