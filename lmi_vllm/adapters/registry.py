@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -40,12 +40,8 @@ class Sharing(Protocol):
     async def changed(self, name: str) -> None:
         """Take note of a change of this name, also one that this object has made itself."""
 
-    async def confirm(self, name: str) -> None:
-        """Return when every server has it.
-
-        Raises:
-            LmiError: the text names those that have not.
-        """
+    async def confirm(self, name: str) -> Mapping[str, str]:
+        """Return when every server has it: what has not confirmed it in time, with the reason."""
 
 
 def ignore_change(_: Collection[Adapter]) -> None:

@@ -22,6 +22,7 @@ from lmi_vllm.config.variable_names import (
 )
 from lmi_vllm.extension import extras
 from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.sources.local import is_url
 
 # Extra -> what it reads, as written in files; variables by their names (`make docs` writes it). So
 # that where it is not installed nothing that was set for it is ignored in silence.
@@ -33,8 +34,10 @@ OBEYED_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_CONSOLE": "console",
         "LMI_FRONTEND_PROCESSES": "front_ends",
+        "adapters_state": "replicas",
     }
 )
+_OBEYED_AS_URL: Final = ("adapters_state",)  # a path is the core's
 
 
 @functools.cache
@@ -129,6 +132,8 @@ class UnknownNames:
         """Report known settings that only an extra obeys which is not installed."""
         for setting in settings:
             extra = OBEYED_BY_EXTRAS.get(setting.name)
+            if setting.name in _OBEYED_AS_URL and not is_url(str(setting.value)):
+                continue
             if extra is not None and setting.is_set and extra not in extras():
                 (self.report.fail if self.is_strict else self.report.warn)(
                     f"{setting.label} {_missing(extra)}"

@@ -20,6 +20,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import LmiError, ModelSourceError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.sources.local import is_url, without_file_scheme
 from lmi_vllm.sources.table import is_store
 
 logger = logging.getLogger(__name__)
@@ -91,9 +92,9 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     Raises:
         ModelSourceError: an adapter of the model directory is not usable, or the state file.
     """
-    state = settings.model.adapters_state
-    is_file = state and profile.enable_lora and not is_store(state)
-    memory = AdapterMemory(Path(str(state))) if is_file else None
+    state = without_file_scheme(settings.model.adapters_state or "")
+    is_file = state and profile.enable_lora and not is_url(state)
+    memory = AdapterMemory(Path(state)) if is_file else None
     folder = str(settings.model.adapters or "adapters")
     local = _local(model, folder)
     sources = replace(_sources(model, arguments, environ), own=frozenset(map(str, local.values())))

@@ -40,6 +40,11 @@ def looks_like_path(reference: str) -> bool:
     return reference.startswith(("/", "./", "../", "~")) or reference[:5].lower() == "file:"
 
 
+def is_url(reference: str) -> bool:
+    """Whether `reference` is a URL, of a store perhaps, and no path of this machine."""
+    return "://" in reference and not looks_like_path(reference)
+
+
 def is_directory(path: Path | str) -> bool:
     """Whether `path` is a directory; False for a text that cannot be a path at all."""
     try:

@@ -108,6 +108,13 @@ def is_streamed_by_vllm(reference: str) -> bool:
     return store is not None and store.is_streamed_by_vllm
 
 
+def why_unclaimed() -> str:
+    """What is wrong with a URL that no store claims: the end of a sentence."""
+    if known := store_examples()[:1]:
+        return f"is no URL of a store, such as {known[0]}"
+    return "needs the extra object_stores, which is not installed"
+
+
 def store_examples() -> tuple[str, ...]:
     """How URLs of stores are written, for people: a prefix and an archive of each."""
     return tuple(example for store in stores() for example in store.examples)

@@ -53,8 +53,7 @@ async def adapters(request: web.Request) -> web.Response:
         await registry.replace(adapter, request.app[SERVICE].profile.predict_timeout)
     else:
         await registry.register(adapter, alias)
-    await _confirm(registry, adapter.name, given)
-    return _json({"status": f"Adapter {alias or adapter.name} registered"})
+    return await _changed(registry, adapter.name, given, f"{alias or adapter.name} registered")
 
 
 async def one_adapter(request: web.Request) -> web.Response:
@@ -66,8 +65,7 @@ async def one_adapter(request: web.Request) -> web.Response:
     if request.method in READ_METHODS:
         return _json(_shown(registry.describe(name, alias)))
     await registry.unregister(name, request.app[SERVICE].profile.predict_timeout, alias)
-    await _confirm(registry, name, request.query)
-    return _json({"status": f"Adapter {alias or name} unregistered"})
+    return await _changed(registry, name, request.query, f"{alias or name} unregistered")
 
 
 async def adapter_action(request: web.Request) -> web.Response:
@@ -88,8 +86,7 @@ async def adapter_action(request: web.Request) -> web.Response:
         options=MappingProxyType({**current.options, **_options(given)}),
     )
     await registry.update(name, wanted, request.app[SERVICE].profile.predict_timeout, alias)
-    await _confirm(registry, name, given)
-    return _json({"status": f"Adapter {alias or name} updated"})
+    return await _changed(registry, name, given, f"{alias or name} updated")
 
 
 def adapter_registry(request: web.Request) -> AdapterRegistry:
@@ -130,10 +127,18 @@ def _flag(value: object) -> bool:
     return str(value).lower() == "true"
 
 
-async def _confirm(registry: AdapterRegistry, name: str, given: Mapping[str, Any]) -> None:
-    """Return at once, or when every replica has the change."""
-    if registry.sharing is not None and _flag(given.get(WAIT)):
-        await registry.sharing.confirm(name)
+async def _changed(
+    registry: AdapterRegistry, name: str, given: Mapping[str, Any], done: str
+) -> web.Response:
+    """Answer at once, or when every replica has the change; 202 names those that have not.
+
+    No error: what is done here stands, and a proxy would repeat the call on another server.
+    """
+    status = {"status": f"Adapter {done}"}
+    if registry.sharing is None or not _flag(given.get(WAIT)):
+        return _json(status)
+    unconfirmed = dict(await registry.sharing.confirm(name))
+    return _json({**status, "unconfirmed": unconfirmed}, 202) if unconfirmed else _json(status)
 
 
 def _alias(request: web.Request) -> str | None:
@@ -151,5 +156,6 @@ def _page(registry: AdapterRegistry, query: Mapping[str, str]) -> web.Response:
     return _json(page if token is None else {**page, "nextPageToken": token})
 
 
-def _json(document: object) -> web.Response:
-    return web.Response(body=orjson.dumps(document) + b"\n", content_type="application/json")
+def _json(document: object, status: int = 200) -> web.Response:
+    body = orjson.dumps(document) + b"\n"
+    return web.Response(body=body, status=status, content_type="application/json")

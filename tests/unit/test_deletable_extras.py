@@ -19,9 +19,10 @@ SERVE = ("serve", "--engine", "scripted", "--demo", "--port", "0")
 QUESTION = json.dumps({"inputs": "x", "parameters": {"max_new_tokens": 1}}).encode()
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     """Start a verb of the package in `folder`, and of no other."""
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "HOME": str(folder)}
+    environ |= variables
     command = [sys.executable, "-W", "error", "-m", "lmi_vllm", *words]
     return subprocess.Popen(
         command, cwd=folder, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -55,6 +56,23 @@ def test_server_works_without(names: Collection[str], tmp_path: Path) -> None:
         for process in (explain, server):
             process.kill()
             process.communicate()
+
+
+def test_state_in_a_store_is_named_where_nothing_shares_it(tmp_path: Path) -> None:
+    """Without their extras its URL is neither shared nor taken for a path of this machine."""
+    folder = package_without(["replicas", "object_stores"], tmp_path)
+    server = start(folder, *SERVE, OPTION_ADAPTERS_STATE="s3://bucket/state.json")
+    for line in server.stdout or ():
+        if line.startswith("Ready on "):
+            adapter = next((DEMO_MODEL_DIR / "adapters").iterdir())
+            url = f"{line.split()[2]}/adapters?name=own&src={adapter}"
+            with urllib.request.urlopen(urllib.request.Request(url, b""), timeout=60) as answer:
+                assert answer.status == 200
+            server.send_signal(signal.SIGTERM)
+    _, problems = server.communicate(timeout=60)
+    assert server.returncode == 0, problems
+    assert "(OPTION_ADAPTERS_STATE) has no effect: it needs the extra replicas, which" in problems
+    assert not (tmp_path / "s3:").exists()
 
 
 def test_code_is_named_where_nothing_loads_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.errors import DeadlineError, Dialect, NotReadyError
+from lmi_vllm.errors import Dialect, NotReadyError
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
@@ -159,15 +159,14 @@ class Others:
         """Note the change."""
         self.heard.append(("changed", name))
 
-    async def confirm(self, name: str) -> None:
+    async def confirm(self, name: str) -> dict[str, str]:
         """Note that a client waits; one name never comes."""
         self.heard.append(("confirm", name))
-        if name == "slow":
-            raise DeadlineError("not on: b")
+        return {"b": "has not read the change"} if name == "slow" else {}
 
 
 async def test_calls_wait_for_replicas_where_they_ask_for_it(lora: TestClient) -> None:
-    """`wait` is no option of the adapter; a replica that lacks the change is named."""
+    """`wait` is no option of the adapter; a replica that lacks the change is named, with 202."""
     lora.app[SERVICE].runtime.adapters.sharing = others = Others()
     for method, path in (
         ("POST", "/adapters?name=fr&src=/fr"),
@@ -181,5 +180,12 @@ async def test_calls_wait_for_replicas_where_they_ask_for_it(lora: TestClient) -
         *(("changed", "de"), ("confirm", "de")) * 3,
     ]
     assert not lora.app[SERVICE].runtime.adapters.describe("fr").options
-    status, answer = await call(lora, "POST", "/adapters?name=slow&src=/s&wait=true")
-    assert (status, "not on: b" in str(answer)) == (500, True)
+    for method, path, done in (
+        ("POST", "/adapters?name=slow&src=/s&wait=true", "registered"),
+        ("POST", "/adapters/slow/update?wait=true", "updated"),
+        ("DELETE", "/adapters/slow?wait=true", "unregistered"),
+    ):
+        assert await call(lora, method, path) == (
+            202,
+            {"status": f"Adapter slow {done}", "unconfirmed": {"b": "has not read the change"}},
+        )

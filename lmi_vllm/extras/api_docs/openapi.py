@@ -240,6 +240,11 @@ def _responses(
         found |= {status: {**answer, "description": "Not ready."} for status in operation.statuses}
     else:
         found |= _errors(operation, service, options)
+        found |= {
+            status: {**answer, "description": _phrase(status)}
+            for status in operation.statuses
+            if status < HTTPStatus.MULTIPLE_CHOICES
+        }
     return {str(status): found[status] for status in sorted(found)}
 
 

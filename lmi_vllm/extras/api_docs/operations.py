@@ -92,7 +92,8 @@ QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "pin": {"schema": {"type": "boolean"}, "description": "Never evict it."},
         "wait": {
             "schema": {"type": "boolean"},
-            "description": "Answer when every replica that shares `option.adapters_state` has it.",
+            "description": "Answer when every replica that shares `option.adapters_state` has it; "
+            "202 after 30 s names those that have not.",
         },
         "starting_after": {
             "schema": {"type": "integer"},
@@ -198,7 +199,7 @@ def _options(path: str, tag: str) -> Operation:
 
 def _adapters(prefix: str) -> tuple[Operation, ...]:
     one = prefix + "/{name}"
-    status = {JSON: "Status"}
+    status = {JSON: "AdapterStatus"}
     return (
         Operation(
             "get",
@@ -217,6 +218,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             status,
             takes="NewAdapter",
             query=("name", "src", "preload", "pin", "wait"),
+            statuses=(202,),
             example={"name": "capitals", "src": "/adapters/capitals"},
             answer_example={"status": "Adapter capitals registered"},
         ),
@@ -235,6 +237,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             "Unregister an adapter, after its last request.",
             status,
             query=("wait",),
+            statuses=(202,),
             answer_example={"status": "Adapter capitals unregistered"},
         ),
         Operation(
@@ -245,6 +248,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             status,
             takes="AdapterChange",
             query=("src", "preload", "pin", "wait"),
+            statuses=(202,),
             example={"pin": True},
             answer_example={"status": "Adapter capitals updated"},
         ),

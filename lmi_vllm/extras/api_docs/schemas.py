@@ -208,6 +208,10 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
         },
         "Liveness": _object({"status": _TEXT}, "status"),
         "Status": _object({"status": _TEXT}, "status"),
+        "AdapterStatus": _object(
+            {"status": _TEXT, "unconfirmed": {"type": "object", "additionalProperties": _TEXT}},
+            "status",
+        ),
         "Nothing": {"type": "object", "maxProperties": 0},
         "Text": _TEXT,
         "ModelPage": _object(

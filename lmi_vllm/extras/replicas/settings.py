@@ -5,7 +5,8 @@ from typing import ClassVar
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
-from lmi_vllm.sources.table import is_store
+from lmi_vllm.sources.local import is_url
+from lmi_vllm.sources.table import is_store, why_unclaimed
 from lmi_vllm.translate.draft import ArgumentDraft
 
 
@@ -21,9 +22,13 @@ class ReplicaSettings(ExtraSettings):
 
 
 def check_state(draft: ArgumentDraft) -> None:
-    """Find a state that names no object."""
+    """Find a state that names no object, or one in a store that is not known here."""
     state = draft.settings.model.adapters_state or ""
+    if not is_url(state):
+        return
     scheme, _, path = state.partition("://")
     key = path.partition("/")[2]
-    if is_store(state) and (not key or key.endswith("/")):
+    if not is_store(state):
+        draft.fail(f"option.adapters_state={state} {why_unclaimed()}")
+    elif not key or key.endswith("/"):
         draft.fail(f"option.adapters_state={state}: expected {scheme}://bucket/key of one object")

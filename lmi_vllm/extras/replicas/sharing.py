@@ -16,10 +16,8 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import (
     AdapterConflictError,
-    DeadlineError,
     DownloadError,
     LmiError,
-    NotReadyError,
     ResourceNotFoundError,
 )
 from lmi_vllm.extras.replicas.state import ReplicaReport, Shared, StateObject
@@ -31,7 +29,7 @@ REPORT_SECONDS: Final = 20.0
 WRITE_SECONDS: Final = 5.0  # that a call waits for its change to be written
 RETRY_SECONDS: Final = 30.0  # until an adapter that could not be taken over is tried again
 TAKE_OVER_SECONDS: Final = 1.0  # that writing waits for what is taken over
-CONFIRM_SECONDS: Final = 60.0
+CONFIRM_SECONDS: Final = 30.0  # less than the minute that proxies wait for an answer
 CONFIRM_PAUSE_SECONDS: Final = 0.3
 TAKEN_AT_ONCE: Final = 4
 MOST_CONFLICTS: Final = 20
@@ -125,36 +123,28 @@ class ReplicaAdapters:
         writing = asyncio.create_task(self._sync_if_possible())
         await asyncio.wait({writing}, timeout=WRITE_SECONDS)
 
-    async def confirm(self, name: str) -> None:
-        """Return when every replica that reported within the last minute has the change.
+    async def confirm(self, name: str) -> dict[str, str]:
+        """Return when every replica that reported within the last minute has the change, or late.
 
-        Raises:
-            NotReadyError: it cannot be written now.
-            DeadlineError: names the replicas that have not.
+        What comes back are the replicas that have not, by name, each with the reason; the object
+        itself where it is out of reach.
         """
         if name in self._pending:
-            raise NotReadyError(
-                f"The adapter {name} is changed on this server; the others will have it once "
-                "option.adapters_state can be written"
-            )
+            return {self._state.place: "cannot be written now: the others will have it afterwards"}
         generation, until = self._shared.generation, self._now() + CONFIRM_SECONDS
         while True:
             try:
-                others = await asyncio.to_thread(self._state.others)
-            except AWAY as error:
-                raise NotReadyError("option.adapters_state cannot be read now") from error
+                async with asyncio.timeout(CONFIRM_SECONDS):
+                    others = await asyncio.to_thread(self._state.others)
+            except (*AWAY, TimeoutError):
+                return {self._state.place: "cannot be read now"}
             lacking = {
                 replica: report.missing.get(name, "has not read the change")
-                for replica, report in others.items()
+                for replica, report in sorted(others.items())
                 if report.generation < generation or name in report.missing
             }
-            if not lacking:
-                return
-            if self._now() > until:
-                shown = ", ".join(f"{replica} ({why})" for replica, why in sorted(lacking.items()))
-                raise DeadlineError(
-                    f"The adapter {name} is changed on this server, and not on: {shown}"
-                )
+            if not lacking or self._now() > until:
+                return lacking
             await asyncio.sleep(CONFIRM_PAUSE_SECONDS)
 
     async def close(self) -> None:

@@ -26,8 +26,9 @@ from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, InferenceCall, Reply
 from lmi_vllm.server.context import ServerEvents
-from lmi_vllm.sources.table import store_examples, store_of
+from lmi_vllm.sources.table import store_of, why_unclaimed
 from lmi_vllm.sources.trusted_folders import beside, distrust_of_folder, trusted_folder
+from lmi_vllm.translate.draft import ArgumentDraft
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,13 @@ def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Ses
     return Sessions(root, asked.sessions_expiration, is_enabled=is_enabled, shared=shared)
 
 
+def check_store(draft: ArgumentDraft) -> None:
+    """Warn of a store that is none: sessions would stay this server's own, without a word."""
+    url = (draft.settings.extra(SessionSettings).sessions_s3url or "").strip()
+    if url and store_of(url) is None:
+        draft.warn(f"option.sessions_s3url={mask_urls(url)} {why_unclaimed()}: it has no effect")
+
+
 async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[str, str]) -> None:
     """Copy the directory to `url`, where there is one; a failure is only logged."""
     if not url or not sessions.root.is_dir():
@@ -131,8 +139,7 @@ def upload_directory(directory: Path, url: str, environ: Mapping[str, str]) -> i
     """
     place = store_of(url.strip())
     if place is None:
-        examples = "".join(f", such as {example}" for example in store_examples()[:1])
-        raise DownloadError(f"{url} is no URL of a store{examples}")
+        raise DownloadError(f"{url} {why_unclaimed()}")
     store = place.make_store(url.strip(), environ)
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     for path in files:

@@ -35,6 +35,15 @@ def test_row_becomes_what_the_specification_says(row: Row, explained: ExplainRun
     check_row(row, explained)
 
 
+@pytest.mark.parametrize(("url", "warnings"), [("s3://b/p", 0), ("gs://b/p", 1), ("/p", 1)])
+def test_store_that_is_none_is_a_warning(explained: ExplainRun, url: str, warnings: int) -> None:
+    """Sessions would stay each server's own."""
+    found = explained("", {"OPTION_SESSIONS_S3URL": url})
+    assert (
+        len([text for text in found.warnings if f"{url} is no URL of a store" in text]) == warnings
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another user")
 def test_sessions_leave_a_folder_of_another_user(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

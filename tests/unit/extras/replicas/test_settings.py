@@ -1,0 +1,35 @@
+"""What `explain` says of a state that replicas could not share."""
+
+import pytest
+
+from tests.unit.conftest import ExplainRun
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("s3://bucket", "expected s3://bucket/key of one object"),
+        ("s3://bucket/folder/", "expected s3://bucket/key of one object"),
+        ("gs://bucket/key", "is no URL of a store, such as s3://"),
+    ],
+)
+def test_place_of_no_object_is_an_error(explained: ExplainRun, place: str, reason: str) -> None:
+    """Found before a model is fetched."""
+    found = explained("", {"OPTION_ADAPTERS_STATE": place})
+    assert [text for text in found.errors if place in text and reason in text]
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/key", "/var/state.json", "file:///state.json"])
+def test_object_and_file_are_fine(explained: ExplainRun, place: str) -> None:
+    """A path is this server's own state."""
+    found = explained("", {"OPTION_ADAPTERS_STATE": place})
+    assert not [text for text in found.errors if "adapters_state" in text]
+
+
+def test_store_needs_the_extra_that_opens_it(
+    explained: ExplainRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extra is named."""
+    monkeypatch.setattr("lmi_vllm.sources.table.stores", tuple)
+    found = explained("", {"OPTION_ADAPTERS_STATE": "s3://bucket/key"})
+    assert [text for text in found.errors if "needs the extra object_stores" in text]
