@@ -5,9 +5,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lmi_vllm.errors import LmiError, PayloadError
+from lmi_vllm.extras.seq2seq.batch import Item, StepRequest
 from lmi_vllm.extras.seq2seq.model import LoadedModel
 from lmi_vllm.extras.seq2seq.sampling import Sampling, SamplingBounds, read_sampling
-from lmi_vllm.extras.seq2seq.steps import Item, StepRequest, StepThread
+from lmi_vllm.extras.seq2seq.steps import StepThread
 from lmi_vllm.extras.seq2seq.text import TokenTexts
 from lmi_vllm.messages import EngineArguments, GenerationChunk, PromptToken, ServingProfile
 from lmi_vllm.telemetry.records import current_record

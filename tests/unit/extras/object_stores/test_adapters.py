@@ -9,6 +9,7 @@ from lmi_vllm.adapters import source
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.errors import AdapterRefusedError, DownloadError
 from lmi_vllm.extras.object_stores.s3 import S3Store
+from lmi_vllm.extras.object_stores.s3_bucket import S3Bucket
 from tests.support.adapter_files import CAPITALS
 from tests.support.s3_server import BUCKET, S3Server, tar_gz
 
@@ -75,8 +76,9 @@ def test_endless_listing_is_not_read_to_its_end() -> None:
     pages = ({"Contents": [{"Key": "a/", "Size": 0, "ETag": ""}] * 1000} for _ in range(1000))
     client = MagicMock()
     client.get_paginator.return_value.paginate.return_value = pages
-    store = S3Store(f"s3://{BUCKET}/a/", {})
-    store.__dict__["_client"] = client
+    bucket = S3Bucket(BUCKET, {})
+    bucket.__dict__["client"] = client
+    store = S3Store(f"s3://{BUCKET}/a/", {}, bucket)
     with pytest.raises(DownloadError, match="more than 1500 objects"):
         store.list_objects(1500)
     assert len(list(pages)) == 998
