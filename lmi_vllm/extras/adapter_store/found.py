@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from lmi_vllm.adapters.adapter import Adapter
@@ -20,13 +20,13 @@ from lmi_vllm.errors import (
     ManagementError,
     NotReadyError,
     RequestError,
-    ResourceNotFoundError,
 )
 from lmi_vllm.extras.adapter_store.files import SEPARATOR, AdapterFiles
+from lmi_vllm.extras.adapter_store.kept import Kept, KeptAdapters, Terms
 from lmi_vllm.extras.adapter_store.names import NAME, Absences
 from lmi_vllm.extras.adapter_store.stores import AdapterStore, FoundAdapter
 from lmi_vllm.inference.hooks import NO_HOOKS
-from lmi_vllm.sources.base import InterruptedTransferError, Limits, UnreachableError
+from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.telemetry.metrics import ADAPTER_LOOKUPS
 
 logger = logging.getLogger(__name__)
@@ -35,24 +35,6 @@ T = TypeVar("T")
 RENEW_WAIT_SECONDS: Final = 2.0  # then the request goes on with the adapter that is loaded
 LOOKUPS_AT_ONCE: Final = 8
 FETCHES_AT_ONCE: Final = 4
-
-
-@dataclass(slots=True)
-class Kept:
-    """An adapter of the store that is registered."""
-
-    version: str
-    key: str  # of its files
-    checked: float  # when the store was asked last
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms adapters are found."""
-
-    limits: Limits  # of each
-    refresh_seconds: float
-    drop_seconds: Callable[[], float]  # that requests have to end on what is dropped
 
 
 class FoundAdapters:
@@ -74,11 +56,9 @@ class FoundAdapters:
         self._files = files
         self._terms = terms
         self._now = now
-        self._kept: dict[str, Kept] = {}
         self._absences = Absences(now)
         self._work: dict[str, asyncio.Task[None]] = {}
-        self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._room = asyncio.Lock()
+        self._kept = KeptAdapters(registry, files, terms, self._work.__contains__)
         self._lookups = ThreadPoolExecutor(LOOKUPS_AT_ONCE, "adapter-lookup")
         self._fetches = ThreadPoolExecutor(FETCHES_AT_ONCE, "adapter-fetch")
 
@@ -93,9 +73,9 @@ class FoundAdapters:
             return False
         if name not in self._registry:
             return await self._bring_in(name)
-        kept = self._kept.get(name)
+        kept = self._kept.by_name.get(name)
         if kept is not None and self._registry.is_found(name):
-            self._files.touch(kept.key)
+            self._kept.touch(kept)
             if self._now() >= kept.checked + self._terms.refresh_seconds and name not in self._work:
                 kept.checked = self._now()  # others go on with what is loaded
                 await asyncio.wait({self._begin(name, self._renew)}, timeout=RENEW_WAIT_SECONDS)
@@ -103,17 +83,17 @@ class FoundAdapters:
 
     def close(self) -> None:
         """End all work."""
-        for task in (*self._work.values(), *self._leaving.values()):
+        for task in self._work.values():
             task.cancel()
+        self._kept.close()
         for pool in (self._lookups, self._fetches):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _bring_in(self, name: str) -> bool:
-        if (leaving := self._leaving.get(name)) is not None:
-            await asyncio.wait({leaving})
-        if name not in self._work and (kept := self._kept.pop(name, None)) is not None:
+        await self._kept.wait_left(name)
+        if name not in self._work and (kept := self._kept.by_name.pop(name, None)) is not None:
             self._absences.remove(name)
-            await self._forget(kept.key)
+            await self._kept.forget(kept.key)
         if self._absences.is_absent(name):
             return False
         work = self._work.get(name) or self._begin(name, self._load)
@@ -183,7 +163,7 @@ class FoundAdapters:
         with suppress(AdapterConflictError):  # a call was faster
             await self._registry.register(adapter)
             self._absences.forget(found.name)
-            self._kept[found.name] = Kept(found.version, key, self._now())
+            self._kept.by_name[found.name] = Kept(found.version, key, self._now())
 
     async def _brought(self, found: FoundAdapter) -> tuple[str, str]:
         """Return the key of the adapter's files and their directory, once there is room for them.
@@ -193,70 +173,25 @@ class FoundAdapters:
             LmiError: it cannot be fetched, or is no good adapter.
         """
         key = f"{found.name}{SEPARATOR}{found.version}"
-        await self._make_room(key, found)
+        await self._kept.make_room(key, found)
         try:
             path = await _in(self._fetches, self._store.bring, found, self._files.path(key))
         except BaseException as error:
-            await self._forget(key)
+            await self._kept.forget(key)
             if isinstance(error, DownloadError):
                 raise self._failure(found.name, error, may_pass=True) from error
             raise
         return key, path
 
-    async def _make_room(self, key: str, found: FoundAdapter) -> None:
-        self._terms.limits.check(found.name, found.files, found.total_bytes)
-        self._files.limits.check(found.name, 0, found.total_bytes)
-        async with self._room:
-            while not self._files.has_room(found.total_bytes - self._files.size(key)):
-                victim = next(
-                    (one for one in self._files if one != key and self._may_go(one)), None
-                )
-                if victim is None:
-                    raise AdapterCapacityError(
-                        f"No room for adapter {found.name}: all that option.adapter_store_cache_gb "
-                        "allows is in use"
-                    )
-                await self._evict(victim)
-            self._files.take(key, found.total_bytes)
-
-    def _may_go(self, key: str) -> bool:
-        name = key.partition(SEPARATOR)[0]
-        if name in self._work or name in self._leaving:
-            return False
-        kept = self._kept.get(name)
-        if kept is None or kept.key != key or name not in self._registry:
-            return True
-        is_pinned = self._registry.describe(name).pin
-        return not is_pinned and not self._registry.is_used(name)
-
-    async def _evict(self, key: str) -> None:
-        name = key.partition(SEPARATOR)[0]
-        kept = self._kept.get(name)
-        if kept is None or kept.key != key:
-            await self._forget(key)
-            return
-        logger.info("adapter %s makes room for another", name)
-        leaving = self._leaving[name] = asyncio.create_task(self._let_go(name, kept))
-        leaving.add_done_callback(lambda _: self._leaving.pop(name))
-        await asyncio.wait({leaving})
-        leaving.result()
-
-    async def _let_go(self, name: str, kept: Kept) -> None:
-        """Unregister the adapter once its requests have ended, then delete its files."""
-        with suppress(ResourceNotFoundError):
-            await self._registry.unregister(name, self._terms.drop_seconds(), only_found=True)
-        self._kept.pop(name, None)
-        await self._forget(kept.key)
-
     async def _renew(self, name: str) -> None:
         """Load what the store has by now under a new id; on any failure the old one stays."""
-        kept, found = self._kept[name], None
+        kept, found = self._kept.by_name[name], None
         try:
             found = await self._look_up(name)
             if found is None:
                 logger.info("adapter %s is gone from the store", name)
                 self._absences.miss(name)
-                await self._let_go(name, kept)
+                await self._kept.let_go(name, kept)
             elif found.version != kept.version:
                 self._check_refused(found)
                 await self._replace(found, kept)
@@ -273,18 +208,14 @@ class FoundAdapters:
         try:
             current = self._registry.describe(found.name)
             new = replace(current, path=path, ref=None, hooks=NO_HOOKS, is_found=True)
-            self._kept[found.name] = replace(kept, version=found.version, key=key)
+            self._kept.by_name[found.name] = replace(kept, version=found.version, key=key)
             await self._registry.replace(new, self._terms.drop_seconds())
         except BaseException:
-            self._kept[found.name] = kept
-            await self._forget(key)
+            self._kept.by_name[found.name] = kept
+            await self._kept.forget(key)
             raise
         logger.info("adapter %s has changed in the store: the new one is served", found.name)
-        await self._forget(kept.key)
-
-    async def _forget(self, key: str) -> None:
-        await asyncio.to_thread(self._files.delete, key)
-        self._files.forget(key)
+        await self._kept.forget(kept.key)
 
 
 async def _in(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: object) -> T:

@@ -43,11 +43,27 @@ class AdapterStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectFolders:
+class _Remote:
+    """Adapters that are fetched, as everything that is fetched is."""
+
+    sources: AdapterSources
+
+    def bring(self, found: FoundAdapter, target: Path) -> str:
+        """Fetch it, unless an earlier process has; whatever came since it was looked up."""
+        fetch_model(
+            found.src,
+            environ=self.sources.environ,
+            destination=target,
+            limits=self.sources.limits,
+        )
+        return self.sources.checked(target, found.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFolders(_Remote):
     """The folders below a URL of a store of objects."""
 
     store: ObjectStore
-    sources: AdapterSources
 
     def look_up(self, name: str) -> FoundAdapter | None:
         """The objects below the name's folder, by one listing."""
@@ -59,17 +75,12 @@ class ObjectFolders:
         version = _digest((stored.name, stored.size, stored.etag) for stored in objects)
         return FoundAdapter(name, folder.listed_url, version, len(objects), total)
 
-    def bring(self, found: FoundAdapter, target: Path) -> str:
-        """Fetch the folder, unless an earlier process has; whatever came since it was looked up."""
-        return _fetched(found, target, self.sources)
-
 
 @dataclass(frozen=True, slots=True)
-class HubRepositories:
+class HubRepositories(_Remote):
     """The repositories of one owner at the hub."""
 
     owner: str
-    sources: AdapterSources
     environ: Mapping[str, str]
 
     def look_up(self, name: str) -> FoundAdapter | None:
@@ -85,10 +96,6 @@ class HubRepositories:
         return FoundAdapter(
             name, repository, info.sha[:_VERSION_DIGITS], len(sizes), sum(sizes.values())
         )
-
-    def bring(self, found: FoundAdapter, target: Path) -> str:
-        """Fetch the repository; whatever came since it was looked up."""
-        return _fetched(found, target, self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +129,14 @@ def open_adapter_store(
         DownloadError: the URL is not complete.
     """
     if place.startswith(HUB_PREFIX):
-        return HubRepositories(place.removeprefix(HUB_PREFIX).strip("/"), sources, environ)
+        return HubRepositories(sources, place.removeprefix(HUB_PREFIX).strip("/"), environ)
     if "://" not in place:
         return LocalFolders(Path(place).absolute(), sources)
     url = f"{place.rstrip('/')}/"
     if (store := store_of(url)) is None:
         known = " or ".join(one.examples[0] for one in stores())
         raise DownloadError(f"option.adapter_store={place}: expected {known}, hf:// or a folder")
-    return ObjectFolders(store.make_store(url, environ), sources)
-
-
-def _fetched(found: FoundAdapter, target: Path, sources: AdapterSources) -> str:
-    """Return the folder, once it has been fetched and found sound."""
-    fetch_model(found.src, environ=sources.environ, destination=target, limits=sources.limits)
-    return sources.checked(target, found.name)
+    return ObjectFolders(sources, store.make_store(url, environ))
 
 
 def _digest(files: Iterable[Sequence[object]]) -> str:
