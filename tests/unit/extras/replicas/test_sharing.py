@@ -16,7 +16,7 @@ from lmi_vllm.errors import (
     ModelSourceError,
     ResourceNotFoundError,
 )
-from lmi_vllm.extras.replicas import sharing
+from lmi_vllm.extras.replicas import sharing, taken
 from lmi_vllm.extras.replicas.sharing import ReplicaAdapters
 from lmi_vllm.extras.replicas.state import StateObject
 from lmi_vllm.sources.table import store_of
@@ -267,7 +267,7 @@ async def test_adapter_that_cannot_be_had_is_tried_again(start: Start) -> None:
     b.refused.clear()
     await b.sync()
     assert b.names == ["de"]
-    b.time += sharing.RETRY_SECONDS
+    b.time += taken.RETRY_SECONDS
     await b.sync()
     assert b.names == ["de", "fr"]
     await a.sync()
