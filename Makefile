@@ -80,7 +80,7 @@ pictures: setup   ## the pictures of config/console.md, taken by the tests of th
 constraints: setup ## resolve config/constraints/ again; ARGS=--upgrade takes the newest of everything
 	$(PY) scripts/make_constraints.py $(ARGS)
 
-release: setup    ## sdist, wheel and SBOMs into dist/; ARGS=--draft without a changelog heading
+release: setup    ## sdist, wheel and SBOMs into dist/; ARGS=0.2.0 cuts that version first, ARGS=--draft changes nothing
 	$(PY) scripts/make_release.py $(ARGS)
 
 clean:

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Build what a release consists of into dist/: sdist, wheel, and a CycloneDX SBOM for each extra.
+"""Cut a release: name it in CHANGELOG.md, and build sdist, wheel and SBOMs into dist/.
 
-The version is read from lmi_vllm/_version.py and must have its heading in CHANGELOG.md; `--draft`
-builds without one. Needs the `dev` extra.
+`make_release.py 0.2.0` writes the version to lmi_vllm/_version.py and moves the entries of
+`## [Unreleased]` below `## [0.2.0] - <today>`, then builds. Without a version it builds the one
+stated, and cuts it first where CHANGELOG.md has no heading for it. `--draft` builds and changes
+nothing. Needs the `dev` extra.
 """
 
+import argparse
+import datetime
 import json
 import re
 import subprocess
@@ -16,37 +20,81 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 DIST: Final = ROOT / "dist"
 CONSTRAINTS: Final = ROOT / "config" / "constraints"
+VERSION_FILE: Final = "lmi_vllm/_version.py"
+VERSION: Final = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 SBOM_EXTRAS: Final = ("base", "cpu", "cuda")
 
 
-def main() -> int:
-    """Build everything; return the exit code."""
-    version = read_version()
-    is_draft = "--draft" in sys.argv
-    if not is_draft and not has_heading(version):
-        print(f"make_release: CHANGELOG.md has no heading [{version}]: name the release there")
-        return 1
+def main(arguments: list[str]) -> int:
+    """Cut and build the release; return the exit code."""
+    parser = argparse.ArgumentParser(prog="make_release", description=__doc__)
+    parser.add_argument("version", nargs="?", help="the version to cut, such as 0.2.0")
+    parser.add_argument("--draft", action="store_true", help="build without a changelog heading")
+    options = parser.parse_args(arguments)
+    if options.version and options.draft:
+        parser.error("--draft builds the stated version and takes none")
+    if not options.draft:
+        today = datetime.datetime.now(datetime.UTC).date()
+        try:
+            cut(ROOT, options.version or read_version(ROOT), today)
+        except ValueError as error:
+            print(f"make_release: {error}")
+            return 1
+    build(read_version(ROOT))
+    return 0
+
+
+def cut(root: Path, version: str, today: datetime.date) -> None:
+    """Have the version stated in `root`, with its heading in the changelog.
+
+    Raises:
+        ValueError: the version is malformed, or nothing is there to release; nothing is written.
+    """
+    if not re.fullmatch(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?", version):
+        raise ValueError(f"{version!r} is no version: it looks like 0.2.0 or 0.2.0rc1")
+    changelog = root / "CHANGELOG.md"
+    text = changelog.read_text(encoding="utf-8")
+    if f"\n## [{version}]" in text:
+        if version != read_version(root):
+            raise ValueError(f"CHANGELOG.md has a heading [{version}] already")
+        return
+    changelog.write_text(with_release(text, version, today), encoding="utf-8")
+    stated = root / VERSION_FILE
+    source = stated.read_text(encoding="utf-8")
+    stated.write_text(VERSION.sub(f'__version__ = "{version}"', source), encoding="utf-8")
+
+
+def with_release(changelog: str, version: str, today: datetime.date) -> str:
+    """Return the changelog with the unreleased entries below a heading of version and date.
+
+    Raises:
+        ValueError: there is no heading `## [Unreleased]`, or no entry below it.
+    """
+    before, heading, rest = changelog.partition("\n## [Unreleased]\n")
+    if not heading:
+        raise ValueError("CHANGELOG.md has no heading [Unreleased]")
+    entries, earlier, released = rest.partition("\n## [")
+    if not re.search(r"^\s*- ", entries, re.MULTILINE):
+        raise ValueError(f"CHANGELOG.md has no entry below [Unreleased] for {version}")
+    named = f"\n## [{version}] - {today.isoformat()}\n\n{entries.strip()}\n"
+    return f"{before}{heading}{named}{earlier}{released}"
+
+
+def read_version(root: Path) -> str:
+    """Return the version from the one place that states it."""
+    found = VERSION.search((root / VERSION_FILE).read_text(encoding="utf-8"))
+    if found is None:
+        raise SystemExit(f"make_release: {VERSION_FILE} states no version")
+    return found[1]
+
+
+def build(version: str) -> None:
+    """Make sdist, wheel and SBOMs in dist/."""
     subprocess.run([sys.executable, "-m", "build", "--outdir", DIST, ROOT], check=True)
     for extra in SBOM_EXTRAS:
         path = DIST / f"lmi_vllm-{version}-{extra}.cdx.json"
         path.write_text(json.dumps(bill_of_materials(extra, version), indent=2), encoding="utf-8")
         print(f"made {path.relative_to(ROOT)}")
-    return 0
-
-
-def read_version() -> str:
-    """Return the version from the one place that states it."""
-    text = (ROOT / "lmi_vllm" / "_version.py").read_text(encoding="utf-8")
-    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
-    if found is None:
-        raise SystemExit("make_release: lmi_vllm/_version.py states no version")
-    return found[1]
-
-
-def has_heading(version: str) -> bool:
-    """Whether the changelog names the version."""
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    return re.search(rf"^## \[{re.escape(version)}\]", changelog, re.MULTILINE) is not None
 
 
 def bill_of_materials(extra: str, version: str) -> dict[str, Any]:
@@ -68,4 +116,4 @@ def bill_of_materials(extra: str, version: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
