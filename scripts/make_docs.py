@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from http_api_page import http_api_page, table
+from memory_page import memory_page
 from vllm_routes_page import vllm_routes_page
 
 from lmi_vllm.config import parsers as text_parsers
@@ -341,6 +342,7 @@ def main() -> int:
         PACKAGE_DATA / "names_of_extras.json": names_of_extras(),
         CONFIG_FOLDER / "metrics.md": metrics_page(),
         CONFIG_FOLDER.parent / "docs" / "http-api.md": http_api_page(),
+        CONFIG_FOLDER.parent / "docs" / "memory.md": memory_page(),
         CONFIG_FOLDER.parent / "docs" / "vllm-routes.md": vllm_routes_page(),
     }
     stale = [

@@ -68,10 +68,8 @@ def validate(translation: Translation, files: ModelFiles, device_bytes: int | No
         length = asked if isinstance(asked, int) else None
         sentence = estimate.sentence(length, shape.longest)
         # Only what could not fit into an otherwise empty device is an error: the rest is a guess.
-        is_hopeless = estimate.certain_limit is not None and estimate.certain_limit < max(
-            1, length or 1
-        )
-        (errors if is_hopeless else warnings).append(sentence)
+        fits = estimate.can_hold(max(1, length or 1))
+        (warnings if fits else errors).append(sentence)
     return replace(
         explanation,
         warnings=tuple(dict.fromkeys((*explanation.warnings, *warnings))),

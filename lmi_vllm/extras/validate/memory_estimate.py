@@ -6,12 +6,19 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import EXPERTS_ONLY
+from lmi_vllm.extras.validate.kv_cache import KvCache, kv_cache
 from lmi_vllm.extras.validate.model_shape import ModelShape, bytes_per_value
+from lmi_vllm.extras.validate.weights import Linear
 
 GIB: Final = 1 << 30
-_RESERVE_BYTES: Final = GIB  # CUDA context, workspace and graphs; measured by vLLM, guessed here
+# CUDA context, activations and graphs: published logs show 1.35 to 3.1 GiB (docs/memory.md).
+_RESERVE_BYTES: Final = 2 * GIB
 _DEFAULT_UTILIZATION: Final = 0.92  # vLLM 0.32
 _DEFAULT_RANK: Final = 16
+# vLLM's default of max_num_batched_tokens by the memory of the device (get_batch_defaults, 0.32).
+_LARGE_DEVICE: Final = 70 * GIB
+_STEP_TOKENS: Final = 2048
+_LARGE_STEP_TOKENS: Final = 8192
 # Methods that quantize 16-bit weights while loading, and bytes per weight afterwards.
 _ONLINE_BYTES: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -23,9 +30,10 @@ _ONLINE_BYTES: Final[Mapping[str, float]] = MappingProxyType(
 
 FORMULA: Final = (
     "free = device memory x gpu_memory_utilization - weights / (TP x PP) - LoRA slots "
-    "- 1 GiB for activations and graphs; "
+    "- 2 GiB for activations and graphs; "
     "KV bytes per token = layers / PP x values per layer (2 x KV heads / TP x head size) x bytes "
-    "of kv_cache_dtype; N = free / KV bytes per token"
+    "of kv_cache_dtype; layers with a sliding window keep no more than it; "
+    "N = free / KV bytes per token"
 )
 
 
@@ -35,32 +43,64 @@ class MemoryEstimate:
 
     weight_bytes: int
     lora_bytes: int
-    kv_bytes_per_token: int
+    cache: KvCache
     utilization: float
     device_bytes: int | None
-    longest_fit: int | None  # tokens of KV cache
-    certain_limit: int | None  # tokens that fit if nothing else took any memory
+    free_bytes: int | None  # for the KV cache
+    certain_bytes: int | None  # for it, if nothing else took any memory
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token that every layer still sees."""
+        return self.cache.bytes_per_token
+
+    @property
+    def longest_fit(self) -> int | None:
+        """Tokens of the longest single sequence."""
+        return None if self.free_bytes is None else self.cache.longest(self.free_bytes)
+
+    def can_hold(self, tokens: int) -> bool:
+        """Whether one sequence might fit; also True where that is not known."""
+        return self.certain_bytes is None or self.cache.longest(self.certain_bytes) >= tokens
+
+    def sequences(self, tokens: int) -> float | None:
+        """How many sequences of `tokens` the cache holds at once."""
+        return None if self.free_bytes is None else self.free_bytes / self.cache.bytes_of(tokens)
 
     def sentence(self, asked: int | None, longest: int | None) -> str:
         """The estimate in words: what fits, and that it is an estimate."""
-        parts = f"weights {self.weight_bytes / GIB:.2f} GiB"
-        if self.lora_bytes:
-            parts += f", LoRA slots {self.lora_bytes / GIB:.2f} GiB"
-        head = f"estimate for each GPU: {parts}, KV cache {self.kv_bytes_per_token} bytes a token"
-        if self.longest_fit is None:
+        head = f"estimate for each GPU: {self._parts()}"
+        fit = self.longest_fit
+        if fit is None:
             return f"{head}; give --device-memory GIB to see what fits. Formula: {FORMULA}"
-        if self.device_bytes is None:
-            place = "in the given kv_cache_memory_bytes"
-        else:
-            size = f"{self.device_bytes / GIB:.1f} GiB"
-            place = f"at gpu_memory_utilization {self.utilization:g} on {size}"
-        if self.longest_fit <= 0:
+        place = self._place()
+        if fit <= 0:
             return f"{head}; the weights leave no room for a KV cache {place}. Formula: {FORMULA}"
-        bound = min(self.longest_fit, longest or self.longest_fit)
-        fit = f"fits with max_model_len <= {bound} {place} ({self.longest_fit} tokens of KV cache)"
+        bound = min(fit, longest or fit)
+        room = f"{fit} tokens of KV cache"
+        if self.cache.sliding:
+            room = f"{self.sequences(bound):.1f} sequences of that length"
+        text = f"fits with max_model_len <= {bound} {place} ({room})"
         if asked and asked > 0:
-            fit += f"; max_model_len={asked} is about {self.longest_fit / asked:.1f} sequences"
-        return f"{head}; {fit}. Formula: {FORMULA}"
+            text += f"; max_model_len={asked} is about {self.sequences(asked):.1f} sequences"
+        return f"{head}; {text}. Formula: {FORMULA}"
+
+    def _parts(self) -> str:
+        """What takes memory."""
+        text = f"weights {self.weight_bytes / GIB:.2f} GiB"
+        if self.lora_bytes:
+            text += f", LoRA slots {self.lora_bytes / GIB:.2f} GiB"
+        text += f", KV cache {self.kv_bytes_per_token} bytes a token"
+        if self.cache.sliding:
+            text += f" ({self.cache.full} beyond the window)"
+        return text
+
+    def _place(self) -> str:
+        """The memory that the cache has to fit into."""
+        if self.device_bytes is None:
+            return "in the given kv_cache_memory_bytes"
+        size = f"{self.device_bytes / GIB:.1f} GiB"
+        return f"at gpu_memory_utilization {self.utilization:g} on {size}"
 
 
 def estimate_memory(
@@ -70,31 +110,49 @@ def estimate_memory(
     device_bytes: int | None,
 ) -> MemoryEstimate | None:
     """The estimate; None where config.json does not give the numbers for one."""
-    values, layers = shape.kv_values_per_token_and_layer, shape.layers
-    weights = _loaded_bytes(shape, arguments, weight_bytes)
-    if values is None or layers is None or weights is None:
-        return None
-    tensor, stages = (
-        _size(arguments, "tensor_parallel_size"),
-        _size(arguments, "pipeline_parallel_size"),
+    weights, cache = (
+        _loaded_bytes(shape, arguments, weight_bytes),
+        _cache(shape, arguments, device_bytes),
     )
-    cache_dtype = str(arguments.get("kv_cache_dtype") or "auto")
-    dtype = _dtype(shape, arguments) if cache_dtype == "auto" else cache_dtype
-    spread = 1 if shape.latent_size is not None else min(tensor, shape.kv_heads or 1)
-    per_token = -(-layers // stages) * values * bytes_per_value(dtype) / spread
+    if weights is None or cache is None:
+        return None
+    tensor, stages = _parallel(arguments)
     utilization = arguments.get("gpu_memory_utilization")
     share = float(utilization) if isinstance(utilization, int | float) else _DEFAULT_UTILIZATION
-    on_gpu = weights // (tensor * stages)
-    lora = _lora_bytes(shape, arguments) // (tensor * stages)
-    fit = limit = None
+    on_gpu, lora = weights // (tensor * stages), _lora_bytes(shape, arguments)
+    free = limit = None
     fixed = arguments.get("kv_cache_memory_bytes")
     if isinstance(fixed, int):
-        fit = limit = int(fixed / max(per_token, 1))
+        free = limit = fixed
     elif device_bytes is not None:
-        left = device_bytes * share - on_gpu - lora
-        fit = int((left - _RESERVE_BYTES) / max(per_token, 1))
-        limit = int(left / max(per_token, 1))
-    return MemoryEstimate(on_gpu, lora, int(per_token), share, device_bytes, fit, limit)
+        limit = int(device_bytes * share) - on_gpu - lora
+        free = limit - _RESERVE_BYTES
+    return MemoryEstimate(on_gpu, lora, cache, share, device_bytes, free, limit)
+
+
+def _cache(
+    shape: ModelShape, arguments: Mapping[str, object], device_bytes: int | None
+) -> KvCache | None:
+    """The cache on one GPU; None where the sizes of heads or layers are not known."""
+    values, layers = shape.kv_values_per_token_and_layer, shape.attention
+    if values is None or layers is None:
+        return None
+    tensor, stages = _parallel(arguments)
+    cache_dtype = str(arguments.get("kv_cache_dtype") or "auto")
+    dtype = _dtype(shape, arguments) if cache_dtype == "auto" else cache_dtype
+    # Heads are spread as far as there are some; what latent attention keeps is on every GPU.
+    spread = 1 if shape.latent_size is not None else min(tensor, shape.kv_heads or 1)
+    is_large = device_bytes is not None and device_bytes >= _LARGE_DEVICE
+    step = arguments.get("max_num_batched_tokens")
+    if not isinstance(step, int):
+        step = _LARGE_STEP_TOKENS if is_large else _STEP_TOKENS
+    in_flight = step * (stages + 1)  # a step for each stage, and the next one beside them
+    return kv_cache(layers.of_stage(stages), values * bytes_per_value(dtype) / spread, in_flight)
+
+
+def _parallel(arguments: Mapping[str, object]) -> tuple[int, int]:
+    """Tensor and pipeline parallel sizes."""
+    return _size(arguments, "tensor_parallel_size"), _size(arguments, "pipeline_parallel_size")
 
 
 def _size(arguments: Mapping[str, object], name: str) -> int:
@@ -115,46 +173,47 @@ def _loaded_bytes(
     shape: ModelShape, arguments: Mapping[str, object], weight_bytes: int | None
 ) -> int | None:
     """The weights in memory: the files' size, changed by dtype or quantization while loading."""
-    size = weight_bytes if weight_bytes is not None else _counted_bytes(shape)
-    if size is None or shape.quant_method is not None:
+    stored, target = bytes_per_value(shape.dtype), bytes_per_value(_dtype(shape, arguments))
+    counted = shape.weights
+    if shape.quant_method is not None:
+        size = weight_bytes
+        if counted is not None:
+            size = size if size is not None else counted.stored_bytes(target)
+            size = None if size is None else size + counted.padding_bytes
         return size
-    stored = bytes_per_value(shape.dtype)
+    numbers = counted.total if counted is not None else None
+    if weight_bytes is not None:
+        numbers = int(weight_bytes / stored)
+    if numbers is None:
+        return None
     method = str(arguments.get("quantization") or "")
-    target = bytes_per_value(_dtype(shape, arguments))
-    if shape.is_mixture or method not in EXPERTS_ONLY:
-        target = _ONLINE_BYTES.get(method, target)
-    return int(size * target / stored)
-
-
-def _counted_bytes(shape: ModelShape) -> int | None:
-    """Weights counted from the shape of a plain decoder; a mixture of experts is not one."""
-    layer, layers = _layer_widths(shape), shape.layers
-    if layer is None or layers is None or shape.is_mixture:
-        return None
-    inner = sum(inputs * outputs for inputs, outputs in layer)
-    embedding = 2 * (shape.vocabulary or 0) * (shape.hidden_size or 0)
-    return int((layers * inner + embedding) * bytes_per_value(shape.dtype))
-
-
-def _layer_widths(shape: ModelShape) -> list[tuple[int, int]] | None:
-    """(inputs, outputs) of the linear layers in one decoder layer."""
-    hidden, middle = shape.hidden_size, shape.intermediate_size
-    if not (hidden and middle and shape.heads and shape.kv_heads and shape.head_size):
-        return None
-    query, key = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    return [
-        (hidden, query), (hidden, key), (hidden, key), (query, hidden),
-        (hidden, middle), (hidden, middle), (middle, hidden),
-    ]  # fmt: skip
+    online = _ONLINE_BYTES.get(method, target)
+    only_experts = method in EXPERTS_ONLY
+    if only_experts and not shape.is_mixture:
+        return int(numbers * target)
+    # What is not known of the layers counts as quantized.
+    quantized = counted.linear(only_experts=only_experts) if counted is not None else numbers
+    return int(numbers * target - quantized * (target - online))
 
 
 def _lora_bytes(shape: ModelShape, arguments: Mapping[str, object]) -> int:
-    """The adapter slots: max_loras x rank x (inputs + outputs) of every linear layer."""
-    layer = _layer_widths(shape)
-    if arguments.get("enable_lora") is not True or layer is None:
+    """The adapter slots on one GPU: max_loras x rank x (inputs + outputs) of every linear layer.
+
+    Of A and B tensor parallelism splits one, unless they are fully sharded.
+    """
+    if arguments.get("enable_lora") is not True or shape.weights is None:
         return 0
-    slots = _size(arguments, "max_loras")
+    tensor, stages = _parallel(arguments)
+    whole = tensor if arguments.get("fully_sharded_loras") is True else 1
     rank = arguments.get("max_lora_rank")
-    width = sum(inputs + outputs for inputs, outputs in layer)
-    size = rank if isinstance(rank, int) else _DEFAULT_RANK
-    return int(slots * size * width * (shape.layers or 0) * 2)
+    size = _size(arguments, "max_loras") * (rank if isinstance(rank, int) else _DEFAULT_RANK)
+    width = sum(_lora_width(one, tensor, whole) for one in shape.weights.layers)
+    return int(size * width * 2 / stages)
+
+
+def _lora_width(layer: Linear, tensor: int, whole: int) -> float:
+    """Columns of A and B on one GPU, of all these layers."""
+    split, kept = layer.outputs, layer.inputs
+    if layer.splits_inputs:
+        split, kept = kept, split
+    return layer.number * (split / tensor + kept / whole)

@@ -6,6 +6,8 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import Checkpoint, number_of, read_checkpoint, text_part
+from lmi_vllm.extras.validate.kv_cache import AttentionLayers, attention_layers
+from lmi_vllm.extras.validate.weights import Weights, count_weights
 
 _LENGTH_KEYS: Final = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
@@ -29,13 +31,12 @@ class ModelShape(Checkpoint):
     heads: int | None
     kv_heads: int | None
     head_size: int | None
-    hidden_size: int | None
-    intermediate_size: int | None
-    vocabulary: int | None
     longest: int | None  # tokens
     dtype: str
     latent_size: int | None  # per token and layer, of models with latent attention (MLA)
     has_own_code: bool
+    attention: AttentionLayers | None
+    weights: Weights | None
 
     @property
     def kv_values_per_token_and_layer(self) -> int | None:
@@ -62,15 +63,14 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         heads=heads,
         kv_heads=number_of(body, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads,
         head_size=head_size,
-        hidden_size=hidden,
-        intermediate_size=number_of(body, "intermediate_size", "n_inner", "ffn_dim"),
-        vocabulary=number_of(body, "vocab_size"),
         longest=_longest(body),
         dtype=str(body.get("dtype") or body.get("torch_dtype") or "auto").removeprefix("torch."),
         quant_method=checkpoint.quant_method,
         latent_size=_latent_size(body),
         is_mixture=checkpoint.is_mixture,
         has_own_code="auto_map" in config,
+        attention=attention_layers(config),
+        weights=count_weights(config),
     )
 
 
@@ -86,7 +86,8 @@ def _longest(body: Mapping[str, object]) -> int | None:
     if not lengths:
         return None
     rope = body.get("rope_scaling") or body.get("rope_parameters")
-    if not isinstance(rope, dict):
+    # Gemma 3 states the scaled length (vLLM's rule).
+    if not isinstance(rope, dict) or str(body.get("model_type")).startswith("gemma3"):
         return min(lengths)
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     factor = rope.get("factor")

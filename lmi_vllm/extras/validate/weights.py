@@ -1,0 +1,231 @@
+"""The weights of a decoder, counted from config.json: which layers, how many numbers, what bytes.
+
+Norms, biases and rotary tables are left out: they are below a thousandth of every model here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lmi_vllm.checks.model import number_of, text_part
+
+# Families whose MLP has no gate: two matrices instead of three.
+_WITHOUT_GATE: Final = (
+    "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt",
+    "nemotron", "opt", "phi", "starcoder2",
+)  # fmt: skip
+# Families that share the embedding with the output unless config.json says otherwise.
+_TIED: Final = (
+    "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2",
+    "gpt_bigcode", "mpt", "opt",
+)  # fmt: skip
+# Mixtures whose layers are as counted here; others differ (Llama 4, Jamba, DBRX).
+_COUNTED_MIXTURES: Final = (
+    "deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+)  # fmt: skip
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+_MXFP4_BITS: Final = 4.25  # 4 bits, and one scale of 8 bits for 32 numbers
+_MXFP4_ROWS: Final = 256  # vLLM's kernels pad a row of an expert to a multiple of it
+_SCALE_BITS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Equal linear layers: sizes, how many the whole model has, and how they are split over GPUs.
+
+    Tensor parallelism splits the outputs, or the inputs where `splits_inputs`.
+    """
+
+    inputs: int
+    outputs: int
+    number: int
+    splits_inputs: bool = False
+    is_expert: bool = False
+
+    @property
+    def weights(self) -> int:
+        """Numbers in all of them."""
+        return self.inputs * self.outputs * self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """How a checkpoint was quantized: bits of a number, and the share that padding adds."""
+
+    bits: float
+    only_experts: bool = False
+    padding: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The linear layers of a decoder, and the numbers that no method quantizes.
+
+    `stored` says how a checkpoint is quantized ahead of time; None where it is not, or where its
+    method is not counted.
+    """
+
+    layers: tuple[Linear, ...]
+    unquantized: int  # embeddings, output, routers, what sees pictures
+    stored: "Quantized | None" = None
+
+    def linear(self, *, only_experts: bool = False) -> int:
+        """Numbers in the linear layers, or in those of experts."""
+        return sum(one.weights for one in self.layers if one.is_expert or not only_experts)
+
+    @property
+    def total(self) -> int:
+        """All numbers."""
+        return self.linear() + self.unquantized
+
+    def stored_bytes(self, plain: float) -> int | None:
+        """Bytes of the checkpoint; a number that is not quantized takes `plain`."""
+        if self.stored is None:
+            return None
+        quantized = self.linear(only_experts=self.stored.only_experts)
+        return int((self.total - quantized) * plain + quantized * self.stored.bits / 8)
+
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes that the quantized numbers take in memory beyond those in the files."""
+        if self.stored is None:
+            return 0
+        numbers = self.linear(only_experts=self.stored.only_experts)
+        return int(numbers * self.stored.bits / 8 * self.stored.padding)
+
+
+def count_weights(config: Mapping[str, object]) -> Weights | None:
+    """The weights that `config` describes; None where the family is not counted."""
+    body = text_part(config)
+    layers = number_of(body, "num_hidden_layers", "n_layer", "num_layers")
+    hidden = number_of(body, "hidden_size", "n_embd", "d_model")
+    experts = number_of(body, *_EXPERTS)
+    family = str(body.get("model_type") or "")
+    if layers is None or hidden is None or (experts and family not in _COUNTED_MIXTURES):
+        return None
+    attention, mlp = tuple(_attention(body, hidden, layers)), tuple(_mlp(body, hidden, layers))
+    if not attention or not mlp:
+        return None
+    vocabulary = number_of(body, "vocab_size") or 0
+    tables = 1 if body.get("tie_word_embeddings", family in _TIED) else 2
+    plain = tables * vocabulary * hidden + _routers(body, hidden, layers) + _vision(config)
+    return Weights((*attention, *mlp), plain, _stored(body))
+
+
+def _attention(body: Mapping[str, object], hidden: int, layers: int) -> Iterator[Linear]:
+    """Queries, keys, values and output; none where their sizes are not said."""
+    heads = number_of(body, "num_attention_heads", "n_head", "num_heads")
+    if heads is None:
+        return
+    if number_of(body, "kv_lora_rank"):
+        yield from _latent_attention(body, hidden, layers, heads)
+        return
+    size = number_of(body, "head_dim") or hidden // heads
+    kv_heads = number_of(body, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+    yield Linear(hidden, heads * size, layers)
+    yield Linear(hidden, kv_heads * size, 2 * layers)
+    yield Linear(heads * size, hidden, layers, splits_inputs=True)
+
+
+def _latent_attention(
+    body: Mapping[str, object], hidden: int, layers: int, heads: int
+) -> Iterator[Linear]:
+    """The projections of latent attention (DeepSeek's MLA)."""
+    rank, rope = number_of(body, "kv_lora_rank") or 0, number_of(body, "qk_rope_head_dim") or 0
+    plain, value = number_of(body, "qk_nope_head_dim") or 0, number_of(body, "v_head_dim") or 0
+    queries = number_of(body, "q_lora_rank")
+    if queries:
+        yield Linear(hidden, queries, layers)
+    yield Linear(queries or hidden, heads * (plain + rope), layers)
+    yield Linear(hidden, rank + rope, layers)
+    yield Linear(rank, heads * (plain + value), layers)
+    yield Linear(heads * value, hidden, layers, splits_inputs=True)
+
+
+def _mlp(body: Mapping[str, object], hidden: int, layers: int) -> Iterator[Linear]:
+    """Dense MLPs, experts and shared experts; none where their width is not said."""
+    middle = number_of(body, "intermediate_size", "n_inner", "ffn_dim")
+    sparse = _sparse_layers(body, layers)
+    inward = 1 if body.get("model_type") in _WITHOUT_GATE else 2
+    if middle is None:
+        return
+    if sparse < layers:
+        yield from _pair(hidden, middle, layers - sparse, inward)
+    experts = number_of(body, *_EXPERTS)
+    if not experts or not sparse:
+        return
+    width = number_of(body, "moe_intermediate_size") or middle
+    shared = number_of(body, "shared_expert_intermediate_size") or width * (
+        number_of(body, "n_shared_experts") or 0
+    )
+    yield from _pair(hidden, width, sparse * experts, inward, is_expert=True)
+    if shared:
+        yield from _pair(hidden, shared, sparse, inward)
+
+
+def _pair(
+    hidden: int, middle: int, number: int, inward: int, *, is_expert: bool = False
+) -> Iterator[Linear]:
+    """What widens (once, or twice with a gate) and what narrows again."""
+    yield Linear(hidden, middle, inward * number, is_expert=is_expert)
+    yield Linear(middle, hidden, number, splits_inputs=True, is_expert=is_expert)
+
+
+def _sparse_layers(body: Mapping[str, object], layers: int) -> int:
+    """Layers with experts: all but the first dense ones, or every n-th, or those not named."""
+    if not number_of(body, *_EXPERTS):
+        return 0
+    if (step := number_of(body, "decoder_sparse_step", "moe_layer_freq")) and step > 1:
+        return layers // step
+    named = body.get("mlp_only_layers")
+    dense = len(named) if isinstance(named, list) else 0
+    return max(0, layers - dense - (number_of(body, "first_k_dense_replace") or 0))
+
+
+def _routers(body: Mapping[str, object], hidden: int, layers: int) -> int:
+    """Numbers of the layers that choose experts."""
+    return (number_of(body, *_EXPERTS) or 0) * hidden * _sparse_layers(body, layers)
+
+
+def _vision(config: Mapping[str, object]) -> int:
+    """Numbers of the layers that see pictures, where there are some."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict):
+        return 0
+    hidden, middle = number_of(vision, "hidden_size") or 0, number_of(vision, "intermediate_size")
+    layers = number_of(vision, "num_hidden_layers", "depth") or 0
+    return layers * (4 * hidden * hidden + 2 * hidden * (middle or 4 * hidden))
+
+
+def _stored(body: Mapping[str, object]) -> Quantized | None:
+    """How the checkpoint is quantized, where its method is counted."""
+    quantization = body.get("quantization_config")
+    if not isinstance(quantization, dict):
+        return None
+    method = str(quantization.get("quant_method") or "").lower()
+    if method == "mxfp4":
+        middle = number_of(body, "intermediate_size") or 1
+        padded = -(-middle // _MXFP4_ROWS) * _MXFP4_ROWS
+        return Quantized(_MXFP4_BITS, only_experts=True, padding=padded / middle - 1)
+    bits: float | None = 8.0 if method == "fp8" else None
+    if method in ("awq", "gptq"):
+        bits = _grouped_bits(quantization, number_of(quantization, "bits", "w_bit"))
+    if method == "compressed-tensors":
+        bits = _compressed_bits(quantization)
+    return None if bits is None else Quantized(bits)
+
+
+def _grouped_bits(scheme: Mapping[str, object], bits: int | None) -> float | None:
+    """`bits`, with the scale and the zero point of each group."""
+    size = number_of(scheme, "group_size", "q_group_size")
+    return None if bits is None else bits + ((_SCALE_BITS + bits) / size if size else 0.0)
+
+
+def _compressed_bits(quantization: Mapping[str, object]) -> float | None:
+    """The bits of the first group, which in practice names every linear layer."""
+    groups = quantization.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    scheme = first.get("weights") if isinstance(first, dict) else None
+    if not isinstance(scheme, dict):
+        return None
+    return _grouped_bits(scheme, number_of(scheme, "num_bits"))
