@@ -19,6 +19,8 @@ from lmi_vllm.web.app import WebOptions
 INTRODUCTION: Final = """\
 # HTTP API
 
+This page is for people who write clients by hand. After it you know every route with its fields, answers and errors.
+
 Generated from the description of the routes (`lmi_vllm/extras/api_docs/operations.py`) by `make docs`. Do not edit.
 
 [How a request is answered](requests.md) says what payloads mean, what streams look like and how they end.

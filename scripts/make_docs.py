@@ -43,6 +43,8 @@ PACKAGE_DATA: Final = CONFIG_FOLDER.parent / "lmi_vllm" / "config" / "data"
 INTRODUCTION: Final = """\
 # Option reference
 
+This page is for people who look up one option. After it you know its names, values, default and effect.
+
 Generated from `lmi_vllm/config/options/` and the settings of the extras by `make docs`. Do not edit.
 
 An option is written in one of three ways:
@@ -80,6 +82,8 @@ is not known is a warning with the closest names, and an error with `--strict` o
 
 METRICS_INTRODUCTION: Final = """\
 # Metrics
+
+This page is for people who write queries or alerts. After it you know what each metric counts and which labels it has.
 
 Generated from `lmi_vllm/telemetry/metrics.py` by `make docs`. Do not edit.
 

@@ -13,6 +13,8 @@ ANSWERS: Final = "answers.json"
 INTRODUCTION: Final = """\
 # Routes of vLLM
 
+This page is for people who call routes of `vllm serve`. After it you know which of them this server has.
+
 Generated from `config/vllm-routes/` by `make docs`. Do not edit.
 
 Every route that the HTTP application of vLLM {releases} can have, and what this server does with it:

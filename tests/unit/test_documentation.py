@@ -83,6 +83,20 @@ def test_missing_tests_are_found() -> None:
     assert missing_tests("`tests/none.py`, `tests/breakages.py`") == ["tests/none.py"]
 
 
+FRONT = {"README.md", "CHANGELOG.md"}  # a page to arrive at, and a list
+
+
+@pytest.mark.parametrize("page", sorted({*pages()} - FRONT))
+def test_page_opens_with_who_it_is_for(page: str) -> None:
+    """One or two sentences: the reader, and what they can do afterwards."""
+    opening = (ROOT / page).read_text(encoding="utf-8").split("\n\n")[1]
+    if page == "DECISIONS.md" or page.startswith("docs/decisions/"):
+        assert opening.startswith("For maintainers")
+    else:
+        assert opening.startswith("This page is for people who "), opening
+        assert " After it you " in opening.replace("\n", " ")
+
+
 def test_readme_is_short() -> None:
     """What is longer belongs into docs/."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120

@@ -1,6 +1,6 @@
 """Which files of a hub repository vLLM will read. Pure: names in, names out.
 
-Rules as on the page on start (docs/startup.md#hub) and in vLLM 0.32
+Rules as on the page on start (docs/sources.md#hub) and in vLLM 0.32
 `DefaultModelLoader._prepare_weights`: one weight format only, the first of an order that depends on
 `load_format`.
 """

@@ -1,4 +1,4 @@
-"""Which model is served (docs/startup.md#which-model), case by case."""
+"""Which model is served (docs/sources.md#which-model), case by case."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

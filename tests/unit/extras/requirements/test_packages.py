@@ -128,7 +128,7 @@ def test_requirements_install_ends_with_the_start(model: Path, tmp_path: Path) -
 def test_requirements_arguments(
     model: Path, wheels: bool, offline: str, expected: list[str]
 ) -> None:
-    """Wheels and offline mode (docs/startup.md#requirements)."""
+    """Wheels and offline mode (docs/sources.md#requirements)."""
     if wheels:
         (model / "requirements").mkdir()
     file = model / "requirements.txt"
