@@ -26,10 +26,14 @@ SEQUENCE: Final = 8192
 INTRODUCTION: Final = """\
 # Memory of large models
 
+This page is for people who choose a GPU for a model. After it you know what a model needs on each GPU, and how that is
+estimated.
+
 Generated from `config/shapes/` by `make docs`. Do not edit.
 
 `lmi-vllm validate` estimates what a model needs on each GPU, from its config.json alone: no GPU and no weights are needed.
 
+<!-- needs: hub -->
 ```sh
 lmi-vllm validate --config DIR --gpus 8 --device-memory 79.2     # DIR has a config.json
 lmi-vllm validate --model Qwen/Qwen3-32B --gpus 4 --device-memory 44.4
