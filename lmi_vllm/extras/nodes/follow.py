@@ -1,8 +1,16 @@
-"""`serve` on a node behind the leader: no port, only workers, until the leader or we are told."""
+"""`serve` on a node behind the leader: no port, only vLLM's workers, which end when it goes.
+
+vLLM's own headless ranks outlive their leader. The leader's first worker keeps torch's rendezvous
+store open for as long as it lives, so one idle connection to it is the watch; it also ends when
+the leader's engine restarts, whose workers these could not join.
+"""
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.commands.serve import ServeOtherwise
@@ -12,6 +20,8 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.nodes.cluster import follows, node_rank
+from lmi_vllm.extras.nodes.liveness import HELLO, connect, liveness_port, wait_for_end
+from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ProcessGroup, ServerContext, new_service
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
@@ -65,8 +75,6 @@ async def _run_workers(
     context: ServerContext, settings: Settings, plan: StartPlan
 ) -> tuple[int, str]:
     ready = await ModelStart(context, settings, plan).prepare()
-    from lmi_vllm.extras.nodes.workers import Follower  # vLLM has just been loaded
-
     thread = new_engine_thread()
     follower = Follower(ready.arguments)
     leader = ready.arguments.values["master_addr"]
@@ -89,3 +97,50 @@ async def _run_workers(
         logger.info("the leader %s has gone: this node ends", leader)
         return 0, ""
     return 1, WORKER_ENDED
+
+
+class Follower:
+    """The workers of this node, from `start` until one of the waits returns."""
+
+    def __init__(self, arguments: EngineArguments) -> None:
+        self._arguments = arguments
+        self._executor: Any = None
+        self._link: Any = None  # the leader sees it end with this process
+
+    def start(self) -> None:
+        """Start the workers; returns once they and the leader's have met.
+
+        Call it on a thread that lives as long as they: the kernel ends them with it.
+
+        Raises:
+            ConfigurationError: the installed vLLM refuses an argument.
+            EngineStartError: they did not come up; the text is the root cause.
+        """
+        from lmi_vllm.engine.vllm.start import start_headless_workers, starting  # imports vLLM
+
+        with starting(self._arguments) as is_cpu:
+            self._executor = start_headless_workers(self._arguments, is_cpu=is_cpu)
+            self._link = connect(self._leader, liveness_port(self._port))
+            self._link.sendall(HELLO)
+
+    def wait_for_workers(self) -> None:
+        """Return when a worker has ended."""
+        self._executor.start_worker_monitor(inline=True)
+
+    def leave(self) -> None:
+        """Have the leader name this node, before its engine dies of what it does not know."""
+        with contextlib.suppress(OSError):  # it went first
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def wait_for_leader(self) -> None:
+        """Return when the leader, or its engine, has gone."""
+        with connect(self._leader, self._port) as store:
+            wait_for_end(store)
+
+    @property
+    def _leader(self) -> str:
+        return str(self._arguments.values["master_addr"])
+
+    @property
+    def _port(self) -> int:
+        return self._arguments.number("master_port", 0)

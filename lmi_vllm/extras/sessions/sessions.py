@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -23,9 +24,16 @@ import orjson
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
-from lmi_vllm.errors import EngineFailureError, NotReadyError, PayloadError, RequestError
-from lmi_vllm.extras.sessions.shared import AWAY, FILE, SharedSessions
+from lmi_vllm.errors import (
+    DownloadError,
+    EngineFailureError,
+    NotReadyError,
+    PayloadError,
+    RequestError,
+)
 from lmi_vllm.messages import Reply
+from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, UnreachableError
+from lmi_vllm.sources.table import store_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +47,8 @@ DEFAULT_ROOT: Final = Path("/dev/shm/djl_sessions")
 # So that no client fills the disk, in memory by default, with sessions that are never closed.
 MAX_SESSIONS: Final = 10_000
 
+AWAY: Final = (UnreachableError, InterruptedTransferError, DownloadError)
+FILE: Final = ".session.json"
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNSHARED: Final = ".unshared"  # S3 was away when the session was created
 
@@ -58,6 +68,37 @@ class SessionSettings(ExtraSettings):
     sessions_s3url: str | None = option(parse.plain_text, ours(), values="S3 URL",
         note="Sessions are shared there, and their directories copied at exit.")
     # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSessions:
+    """The small objects below `option.sessions_s3url`; every call blocks, and may raise `AWAY`."""
+
+    store: ObjectStore
+
+    def put(self, name: str, expires: float) -> None:
+        """Have every replica know the session."""
+        self.store.write(f"{name}/{FILE}", orjson.dumps({"expires": expires}))
+
+    def expiry(self, name: str) -> float | None:
+        """Return when the session expires; None where there is none, or none that can be read."""
+        content = self.store.read(f"{name}/{FILE}")
+        try:
+            return None if content is None else float(orjson.loads(content)["expires"])
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def delete(self, name: str) -> None:
+        """Have no replica know the session."""
+        self.store.delete(f"{name}/{FILE}")
+
+
+def shared_sessions(url: str | None, environ: Mapping[str, str]) -> SharedSessions | None:
+    """Return the sessions below the URL; None without one, or where it names no store."""
+    store = store_of(url.strip()) if url else None
+    if store is None or url is None:
+        return None
+    return SharedSessions(store.make_store(f"{url.strip().rstrip('/')}/", environ))
 
 
 class Sessions:

@@ -18,9 +18,10 @@ from lmi_vllm.extras.sessions.sessions import (
     SESSION_PROPERTY,
     Sessions,
     SessionSettings,
+    SharedSessions,
     is_session_request,
+    shared_sessions,
 )
-from lmi_vllm.extras.sessions.shared import SharedSessions, shared_sessions
 from lmi_vllm.inference.context import RequestContext, RequestStep
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.extras.deferred.results import DeferredResults
-from lmi_vllm.extras.deferred.start import DeferredStep
+from lmi_vllm.extras.deferred.results import DeferredResults, DeferredStep
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 

@@ -8,8 +8,7 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
-from lmi_vllm.extras.deferred.results import DeferredResults
-from lmi_vllm.extras.deferred.start import DeferredStep
+from lmi_vllm.extras.deferred.results import DeferredResults, DeferredStep
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import Routes, WebOptions

@@ -14,8 +14,8 @@ from lmi_vllm.extras.sessions.sessions import (
     SESSION_HEADER,
     SESSION_PROPERTY,
     Sessions,
+    shared_sessions,
 )
-from lmi_vllm.extras.sessions.shared import shared_sessions
 from lmi_vllm.extras.sessions.start import copy_sessions
 from tests.support.s3_server import BUCKET, Refusal, S3Server
 
