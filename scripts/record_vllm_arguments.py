@@ -1,4 +1,4 @@
-"""Record what the installed vLLM's command line accepts, as data for lmi_vllm/startup/.
+"""Record what the installed vLLM's command line accepts, as data for lmi_vllm/config/.
 
 `explain` must know every engine argument without importing vLLM (11 s, torch included), so names,
 kinds, choices and defaults are kept per release in
@@ -172,19 +172,23 @@ def record() -> tuple[str, dict[str, object]]:
     }
 
 
-def main() -> int:
-    """Write the record, or with --check say whether the stored one still holds."""
-    check = "--check" in sys.argv
-    release, data = record()
-    target = TARGET_FOLDER / f"vllm_arguments_{release}.json"
-    text = json.dumps(data, indent=1, sort_keys=True) + "\n"
-    if not check:
+def store(target: Path, text: str) -> int:
+    """Write a record, or with --check say whether the stored one still holds; the exit code."""
+    if "--check" not in sys.argv:
+        target.parent.mkdir(exist_ok=True)
         target.write_text(text, encoding="utf-8")
         return 0
     if target.is_file() and target.read_text(encoding="utf-8") == text:
         return 0
-    sys.stderr.write(f"{target} is stale: run scripts/record_vllm_arguments.py\n")
+    sys.stderr.write(f"{target} is stale: run scripts/{Path(sys.argv[0]).name}\n")
     return 1
+
+
+def main() -> int:
+    """Write the record, or check it."""
+    release, data = record()
+    target = TARGET_FOLDER / f"vllm_arguments_{release}.json"
+    return store(target, json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from record_vllm_arguments import front_end_parser
+from record_vllm_arguments import front_end_parser, store
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "config" / "vllm-routes"
 # What `vllm serve` must be told for a route to be there.
@@ -129,15 +129,7 @@ def main() -> int:
     """Write the record, or with --check say whether the stored one still holds."""
     release, rows = record()
     lines = ",\n".join(f" {json.dumps(row)}" for row in rows)
-    target, text = FOLDER / f"{release}.json", f"[\n{lines}\n]\n"
-    if "--check" not in sys.argv:
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-        return 0
-    if target.is_file() and target.read_text(encoding="utf-8") == text:
-        return 0
-    sys.stderr.write(f"{target} is stale: run scripts/record_vllm_routes.py\n")
-    return 1
+    return store(FOLDER / f"{release}.json", f"[\n{lines}\n]\n")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from vllm.engine.arg_utils import EngineArgs
 
 from integration.matrix.checkpoints import ARCHITECTURES, Architecture, build
 from integration.matrix.run import NEW_TOKENS, OPTIONS, PROMPT, greedy
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments
 from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.errors import ConfigurationError

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from lmi_vllm.checks.model_config import read_local_files, read_model_files
-from lmi_vllm.config.settings import CommandLine, Settings, load_settings
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.translate.arguments import ModelReader, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices

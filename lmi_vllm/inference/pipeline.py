@@ -13,7 +13,8 @@ from lmi_vllm.inference.hooks import InputHook, OutputHook
 from lmi_vllm.inference.lmi_lane import generate
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request, vectors_reply
-from lmi_vllm.inference.request.payload import PayloadKind, decode_body, dispatch, parse_lmi_request
+from lmi_vllm.inference.request.body import PayloadKind, decode_body, dispatch
+from lmi_vllm.inference.request.payload import parse_lmi_request
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
 from lmi_vllm.messages import FRAMINGS, OpenAIReply, Reply

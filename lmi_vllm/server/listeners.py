@@ -5,10 +5,8 @@ import contextlib
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
 
 from aiohttp import web
 
@@ -18,16 +16,13 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import ReverseProxy, WebOptions, create_app
+from lmi_vllm.server.ports import open_port, share_port
+from lmi_vllm.web.app import ReverseProxy, WebOptions
 from lmi_vllm.web.connection import (
-    TLS_HANDSHAKE_SECONDS,
-    ClientConnection,
     ClientPatience,
 )
 from lmi_vllm.web.request import RouteGroup, Routes
 from lmi_vllm.web.tls import tls_context
-
-BACKLOG: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +87,17 @@ async def open_listeners(
     context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
         options = replace(options, groups=_groups(context))
-        runner, address = await _open(plan.inference, service, options, tls, inner_socket)
+        runner, address = await open_port(plan.inference, service, options, tls, inner_socket)
         _say_where(f"Listening on {address.url()}", address.url(), options)
         return Listeners(address.url(), _curl(address, options), (runner,), address)
     inference = replace(options, routes=Routes.INFERENCE)
     management = replace(options, routes=Routes.MANAGEMENT)
-    runner, address = await _open(plan.inference, service, inference, tls, inner_socket)
+    runner, address = await open_port(plan.inference, service, inference, tls, inner_socket)
     url = address.url()
     context = replace(context, address=plan.management, inference_url=url)
     management = replace(management, groups=_groups(context))
     try:
-        second, second_address = await _open(plan.management, service, management, tls)
+        second, second_address = await open_port(plan.management, service, management, tls)
     except StartupError:
         await runner.cleanup()
         raise
@@ -132,8 +127,7 @@ async def open_front_end(
     plan = listen_plan(settings.server)
     tls = _tls(plan, environ) if address.is_tls else None
     options = replace(_web_options(settings, environ), proxy=proxy)
-    runner = await _set_up(service, options)
-    await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))
+    runner = await share_port(address, service, options, tls)
     return Listeners(address.url(), "", (runner,), address)
 
 
@@ -148,112 +142,6 @@ def _groups(context: ListenerContext) -> tuple[RouteGroup, ...]:
     """Return the routes that extras have for one listener."""
     made = (make.load()(context) for extra in extras().values() for make in extra.listener_routes)
     return tuple(group for group in made if group is not None)
-
-
-class _Site(web.BaseSite):
-    """A listener whose connections are ours; aiohttp's sites make its own."""
-
-    def __init__(
-        self,
-        runner: web.AppRunner,
-        address: ListenAddress,
-        tls: ssl.SSLContext | None,
-        patience: ClientPatience,
-        *,
-        reuse_port: bool = False,
-    ) -> None:
-        super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
-        self._address = address
-        self._reuse_port = reuse_port
-        self._patience = patience
-
-    @property
-    def name(self) -> str:
-        """The address as configured."""
-        return self._address.url()
-
-    async def end(self) -> None:
-        """End the whole application."""
-        await self._runner.cleanup()
-
-    async def start(self) -> None:
-        """Open the port."""
-        await super().start()
-        loop = asyncio.get_running_loop()
-        server = self._runner.server
-        if server is None:
-            raise RuntimeError("the runner is not set up")
-        connection = partial(ClientConnection, server, self._patience, loop=loop, access_log=None)
-        if self._address.path:
-            self._server = await loop.create_unix_server(
-                connection, self._address.path, backlog=self._backlog
-            )
-            return
-        self._server = await loop.create_server(
-            connection,
-            self._address.host,
-            self._address.port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            reuse_port=self._reuse_port,
-            ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS if self._ssl_context else None,
-        )
-
-
-async def _open(
-    address: ListenAddress,
-    service: InferenceService,
-    options: WebOptions,
-    tls: ssl.SSLContext | None,
-    inner_socket: str = "",
-) -> tuple[web.AppRunner, ListenAddress]:
-    """Return the running application of one listener and its address, the port being bound."""
-    runner = await _set_up(service, options)
-    tls = tls if address.is_tls else None
-    if inner_socket:
-        # Two servers that both share their port would share it with each other, unawares.
-        await _check_free(address)
-        inner = ListenAddress("unix", path=inner_socket)
-        await _listen(_Site(runner, inner, None, options.patience))
-    await _listen(_Site(runner, address, tls, options.patience, reuse_port=bool(inner_socket)))
-    if not address.path:  # port 0 means any free one
-        address = replace(address, port=runner.addresses[-1][1])
-    return runner, address
-
-
-async def _set_up(service: InferenceService, options: WebOptions) -> web.AppRunner:
-    # A client that goes away cancels its handler, and with it the engine's work.
-    runner = web.AppRunner(
-        create_app(service, options),
-        handler_cancellation=True,
-        shutdown_timeout=CONNECTION_CLOSE_SECONDS,
-    )
-    await runner.setup()
-    return runner
-
-
-async def _listen(site: _Site) -> None:
-    try:
-        await site.start()
-    except OSError as error:
-        await site.end()
-        raise _cannot_listen(site.name, error) from error
-
-
-async def _check_free(address: ListenAddress) -> None:
-    """Raise StartupError when the address is taken."""
-    try:
-        server = await asyncio.get_running_loop().create_server(
-            asyncio.Protocol, address.host, address.port
-        )
-    except OSError as error:
-        raise _cannot_listen(address.url(), error) from error
-    server.close()
-    await server.wait_closed()
-
-
-def _cannot_listen(url: str, error: OSError) -> StartupError:
-    return StartupError(f"cannot listen on {url}: {error.strerror or error}")
 
 
 def reachable_url(url: str) -> str:

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import find_in_store
 from lmi_vllm.config.properties import PropertiesFile, parse_properties, read_properties
-from lmi_vllm.config.settings import CommandLine, Settings, load_settings
+from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.inference.lifecycle import Phase, StartProgress
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.table import fetch_model, is_store, read_text

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError, PayloadError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.request.payload import check_values, form_field
+from lmi_vllm.inference.request.body import check_values, form_field
 from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
 from lmi_vllm.web.request import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.inference.request.payload import MOST_VALUES
+from lmi_vllm.inference.request.body import MOST_VALUES
 from tests.contract.conftest import LoopThread
 from tests.contract.test_bridge import http_call
 

@@ -139,7 +139,7 @@ def test_logits_of_a_changing_batch_equal_a_row_alone(family: str) -> None:
     import torch  # noqa: PLC0415 (slow)
     import transformers  # noqa: PLC0415 (slow)
 
-    from lmi_vllm.extras.seq2seq.model import DecodingBatch  # noqa: PLC0415 (imports torch)
+    from lmi_vllm.extras.seq2seq.decoding import DecodingBatch  # noqa: PLC0415 (imports torch)
     from lmi_vllm.extras.seq2seq.rules import ARCHITECTURES  # noqa: PLC0415
 
     assert {f"{name}ForConditionalGeneration" for name in FAMILIES} == ARCHITECTURES

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.configuration import engine_args_from, parse_vllm_arguments
 from lmi_vllm.errors import ConfigurationError

@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.settings import CommandLine, load_settings
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.config.settings import CommandLine
 from lmi_vllm.engine.scripted import ScriptedEngine, ScriptedFactory
 from lmi_vllm.inference.lifecycle import Phase, State
 from lmi_vllm.server.server import Server

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.commands import explain
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.server.plan import StartPlan, plan_start
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import BUCKET, s3_server

@@ -69,7 +69,7 @@ LIBRARIES = {
     r"|extras/(exporters/lmi_series|front_ends/series|lora_series/series)\.py",
     "opentelemetry": r"extras/traces/spans\.py",
     "torch": r"engine/vllm/(workarounds/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py",
-    "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(model|sampling)\.py"
+    "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(decoding|model|sampling)\.py"
     r"|extras/legacy_models/classes\.py",
     "tokenizers": r"engine/vllm/decoding\.py|extras/seq2seq/text\.py",
 }

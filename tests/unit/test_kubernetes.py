@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from lmi_vllm.cli import verbs
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.nodes.cluster import follows
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 
 CONFIG = Path(__file__).parent.parent.parent / "config"
 UNIT = CONFIG / "systemd" / "lmi-vllm.service"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.inference.request.payload import MOST_VALUES
+from lmi_vllm.inference.request.body import MOST_VALUES
 from lmi_vllm.messages import RequestLimits, ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import queue_of

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 from lmi_vllm.cli import REFUSED_VERBS, fail, verbs
 from lmi_vllm.config.listen import ListenAddress, read_address
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 
 COMPAT_FOLDER: Final = Path("/usr/local/cuda/compat")
 DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")

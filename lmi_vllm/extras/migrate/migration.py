@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.options import ENV, ENVIRONMENT_SETTINGS, FILE, EffectWord, all_rows
 from lmi_vllm.config.parsers import words
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import is_secret, mask_text, mask_value
 from lmi_vllm.config.setting import FILE_PREFIX, Setting
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.config.variable_names import (
     OPTION_PREFIX,
     SERVING_PREFIX,

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
-from lmi_vllm.config.settings import CommandLine, Settings, load_settings
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import (
     BadParameterError,
     DownloadError,

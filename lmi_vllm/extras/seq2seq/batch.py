@@ -9,7 +9,8 @@ from typing import Final
 import torch
 
 from lmi_vllm.errors import LmiError
-from lmi_vllm.extras.seq2seq.model import DecodingBatch, LoadedModel, model_rules
+from lmi_vllm.extras.seq2seq.decoding import DecodingBatch
+from lmi_vllm.extras.seq2seq.model import LoadedModel, model_rules
 from lmi_vllm.extras.seq2seq.sampling import Choice, Sampling, TokenChooser
 from lmi_vllm.extras.seq2seq.text import TextStream, TokenTexts
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, TokenLogprob

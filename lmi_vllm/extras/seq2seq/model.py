@@ -1,12 +1,4 @@
-"""Encoder-decoder models of Transformers: loading one, and decoding a batch that changes.
-
-Rows of the batch have different lengths. The self-attention caches are padded on the *left*, so
-that every row's newest token is at the same place, and masked there. T5's position bias depends
-on the distance of two tokens alone, so padding before both changes nothing. BART and its like add
-a learned vector for each absolute position: there each row is told its own position (`_Positions`).
-The encoder's side is padded on the right and masked. A row is computed alone until its first token
-is known and then joins; so nothing that Transformers' `generate` would not compute enters a row.
-"""
+"""An encoder-decoder model of Transformers: loaded, with what its files say of generating."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,12 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.nn.functional import pad
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    DynamicCache,
-    EncoderDecoderCache,
     ForcedBOSTokenLogitsProcessor,
     GenerationConfig,
     LogitsProcessorList,
@@ -28,7 +17,6 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.logging import disable_progress_bar
 
 from lmi_vllm.errors import EngineStartError
@@ -57,7 +45,7 @@ class LoadedModel:
     @property
     def vocabulary(self) -> int:
         """Tokens the model can answer with."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
+        return int(self.model.get_outputposition_embeddings().weight.shape[0])
 
 
 def load_model(arguments: EngineArguments) -> LoadedModel:
@@ -130,7 +118,7 @@ def _generation_config(model: Any, values: Mapping[str, object]) -> GenerationCo
 def _length(model: Any, tokenizer: Any, asked: object) -> int:
     """The longest prompt, and the longest answer."""
     config = model.config
-    fixed = getattr(config, "max_position_embeddings", None) if _embeddings(model) else None
+    fixed = getattr(config, "max_position_embeddings", None) if position_embeddings(model) else None
     wanted = asked if isinstance(asked, int) and asked > 0 else None
     if fixed is not None:
         if wanted is not None and wanted > fixed:
@@ -161,144 +149,7 @@ def model_rules(generation: GenerationConfig, end_tokens: Sequence[int]) -> Logi
     return rules
 
 
-def _embeddings(model: Any) -> torch.nn.Module | None:
+def position_embeddings(model: Any) -> torch.nn.Module | None:
     """The decoder's table of absolute positions; None where it has none."""
     found: torch.nn.Module | None = getattr(model.get_decoder(), "embed_positions", None)
     return found
-
-
-class _Positions:
-    """Gives each row of a decoding step the vector of its own position."""
-
-    def __init__(self, embeddings: torch.nn.Module) -> None:
-        self.rows: torch.Tensor | None = None  # None: as the model counts, for one row alone
-        embeddings.register_forward_pre_hook(self._before, with_kwargs=True)
-        embeddings.register_forward_hook(self._after)
-
-    def _before(self, _: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return None if self.rows is None else (args, {**kwargs, "position_ids": self.rows})
-
-    def _after(self, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor | None:
-        if self.rows is None:
-            return None
-        return output.reshape(len(self.rows), 1, output.shape[-1])
-
-
-class DecodingBatch:
-    """The rows that are being decoded together."""
-
-    def __init__(self, model: Any, start_token: int) -> None:
-        self._model = model
-        self._device = model.device
-        self._start = start_token
-        embeddings = _embeddings(model)
-        self._positions = None if embeddings is None else _Positions(embeddings)
-        self._lengths: list[int] = []  # of each row's self-attention cache
-        self._memory_lengths: list[int] = []
-        self._memory = torch.empty(0)  # the encoder's answer, [row, token, feature]
-        self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def encode(self, prompt: Sequence[int]) -> torch.Tensor:
-        """Return what the decoder is to look at for one prompt."""
-        ids = torch.tensor([list(prompt)], device=self._device)
-        output = self._model.get_encoder()(input_ids=ids, attention_mask=torch.ones_like(ids))
-        memory: torch.Tensor = output.last_hidden_state
-        return memory
-
-    def join(self, memory: torch.Tensor) -> torch.Tensor:
-        """Add a row at the end; returns the logits of its first token."""
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        mask = torch.ones(memory.shape[:2], dtype=torch.long, device=self._device)
-        logits = self._forward(cache, memory, mask, [self._start], mask[:, :1])
-        if not self._lengths:
-            self._cache, self._memory = cache, memory
-        else:
-            self._append(cache, memory)
-        self._lengths.append(1)
-        self._memory_lengths.append(memory.shape[1])
-        return logits[0]
-
-    def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Give each row its newest token; returns the logits of the next ones."""
-        lengths = torch.tensor(self._lengths, device=self._device)
-        if self._positions is not None:
-            self._positions.rows = lengths
-        longest = max(self._lengths) + 1
-        places = torch.arange(longest, device=self._device)
-        mask = (places >= (longest - 1 - lengths)[:, None]).long()
-        memory_places = torch.arange(self._memory.shape[1], device=self._device)
-        memory_lengths = torch.tensor(self._memory_lengths, device=self._device)
-        memory_mask = (memory_places < memory_lengths[:, None]).long()
-        try:
-            logits = self._forward(self._cache, self._memory, memory_mask, tokens, mask)
-        finally:
-            if self._positions is not None:
-                self._positions.rows = None
-        self._lengths = [length + 1 for length in self._lengths]
-        return logits
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Let all other rows go, and the padding that only they needed."""
-        if len(rows) == len(self._lengths):
-            return
-        self._lengths = [self._lengths[row] for row in rows]
-        self._memory_lengths = [self._memory_lengths[row] for row in rows]
-        if not rows:
-            self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-            self._memory = torch.empty(0)
-            return
-        index = torch.tensor(list(rows), device=self._device)
-        own, across = max(self._lengths), max(self._memory_lengths)
-        for layer in self._cache.self_attention_cache.layers:
-            layer.keys, layer.values = layer.keys[index], layer.values[index]
-            layer.keys, layer.values = layer.keys[:, :, -own:], layer.values[:, :, -own:]
-        for layer in self._cache.cross_attention_cache.layers:
-            layer.keys, layer.values = layer.keys[index], layer.values[index]
-            layer.keys, layer.values = layer.keys[:, :, :across], layer.values[:, :, :across]
-        self._memory = self._memory[index][:, :across]
-
-    def _append(self, cache: EncoderDecoderCache, memory: torch.Tensor) -> None:
-        longest, across = max(self._lengths), max(self._memory.shape[1], memory.shape[1])
-        own = zip(
-            self._cache.self_attention_cache.layers, cache.self_attention_cache.layers, strict=True
-        )
-        for ours, new in own:
-            left = (0, 0, longest - 1, 0)
-            ours.keys = torch.cat([ours.keys, pad(new.keys, left)])
-            ours.values = torch.cat([ours.values, pad(new.values, left)])
-        cross = zip(
-            self._cache.cross_attention_cache.layers,
-            cache.cross_attention_cache.layers,
-            strict=True,
-        )
-        for ours, new in cross:
-            ours.keys = _stacked(ours.keys, new.keys, across)
-            ours.values = _stacked(ours.values, new.values, across)
-        self._memory = _stacked(self._memory[:, None], memory[:, None], across)[:, 0]
-
-    def _forward(
-        self,
-        cache: EncoderDecoderCache,
-        memory: torch.Tensor,
-        memory_mask: torch.Tensor,
-        tokens: Sequence[int],
-        mask: torch.Tensor,
-    ) -> torch.Tensor:
-        output = self._model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=memory),
-            attention_mask=memory_mask,
-            decoder_input_ids=torch.tensor([[token] for token in tokens], device=self._device),
-            decoder_attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        logits: torch.Tensor = output.logits[:, -1].float().cpu()
-        return logits
-
-
-def _stacked(ours: torch.Tensor, new: torch.Tensor, length: int) -> torch.Tensor:
-    """Stack two tensors of [row, head, token, feature], both padded on the right."""
-    return torch.cat([pad(one, (0, 0, 0, length - one.shape[2])) for one in (ours, new)])

@@ -9,7 +9,7 @@ from lmi_vllm._version import __version__
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.context import RequestContext, Runtime
-from lmi_vllm.inference.request.payload import decode_body
+from lmi_vllm.inference.request.body import decode_body
 from lmi_vllm.messages import Reply
 
 

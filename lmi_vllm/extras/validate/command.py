@@ -16,8 +16,8 @@ from lmi_vllm.commands.explain import (
     reader_of,
     write_answer,
 )
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model
 from lmi_vllm.extras.validate.model_shape import read_shape

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.options import ALIAS_VARIABLES, all_rows
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.config.variable_names import option_names, serving_rows
 from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import Devices

@@ -9,14 +9,10 @@ from pydantic import ValidationError
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config import unknown_names
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTINGS
 from lmi_vllm.config.options.row import ENV, option, ours, variable
-from lmi_vllm.config.settings import (
-    CommandLine,
-    ExtraSettings,
-    ServerSettings,
-    load_settings,
-)
+from lmi_vllm.config.settings import CommandLine, ExtraSettings, ServerSettings
 from lmi_vllm.origin import Origin, OriginKind
 
 

@@ -7,7 +7,8 @@ from lmi_vllm.config.listen import (
     ListenPlan,
     listen_plan,
 )
-from lmi_vllm.config.settings import CommandLine, load_settings
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.config.settings import CommandLine
 
 HERE = "127.0.0.1"
 PAIR = {"SERVING_CERTIFICATE_FILE": "/c.pem", "SERVING_PRIVATE_KEY_FILE": "/k.pem"}

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.request.parameters import check_limits, check_logprobs, sequence_count
-from lmi_vllm.inference.request.payload import MOST_VALUES, check_values
+from lmi_vllm.inference.request.body import MOST_VALUES, check_values
+from lmi_vllm.inference.request.limits import check_limits, check_logprobs, sequence_count
 from lmi_vllm.messages import RequestLimits
 
 LIMITS = RequestLimits(

@@ -3,13 +3,8 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.request.payload import (
-    LmiRequest,
-    decode_body,
-    dispatch,
-    form_field,
-    parse_lmi_request,
-)
+from lmi_vllm.inference.request.body import decode_body, dispatch, form_field
+from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import BeamSearch, RequestLimits, ServingProfile, TgiRoute
 

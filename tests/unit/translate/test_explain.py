@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.secrets import is_secret, mask_value
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import MediaPolicy, RequestLimits
 from lmi_vllm.translate.arguments import translate, translate_start

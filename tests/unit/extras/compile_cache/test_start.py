@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.compile_cache.archive import files_in
 from lmi_vllm.extras.compile_cache.key import key_parts
 from lmi_vllm.extras.compile_cache.start import CompileCache, compile_cache

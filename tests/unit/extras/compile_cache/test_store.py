@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.compile_cache.archive import ForeignEntryError
 from lmi_vllm.extras.compile_cache.store import (

@@ -3,7 +3,7 @@
 import pytest
 
 from lmi_vllm.config.listen import read_address
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.console.routes import console
 from lmi_vllm.server.listeners import ListenerContext
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.deferred.settings import DeferredSettings
 from tests.conftest import ServeScripted
 from tests.golden.dialogues import Dialogue, load_dialogues

@@ -3,7 +3,7 @@
 import pytest
 
 from lmi_vllm.clock import Clock as ServerClock
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import (
     EngineDeadError,
     Fault,

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.exporters.percentiles import RequestMetricLog, log_request_metrics
 from lmi_vllm.telemetry.observers import Telemetry, percentile
 from tests.unit.config.test_types import check_accepted

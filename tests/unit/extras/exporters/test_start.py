@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import Fault
 from lmi_vllm.server.context import ServerEvents, new_service, running_extras
 from tests.unit.conftest import Ended

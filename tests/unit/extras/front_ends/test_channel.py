@@ -9,7 +9,7 @@ import pytest
 
 from lmi_vllm import errors
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import LmiError, NotReadyError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.legacy_models import EXTRA
 from lmi_vllm.extras.legacy_models.architectures import FAMILIES
 from lmi_vllm.messages import EngineArguments, ModelArtifacts

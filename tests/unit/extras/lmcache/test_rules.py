@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.lmcache import rules
 from lmi_vllm.server.plan import plan_start

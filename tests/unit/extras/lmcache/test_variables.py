@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.lmcache import variables
 from lmi_vllm.extras.lmcache.variables import Machine, lmcache_variables, measure_machine

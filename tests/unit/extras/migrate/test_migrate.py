@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.extras.migrate import command as migrate
 from lmi_vllm.extras.migrate.migration import as_properties, as_variables, migrate_lmi
 from lmi_vllm.extras.migrate.tgi_variables import TGI_VARIABLES

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.settings import Settings, load_settings
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.nodes.cluster import (
     cluster_exports,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters.loads import no_code
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.server.adapter_start import load_adapters

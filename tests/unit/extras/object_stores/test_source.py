@@ -7,8 +7,8 @@ import pytest
 
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.checks.model_config import read_model_files
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model, with_files
-from lmi_vllm.config.settings import load_settings
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.object_stores.source import StoreSource
 from lmi_vllm.extras.sessions.start import upload_directory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.seq2seq.rules import runs_here
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.origin import Origin, OriginKind

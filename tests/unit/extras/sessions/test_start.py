@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.settings import load_settings
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.sessions import start
 from lmi_vllm.extras.sessions.start import SessionStep, keeping_sessions, sessions_of
 from lmi_vllm.messages import EngineArguments

@@ -1,0 +1,182 @@
+"""Files, variables and flags -> `Settings`: each is read once, and what is wrong is collected."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
+from lmi_vllm.config.listen import check_listen
+from lmi_vllm.config.options import (
+    ENVIRONMENT_SETTINGS,
+    OPTIONS,
+    SERVER_SETTINGS,
+    Option,
+    Rows,
+)
+from lmi_vllm.config.parsers import boolean
+from lmi_vllm.config.properties import (
+    PropertiesFile,
+    choose_properties,
+    config_properties,
+    serving_properties_paths,
+)
+from lmi_vllm.config.resolve import Resolver, report_model_ids, report_queue
+from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
+from lmi_vllm.config.settings import (
+    ExtraSettings,
+    ModelSettings,
+    ServerSettings,
+    Settings,
+    extra_settings,
+)
+from lmi_vllm.config.unknown_names import UnknownNames
+from lmi_vllm.config.value_rules import settle_address
+from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.sources.model_store import search_store, with_unpacked
+
+
+def load_settings(
+    environ: Mapping[str, str],
+    command_line: CommandLine = CommandLine(),  # noqa: B008 - frozen, so one default is safe
+    extra_properties: PropertiesFile | None = None,
+    kinds: Sequence[type[ExtraSettings]] | None = None,
+) -> Settings:
+    """Everything configured, with origins; errors are collected in it and never raised.
+
+    `extra_properties` is the serving.properties of the directory that HF_MODEL_ID names, once
+    fetched; it counts where the model store has none. A local directory's is read without it.
+    `kinds` are the settings of extras, those of the installed ones where nothing is given.
+    """
+    kinds = extra_settings() if kinds is None else kinds
+    return _Load(environ, command_line, kinds).settings(extra_properties)
+
+
+class _Load:
+    """One reading of all sources; reports are kept apart, so that they can be told in order."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        command_line: CommandLine,
+        kinds: Sequence[type[ExtraSettings]],
+    ) -> None:
+        self.environ = environ
+        self.command_line = command_line
+        self.extra_kinds = kinds
+        self.brought: dict[type[ExtraSettings], dict[str, Setting]] = {}  # options of extras
+        self.report = Report()
+        self.passed = Report()  # what was said of arguments that pass through
+        self.server_report = Report()
+        self.resolver = Resolver(self.report)
+
+    def settings(self, extra_properties: PropertiesFile | None) -> Settings:
+        """The settings; `load_settings` says of what."""
+        config = config_properties(self.environ, self.command_line, self.report)
+        server_order = server_sources(self.environ, self.command_line, config, self.report)
+        file = self._choose(server_order, extra_properties)
+        for properties in (config, file):
+            for sentence in properties.duplicates() if properties else ():
+                self.report.warn(sentence)
+        model_order = model_sources(self.environ, self.command_line, file)
+        model: ModelSettings = ModelSettings.read(*model_order, Reading(self._model_fields))
+        self.resolver.report = self.server_report
+        server: ServerSettings = ServerSettings.read(*server_order, Reading(self._server_fields))
+        others = tuple(self._extra(kind) for kind in self.extra_kinds)
+        self.report.add(self.server_report)
+        self.report.add(self.passed)
+        names = self._unknown_names(config)
+        unread = (*self.resolver.extra, *names.collect())
+        names.report_disobeyed((*model.details.values(), *server.details.values()))
+        self._check(model, server, others)
+        return Settings(
+            model, server, others, unread, self.report.warnings, self.report.errors, file
+        )
+
+    def _choose(
+        self, server_order: tuple[RawSource, ...], extra_properties: PropertiesFile | None
+    ) -> PropertiesFile | None:
+        """The serving.properties that applies: where the model is, the server's sources say."""
+        first = _Load(self.environ, self.command_line, ())
+        server: ServerSettings = ServerSettings.read(*server_order, Reading(first._server_fields))
+        finding = search_store(Path(server.model_store), server.load_models)
+        found = with_unpacked(finding, self.environ)
+        paths = serving_properties_paths(self.environ, self.command_line, found)
+        return choose_properties(paths, extra_properties, self.report)
+
+    def _model_fields(self, layers: Layers) -> Mapping[str, object]:
+        """The fields of the model's settings out of the texts that won."""
+        self.resolver.model = layers
+        options = self.resolver.options(OPTIONS)
+        for kind in self.extra_kinds:
+            self.brought[kind] = self.resolver.options(Rows.of(kind.rows).options)
+        self.resolver.report = self.passed
+        passed = self.resolver.pass_through()
+        return {
+            **_fields(OPTIONS, options),
+            "arguments": {name: setting.value for name, setting in passed.items()},
+            "details": MappingProxyType(options | passed),
+        }
+
+    def _server_fields(self, layers: Layers) -> Mapping[str, object]:
+        """The fields of the server's settings out of the texts that won."""
+        self.resolver.server = layers
+        found = self.resolver.server_settings(SERVER_SETTINGS)
+        found |= self.resolver.variables(ENVIRONMENT_SETTINGS, self.environ)
+        if self.command_line.strict:
+            origin = Origin(OriginKind.FLAG, "--strict")
+            found["LMI_STRICT"] = replace(found["LMI_STRICT"], value=True, origin=origin)
+        found["inference_address"] = settle_address(
+            found["inference_address"], self.environ, self.command_line, self.resolver.report.fail
+        )
+        rows = (*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
+        return {**_fields(rows, found), "details": MappingProxyType(found)}
+
+    def _extra(self, kind: type[ExtraSettings]) -> ExtraSettings:
+        """The settings of one extra."""
+        rows, resolver = Rows.of(kind.rows), self.resolver
+        found = self.brought[kind] | resolver.server_settings(rows.server)
+        found |= resolver.variables(rows.variables, self.environ)
+        fields = {**_fields(kind.rows, found), "details": MappingProxyType(found)}
+        extra: ExtraSettings = kind.read(Reading(lambda _: fields))
+        return extra
+
+    def _unknown_names(self, config: PropertiesFile | None) -> UnknownNames:
+        """What finds everything written that has no meaning."""
+        brought = [row for kind in self.extra_kinds for row in kind.rows]
+        rows = Rows.of((*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
+        return UnknownNames(
+            environ=self.environ,
+            model=self.resolver.model,
+            server=self.resolver.server,
+            config=config,
+            used=self.resolver.used,
+            server_rows=rows.server,
+            variables=[row.name for row in rows.variables],
+            report=self.report,
+            is_strict=_is_strict(self.environ, self.command_line),
+        )
+
+    def _check(
+        self, model: ModelSettings, server: ServerSettings, others: tuple[ExtraSettings, ...]
+    ) -> None:
+        """Report settings that do not go together."""
+        check_listen(server.details, self.report.fail)
+        for extra in others:
+            extra.check(server, self.report.fail)
+        report_model_ids(self.resolver.model, self.report)
+        queue, batch = server.details["job_queue_size"], model.details["max_rolling_batch_size"]
+        report_queue(queue, batch, self.report)
+
+
+def _fields(rows: Sequence[Option], found: Mapping[str, Setting]) -> dict[str, object]:
+    """The values by field."""
+    return {row.attribute: found[row.name].value for row in rows if row.name in found}
+
+
+def _is_strict(environ: Mapping[str, str], command_line: CommandLine) -> bool:
+    """Whether unknown names are errors."""
+    try:
+        return command_line.strict or boolean(environ.get("LMI_STRICT") or "false")
+    except ValueError:
+        return False  # reported as a bad value of LMI_STRICT

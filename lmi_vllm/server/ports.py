@@ -1,0 +1,148 @@
+"""One open port: its socket, its connections, and the application behind it."""
+
+import asyncio
+import ssl
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from aiohttp import web
+
+from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
+from lmi_vllm.config.listen import ListenAddress
+from lmi_vllm.errors import StartupError
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.app import WebOptions, create_app
+from lmi_vllm.web.connection import (
+    TLS_HANDSHAKE_SECONDS,
+    ClientConnection,
+    ClientPatience,
+)
+
+BACKLOG: Final = 2048
+
+
+class _Site(web.BaseSite):
+    """A listener whose connections are ours; aiohttp's sites make its own."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        address: ListenAddress,
+        tls: ssl.SSLContext | None,
+        patience: ClientPatience,
+        *,
+        reuse_port: bool = False,
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
+        self._address = address
+        self._reuse_port = reuse_port
+        self._patience = patience
+
+    @property
+    def name(self) -> str:
+        """The address as configured."""
+        return self._address.url()
+
+    async def end(self) -> None:
+        """End the whole application."""
+        await self._runner.cleanup()
+
+    async def start(self) -> None:
+        """Open the port."""
+        await super().start()
+        loop = asyncio.get_running_loop()
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("the runner is not set up")
+        connection = partial(ClientConnection, server, self._patience, loop=loop, access_log=None)
+        if self._address.path:
+            self._server = await loop.create_unix_server(
+                connection, self._address.path, backlog=self._backlog
+            )
+            return
+        self._server = await loop.create_server(
+            connection,
+            self._address.host,
+            self._address.port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            reuse_port=self._reuse_port,
+            ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS if self._ssl_context else None,
+        )
+
+
+async def open_port(
+    address: ListenAddress,
+    service: InferenceService,
+    options: WebOptions,
+    tls: ssl.SSLContext | None,
+    inner_socket: str = "",
+) -> tuple[web.AppRunner, ListenAddress]:
+    """Return the running application of one listener and its address, the port being bound.
+
+    Raises:
+        StartupError: the address is taken.
+    """
+    runner = await _set_up(service, options)
+    tls = tls if address.is_tls else None
+    if inner_socket:
+        # Two servers that both share their port would share it with each other, unawares.
+        await _check_free(address)
+        inner = ListenAddress("unix", path=inner_socket)
+        await _listen(_Site(runner, inner, None, options.patience))
+    await _listen(_Site(runner, address, tls, options.patience, reuse_port=bool(inner_socket)))
+    if not address.path:  # port 0 means any free one
+        address = replace(address, port=runner.addresses[-1][1])
+    return runner, address
+
+
+async def share_port(
+    address: ListenAddress,
+    service: InferenceService,
+    options: WebOptions,
+    tls: ssl.SSLContext | None,
+) -> web.AppRunner:
+    """Return the running application on a port that another process has opened to be shared.
+
+    Raises:
+        StartupError: the address cannot be shared.
+    """
+    runner = await _set_up(service, options)
+    await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))
+    return runner
+
+
+async def _set_up(service: InferenceService, options: WebOptions) -> web.AppRunner:
+    # A client that goes away cancels its handler, and with it the engine's work.
+    runner = web.AppRunner(
+        create_app(service, options),
+        handler_cancellation=True,
+        shutdown_timeout=CONNECTION_CLOSE_SECONDS,
+    )
+    await runner.setup()
+    return runner
+
+
+async def _listen(site: _Site) -> None:
+    try:
+        await site.start()
+    except OSError as error:
+        await site.end()
+        raise _cannotlisten(site.name, error) from error
+
+
+async def _check_free(address: ListenAddress) -> None:
+    """Raise StartupError when the address is taken."""
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, address.host, address.port
+        )
+    except OSError as error:
+        raise _cannotlisten(address.url(), error) from error
+    server.close()
+    await server.wait_closed()
+
+
+def _cannotlisten(url: str, error: OSError) -> StartupError:
+    return StartupError(f"cannot listen on {url}: {error.strerror or error}")
