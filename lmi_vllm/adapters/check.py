@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.checks.adapter_config import module_of, read_config, resolve_scales
-from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_beside
+from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_for_weight
 from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, Tensor, read_tensors
 from lmi_vllm.errors import AdapterMissingError, AdapterRefusedError
 
@@ -47,7 +47,7 @@ class BaseModel:
         if module not in self.weights:
             return any_base(module)
         try:
-            return limit_beside(*self.weights[module])
+            return limit_for_weight(*self.weights[module])
         except OSError:  # the base's files are not needed once it is loaded
             return any_base(module)
 

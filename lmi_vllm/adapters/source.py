@@ -21,7 +21,7 @@ from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import file_url_path
 from lmi_vllm.sources.storage import cache_directory
 from lmi_vllm.sources.table import fetch_model, is_store
-from lmi_vllm.sources.trusted_folders import distrust_of_code
+from lmi_vllm.sources.trusted_folders import untrusted_code_reason
 
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"
@@ -160,7 +160,7 @@ class AdapterSources:
                 f"server runs is loaded only with {CUSTOM_CODE}=roots and from below {ROOTS}"
             )
         for place in (local, folder):
-            if reason := distrust_of_code(place, CODE_FILE):
+            if reason := untrusted_code_reason(place, CODE_FILE):
                 raise AdapterRefusedError(f"{src} brings a {CODE_FILE}: {reason}")
 
     def _came_with_the_model(self, src: str, local: Path | None) -> bool:

@@ -37,7 +37,7 @@ def read_config(path: Path, shown: str) -> dict[str, Any]:
     """Return the adapter's configuration.
 
     Raises:
-        AdapterRefusedError: it is no JSON object, or its reading would hold up others.
+        AdapterRefusedError: it is not a JSON object, or too large to be parsed in the event loop.
         OSError: it cannot be read.
     """
     if path.stat().st_size > LONGEST_CONFIG_BYTES:
@@ -55,7 +55,7 @@ def read_config(path: Path, shown: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LoraScales:
-    """By how much an adapter multiplies each of its products; exceptions by module name."""
+    """The scaling factor of an adapter's products, with the exceptions by module name."""
 
     rank: int
     alpha: float

@@ -1,4 +1,4 @@
-"""Are an adapter's weights numbers that leave other requests alone? Read in blocks, without torch.
+"""Refuses adapter weights that could spoil the KV cache. They are read in blocks, without torch.
 
 A weight that is not finite, or a product far larger than what it is added to, makes hidden states
 that are not finite; these stay behind in blocks of the KV cache that other requests get later. So
@@ -35,7 +35,7 @@ Limit = Callable[[str], float]
 
 @dataclass(slots=True)
 class _Factor:
-    """What is known of A or B once it was read: all that the size of their product needs."""
+    """One factor (A or B) of an adapter's product, reduced to what the product's norm needs."""
 
     side: int  # of the product: columns of A, rows of B
     square: float = 0.0  # of the Frobenius norm
@@ -43,12 +43,12 @@ class _Factor:
 
 
 def any_base(_module: str) -> float:
-    """Return how large a product may be where nothing is known of the base."""
+    """Return the largest RMS of a product where the base weight is not known."""
     return UNKNOWN_LIMIT
 
 
-def limit_beside(path: Path, tensor: Tensor) -> float:
-    """Return how large a product may be beside this weight of the base, from samples of it.
+def limit_for_weight(path: Path, tensor: Tensor) -> float:
+    """Return the largest RMS of a product added to this base weight, from samples of the weight.
 
     Raises:
         OSError: the file cannot be read.
@@ -115,7 +115,7 @@ def _size(a: _Factor, b: _Factor) -> float:
 
 
 def _read(file: BinaryIO, tensor: Tensor, part: str, scale: float, shown: str) -> _Factor:
-    """Return what the product needs, after a look at each number.
+    """Return the factor, after checking every number of it.
 
     Raises:
         AdapterRefusedError: one is not finite, or too large once scaled.

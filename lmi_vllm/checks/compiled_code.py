@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.platform import vllm_cache_folder
-from lmi_vllm.sources.trusted_folders import distrust_of_folder, trusted_folder
+from lmi_vllm.sources.trusted_folders import trusted_folder, untrusted_folder_reason
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def compiled_code_exports(environ: Mapping[str, str]) -> Mapping[str, str]:
     """
     for variable in (VLLM, *_FOLDERS):
         folder = environ.get(variable)
-        if folder and (reason := distrust_of_folder(Path(folder).expanduser(), _WHAT)):
+        if folder and (reason := untrusted_folder_reason(Path(folder).expanduser(), _WHAT)):
             logger.warning("%s=%s, whose code is run: %s", variable, folder, reason)
     root = compiled_code_folder(environ)
     found = {} if root == vllm_cache_folder(environ) else {VLLM: str(root)}

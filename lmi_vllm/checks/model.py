@@ -1,4 +1,4 @@
-"""What the model's own config.json says of the settings: whose engine, and what is doubtful."""
+"""The checks of settings against the model's config.json, and the engine that runs the model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ EXPERTS_ONLY: Final = ("experts_int8", EIGHT_BITS)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the settings may not fit, of one model."""
+    """The facts of one model's config.json that settings are checked against."""
 
     quant_method: str | None
     is_mixture: bool
@@ -80,8 +80,8 @@ def engine_for(architectures: Sequence[str], arguments: Mapping[str, object]) ->
     return None
 
 
-def unreadable(shape: Checkpoint) -> Iterator[str]:
-    """Why the checkpoint's own quantization cannot be read: this vLLM no longer has it."""
+def unsupported_quantization(shape: Checkpoint) -> Iterator[str]:
+    """Yield an error where the checkpoint's quantization method is gone from the installed vLLM."""
     release, stored = load_release(), shape.quant_method
     if stored in _FORMER_METHODS and stored not in release.quantization_methods:
         yield (
@@ -91,8 +91,10 @@ def unreadable(shape: Checkpoint) -> Iterator[str]:
         )
 
 
-def misfits(shape: Checkpoint, arguments: Mapping[str, object], *, has_gpus: bool) -> Iterator[str]:
-    """What cannot work with this model, or would not do what was asked for."""
+def checkpoint_errors(
+    shape: Checkpoint, arguments: Mapping[str, object], *, has_gpus: bool
+) -> Iterator[str]:
+    """Yield an error for each argument that cannot work with this checkpoint."""
     asked = arguments.get("quantization")
     if asked == EIGHT_BITS and not shape.is_mixture:
         yield (
@@ -116,8 +118,8 @@ def _is_for_cpu() -> bool:
         return False
 
 
-def doubts(shape: Checkpoint, arguments: Mapping[str, object]) -> Iterator[str]:
-    """What works and is probably not meant."""
+def checkpoint_warnings(shape: Checkpoint, arguments: Mapping[str, object]) -> Iterator[str]:
+    """Yield a warning for each argument that works here, but probably not as meant."""
     asked = arguments.get("quantization")
     if isinstance(asked, str) and shape.quant_method is not None:
         yield (

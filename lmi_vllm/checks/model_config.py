@@ -31,8 +31,8 @@ class ModelFiles:
     problem: str = ""
 
     @property
-    def doubt(self) -> str:
-        """What is left open because config.json is not known."""
+    def unread_warning(self) -> str:
+        """The warning that checks were skipped because config.json is not known; empty if it is."""
         return f"the settings were not checked against the model: {self.problem}"
 
 

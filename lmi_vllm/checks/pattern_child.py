@@ -1,4 +1,4 @@
-"""A process of its own that matches regular expressions of strangers, and may be ended.
+"""A child process that matches untrusted regular expressions, and can be killed.
 
 Run as a script, so it imports nothing of ours. It reads {"patterns": [...], "names": [...]} and
 writes for each name the position of the first pattern that matches, or null; by the rule of PEFT

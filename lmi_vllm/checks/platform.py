@@ -1,4 +1,4 @@
-"""What platforms forget or bound: open files, memory, caches to write to; raised or named."""
+"""Limits of the machine or container: open files (raised), memory and cache folders (checked)."""
 
 import os
 import resource

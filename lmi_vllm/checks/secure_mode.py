@@ -1,4 +1,4 @@
-"""Whether secure mode is on, and what is refused then: extras say it, and without one all is.
+"""Secure mode: extras list the violations; without the extra everything is refused.
 
 A check returns sentences instead of raising, so that a refused start names all that is wrong.
 """
@@ -56,5 +56,5 @@ def _checks() -> Iterator[Checks]:
 
 
 def _unchecked(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The refusal of secure mode where nothing would check it."""
+    """The one violation where secure mode is on and the extra that checks is not installed."""
     return (_NO_CHECKS,) if is_secure_mode(environ) and _EXTRA not in extras() else ()

@@ -31,7 +31,7 @@ from lmi_vllm.config.settings import (
     extra_settings,
 )
 from lmi_vllm.config.unknown_names import UnknownNames
-from lmi_vllm.config.value_rules import settle_address
+from lmi_vllm.config.value_rules import resolve_address
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
 
@@ -87,7 +87,7 @@ class _Load:
         self.report.add(self.passed)
         names = self._unknown_names(config)
         unread = (*self.resolver.extra, *names.collect())
-        names.report_disobeyed((*model.details.values(), *server.details.values()))
+        names.report_without_extra((*model.details.values(), *server.details.values()))
         self._check(model, server, others)
         return Settings(
             model, server, others, unread, self.report.warnings, self.report.errors, file
@@ -126,7 +126,7 @@ class _Load:
         if self.command_line.strict:
             origin = Origin(OriginKind.FLAG, "--strict")
             found["LMI_STRICT"] = replace(found["LMI_STRICT"], value=True, origin=origin)
-        found["inference_address"] = settle_address(
+        found["inference_address"] = resolve_address(
             found["inference_address"], self.environ, self.command_line, self.resolver.report.fail
         )
         rows = (*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)

@@ -41,7 +41,7 @@ class Resolver:
             keys = [f"{FILE_PREFIX}{name}" for name in (row.name, *row.aliases)]
             if row.name in _UNPREFIXED_OPTIONS and keys[0] not in self.model.winners:
                 keys.append(row.name)
-            setting = self._settle(row, self._take(self.model, keys))
+            setting = self._resolve(row, self._texts_of(self.model, keys))
             if setting is not None:
                 resolved[row.name] = setting
         return resolved
@@ -52,10 +52,10 @@ class Resolver:
         for row in rows:
             found = []
             if FILE in row.written:
-                found += self._take(self.model, (row.name, *row.aliases))
+                found += self._texts_of(self.model, (row.name, *row.aliases))
             if not found and row.written != (FILE,):
                 found += [raw for raw in (self.server.winners.get(row.name),) if raw]
-            setting = self._settle(row, found)
+            setting = self._resolve(row, found)
             if setting is not None:
                 resolved[row.name] = setting
         return resolved
@@ -66,37 +66,39 @@ class Resolver:
         for row in rows:
             text = environ.get(row.name, "")
             origin = Origin(OriginKind.VARIABLE, row.name)
-            setting = self._settle(row, [RawValue(row.name, text, origin)] if text else [])
+            setting = self._resolve(row, [RawValue(row.name, text, origin)] if text else [])
             if setting is not None:
                 resolved[row.name] = setting
         return resolved
 
-    def _take(self, layers: Layers, keys: Iterable[str]) -> list[RawValue]:
+    def _texts_of(self, layers: Layers, keys: Iterable[str]) -> list[RawValue]:
         """The texts under `keys`, without late ones where the option has its other name set."""
         self.used.update(keys)
         found = [layers.winners[key] for key in keys if key in layers.winners]
         typed = [raw for raw in found if raw.origin.kind is not OriginKind.LATE]
         return typed or found
 
-    def _settle(self, row: Option, found: list[RawValue]) -> Setting | None:
-        """The row's one setting out of everything written for it."""
+    def _resolve(self, row: Option, found: list[RawValue]) -> Setting | None:
+        """The row's setting: the first of `found` that parses, after effect and value rule."""
         parsed = [(raw, value) for raw in found if (value := self._parse(row, raw)) is not None]
         if not parsed:
             return None if row.default is None else self._default(row)
         (raw, value), *others = parsed
-        clashing = [other for other, other_value in others if other_value != value]
+        conflicting = [other for other, other_value in others if other_value != value]
         for other, other_value in others:
-            note = f"clashes with {raw.key}" if other in clashing else f"same setting as {raw.key}"
+            note = (
+                f"clashes with {raw.key}" if other in conflicting else f"same setting as {raw.key}"
+            )
             self.extra.append(self._setting(row, other, other_value, note))
-        if clashing:
-            self._fail_clash(raw, clashing)
-            self.extra.append(self._setting(row, raw, value, f"clashes with {clashing[0].key}"))
+        if conflicting:
+            self._report_conflict(raw, conflicting)
+            self.extra.append(self._setting(row, raw, value, f"clashes with {conflicting[0].key}"))
             return None if row.default is None else self._default(row)
         return self._apply(row, self._setting(row, raw, value, self._note(row, raw)))
 
-    def _fail_clash(self, raw: RawValue, clashing: list[RawValue]) -> None:
+    def _report_conflict(self, raw: RawValue, conflicting: list[RawValue]) -> None:
         """Report two names of one setting with different values: neither can be right."""
-        for other in clashing:
+        for other in conflicting:
             self.report.fail(
                 f"{raw.stated} and {other.stated} are two names of one setting with different "
                 f"values: set one of them"
@@ -169,10 +171,10 @@ class Resolver:
                 continue
             if argument := release.passed.get(name):
                 effect = replace(_PASSES, targets=(name,))
-                setting = self._settle(Option(as_vllm, effect, name, note=argument.help), [raw])
+                setting = self._resolve(Option(as_vllm, effect, name, note=argument.help), [raw])
             elif name in release.front_end:
                 row = Option(str, _FRONT_END, name, note=release.front_end[name].help)
-                setting = self._settle(row, [raw])
+                setting = self._resolve(row, [raw])
             else:
                 continue
             self.used.add(key)

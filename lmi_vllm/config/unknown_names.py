@@ -24,20 +24,20 @@ from lmi_vllm.extension import extras
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.sources.local import is_url
 
-# Extra -> what it reads, as written in files; variables by their names (`make docs` writes it). So
-# that where it is not installed nothing that was set for it is ignored in silence.
+# Extra -> the names that it reads (`make docs` writes it), so that a setting of an extra that is
+# not installed is reported instead of being ignored.
 _NAMES: Final = Path(__file__).parent / "data" / "names_of_extras.json"
 # What `make` and the tests read, which `make serve` hands on: of no use here, and no mistake.
 _OF_MAKE: Final = ("LMI_VLLM_", "LMI_TEST_")
-# Rows of the core, since several extras or the core ask for them, that one extra obeys.
-OBEYED_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
+# Rows of the core (several extras or the core read them) whose effect needs one extra.
+READ_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_CONSOLE": "console",
         "LMI_FRONTEND_PROCESSES": "front_ends",
         "adapters_state": "replicas",
     }
 )
-_OBEYED_AS_URL: Final = ("adapters_state",)  # a path is the core's
+_READ_AS_URL: Final = ("adapters_state",)  # a path is the core's
 
 
 @functools.cache
@@ -128,11 +128,11 @@ class UnknownNames:
         advice = variable_suggestions(raw.origin.name, self.variables)
         return self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
 
-    def report_disobeyed(self, settings: Iterable[Setting]) -> None:
-        """Report known settings that only an extra obeys which is not installed."""
+    def report_without_extra(self, settings: Iterable[Setting]) -> None:
+        """Report settings of the core that have no effect because their extra is not installed."""
         for setting in settings:
-            extra = OBEYED_BY_EXTRAS.get(setting.name)
-            if setting.name in _OBEYED_AS_URL and not is_url(str(setting.value)):
+            extra = READ_BY_EXTRAS.get(setting.name)
+            if setting.name in _READ_AS_URL and not is_url(str(setting.value)):
                 continue
             if extra is not None and setting.is_set and extra not in extras():
                 (self.report.fail if self.is_strict else self.report.warn)(

@@ -128,7 +128,7 @@ VALUE_RULES: Final[Mapping[str, ValueRule]] = MappingProxyType(
 )
 
 
-def settle_address(
+def resolve_address(
     configured: Setting,
     environ: Mapping[str, str],
     command_line: CommandLine,

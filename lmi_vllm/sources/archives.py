@@ -101,14 +101,14 @@ def extract_archive(
         DownloadError: it is damaged, beyond `limits`, or holds what is never extracted.
     """
     destination.mkdir(parents=True)
-    with _naming_damage(source):
+    with _reporting_damage(source):
         if archive.name.lower().endswith(ZIP_SUFFIXES):
             return _extract_zip(archive, destination, source, limits)
         return _extract_tar(archive, destination, source, limits)
 
 
 @contextmanager
-def _naming_damage(source: str) -> Iterator[None]:
+def _reporting_damage(source: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as e:

@@ -1,4 +1,4 @@
-"""What a source is, what is asked of one, and how each of them fails."""
+"""The protocols of a source and of an object store, and the errors that both raise."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,16 +10,16 @@ from lmi_vllm.sources.progress import ProgressSink, ignore_progress
 
 
 class InterruptedTransferError(Exception):
-    """A transfer broke in a way that trying again may cure; its text is safe to show."""
+    """A transfer was interrupted and can be retried; its text holds no secret."""
 
 
 class UnreachableError(Exception):
-    """The source cannot be asked at all; a cached copy may still do."""
+    """The source cannot be reached; a cached copy may be used in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that a source or an archive may hold; a small archive may unpack to a lot."""
+    """Upper bounds on the files and bytes of a source; a small archive can unpack to many."""
 
     files: int
     total_bytes: int

@@ -11,7 +11,7 @@ from typing import Final
 
 from lmi_vllm.sources.archives import is_archive, unpacked_directory, without_archive_ending
 from lmi_vllm.sources.local import file_url_path, is_directory, is_file
-from lmi_vllm.sources.storage import entered
+from lmi_vllm.sources.storage import skip_single_folders
 
 PROPERTIES_NAME: Final = "serving.properties"
 
@@ -75,7 +75,7 @@ def _may_be_model(child: Path) -> bool:
 def _child(path: Path) -> StoreFinding:
     """The finding for one entry of the store."""
     if path.is_dir():
-        return StoreFinding(directory=entered(path))
+        return StoreFinding(directory=skip_single_folders(path))
     return StoreFinding(archive=path, name=without_archive_ending(path.name))
 
 
@@ -94,7 +94,7 @@ def _listed(entries: list[str]) -> StoreFinding:
     except ValueError as error:
         return StoreFinding(problem=f"load_models: {error}")
     if is_directory(path):
-        return StoreFinding(directory=entered(path), name=name)
+        return StoreFinding(directory=skip_single_folders(path), name=name)
     if is_file(path) and is_archive(path.name):
         return StoreFinding(archive=path, name=name or without_archive_ending(path.name))
     return StoreFinding(url=url, name=name)
@@ -108,4 +108,8 @@ def with_unpacked(finding: StoreFinding, environ: Mapping[str, str]) -> StoreFin
         directory = unpacked_directory(finding.archive, environ)
     except OSError:
         return finding
-    return replace(finding, directory=entered(directory)) if directory.is_dir() else finding
+    return (
+        replace(finding, directory=skip_single_folders(directory))
+        if directory.is_dir()
+        else finding
+    )

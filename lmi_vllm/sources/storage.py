@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.base import InterruptedTransferError, StoredObject
 from lmi_vllm.sources.progress import human_size
-from lmi_vllm.sources.trusted_folders import beside, trusted_folder
+from lmi_vllm.sources.trusted_folders import per_user_sibling, trusted_folder
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
     """Where what `url` names is kept: `<root>/download/<hash>`, as the LMI container does.
 
     Raises:
-        StartupError: only the temporary directory can be written, and others have a hand in it.
+        StartupError: only the temporary directory can be written, and other users can change it.
     """
     root = environ.get("SERVING_DOWNLOAD_DIR") or environ.get("DJL_CACHE_DIR")
     if not root:
@@ -45,16 +45,16 @@ def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
 
 
 def _temporary_root() -> Path:
-    """The folder below the temporary directory, where every user may have made it before us."""
+    """The folder below the temporary directory, whose name another user may have created first."""
     usual = Path(tempfile.gettempdir()) / ".djl.ai"
-    return trusted_folder(usual, beside(usual), "what is fetched", "SERVING_DOWNLOAD_DIR")
+    return trusted_folder(usual, per_user_sibling(usual), "what is fetched", "SERVING_DOWNLOAD_DIR")
 
 
-def entered(directory: Path) -> Path:
+def skip_single_folders(directory: Path) -> Path:
     """`directory`, or what lies below as long as its only child is a directory."""
     children = [child for child in directory.iterdir() if child.name != MANIFEST_NAME]
     if len(children) == 1 and children[0].is_dir():
-        return entered(children[0])
+        return skip_single_folders(children[0])
     return directory
 
 
@@ -137,7 +137,7 @@ def require_space(source: str, needed_bytes: int, directory: Path, advice: str) 
 
 
 @contextmanager
-def naming_full_disk(
+def reporting_full_disk(
     source: str, needed_bytes: int, directory: Path, advice: str
 ) -> Iterator[None]:
     """Turn "no space left on device" inside the block into an error that names both numbers."""
@@ -154,8 +154,8 @@ def naming_full_disk(
 
 
 @contextmanager
-def exclusive(lock: Path, what: str) -> Iterator[None]:
-    """Run the block while no other process holds `lock`; the system frees it if we are killed."""
+def file_lock(lock: Path, what: str) -> Iterator[None]:
+    """Hold the file lock `lock` while the block runs; the system frees it if we are killed."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     held = FileLock(lock)
     try:
@@ -199,7 +199,7 @@ def link_or_copy(present: str | Path, path: str | Path) -> None:
         shutil.copyfile(present, path)
 
 
-def put_in_place(ready: Path, target: Path) -> None:
+def replace_directory(ready: Path, target: Path) -> None:
     """Rename the directory `ready` to `target`; an earlier version makes room only now."""
     old = target.with_name(f"{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)

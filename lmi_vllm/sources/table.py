@@ -108,8 +108,8 @@ def is_streamed_by_vllm(reference: str) -> bool:
     return store is not None and store.is_streamed_by_vllm
 
 
-def why_unclaimed() -> str:
-    """What is wrong with a URL that no store claims: the end of a sentence."""
+def unclaimed_reason() -> str:
+    """The end of a message about a URL whose scheme no store has: which schemes there are."""
     if known := store_examples()[:1]:
         return f"is no URL of a store, such as {known[0]}"
     return "needs the extra object_stores, which is not installed"

@@ -1,4 +1,4 @@
-"""Who can change what lies in a folder? Code is taken from places of root and of our own only."""
+"""Checks of owner and mode: code is taken only from folders that root or this user controls."""
 
 import logging
 import os
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 MOST_ENTRIES: Final = 10_000  # of a folder that is looked through
 
 
-def find_distrust(
+def untrusted_reason(
     places: Iterable[Path], above: Iterable[Path], what: str, owned: Iterable[Path] | None = None
 ) -> str:
-    """Return why others can change one of `places`, in words; empty where they cannot.
+    """Return why other users can change one of `places`; empty where they cannot.
 
-    `above` are the folders around them: every user may write there if, as in /tmp, only owners can
-    rename. The owner of `owned`, or else of `places`, has to be root or this process's user.
+    `above` are their parent folders, which may be world-writable with the sticky bit, as /tmp is.
+    The owner of `owned`, or else of `places`, has to be root or this process's user.
     """
     places = tuple(places)
     for place in (*places, *above):
@@ -30,20 +30,20 @@ def find_distrust(
         is_scratch = place not in places and mode & stat.S_ISVTX
         if mode & stat.S_IWOTH and not is_scratch:
             return (
-                f"everybody may write {place} (mode {stat.S_IMODE(mode):04o}), which is no place "
-                f"for {what}: chmod o-w {place}"
+                f"{place} is world-writable (mode {stat.S_IMODE(mode):04o}), which is not safe for "
+                f"{what}: chmod o-w {place}"
             )
     for place in places if owned is None else owned:
         owner = place.lstat().st_uid
         if owner not in (0, os.geteuid()):
             return (
                 f"{place} belongs to user {owner}, and this server is user {os.geteuid()}: "
-                f"{what} is taken from root and from oneself only"
+                f"{what} must belong to root or to that user"
             )
     return ""
 
 
-def distrust_of_code(folder: Path, what: str) -> str:
+def untrusted_code_reason(folder: Path, what: str) -> str:
     """Return why Python files in `folder` are not to be run; empty where they may be.
 
     The folders around it count too: their owners could put another in its place.
@@ -51,7 +51,7 @@ def distrust_of_code(folder: Path, what: str) -> str:
     real = folder.resolve()
     try:
         inside = tuple(_entries(real))
-        return find_distrust((real, *inside), real.parents, what, (real, *inside, *real.parents))
+        return untrusted_reason((real, *inside), real.parents, what, (real, *inside, *real.parents))
     except (OSError, ValueError) as error:
         return f"{folder} cannot be looked through: {error}"
 
@@ -63,7 +63,7 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield path
 
 
-def distrust_of_folder(folder: Path, what: str) -> str:
+def untrusted_folder_reason(folder: Path, what: str) -> str:
     """Return why `folder`, which is made for this user alone if missing, is not safe for `what`."""
     folder = folder.absolute()
     try:
@@ -75,7 +75,7 @@ def distrust_of_folder(folder: Path, what: str) -> str:
         real = folder.resolve()
         if not os.access(real, os.W_OK | os.X_OK):
             return f"{real} cannot be written"
-        return find_distrust((real,), real.parents, what, (real, *real.parents))
+        return untrusted_reason((real,), real.parents, what, (real, *real.parents))
     except OSError as error:
         return f"{folder} cannot be made: {error.strerror or error}"
 
@@ -86,18 +86,18 @@ def trusted_folder(usual: Path, other: Path, what: str, setting: str) -> Path:
     Raises:
         StartupError: others can change both; the text names the setting that chooses a third.
     """
-    reason = distrust_of_folder(usual, what)
+    reason = untrusted_folder_reason(usual, what)
     if not reason:
         return usual
-    if distrust := distrust_of_folder(other, what):
+    if other_reason := untrusted_folder_reason(other, what):
         raise StartupError(
-            f"there is no safe folder for {what}: {reason}; {distrust}: set {setting} to a folder "
-            "that is only yours"
+            f"there is no safe folder for {what}: {reason}; {other_reason}: set {setting} to a "
+            "folder that is only yours"
         )
     logger.warning("%s: %s is used for %s; %s chooses another", reason, other, what, setting)
     return other
 
 
-def beside(folder: Path) -> Path:
-    """Return the folder of this user beside one that other users may have taken."""
+def per_user_sibling(folder: Path) -> Path:
+    """Return `folder` with the user id added to its name, for where another user owns `folder`."""
     return folder.with_name(f"{folder.name}-{os.geteuid()}")

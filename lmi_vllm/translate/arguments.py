@@ -9,7 +9,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import doubts, misfits, read_checkpoint, unreadable
+from lmi_vllm.checks.model import (
+    checkpoint_errors,
+    checkpoint_warnings,
+    read_checkpoint,
+    unsupported_quantization,
+)
 from lmi_vllm.checks.model_config import ModelFiles, read_local_files
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.config.settings import Settings
@@ -90,18 +95,18 @@ def translate_start(
     found = translate(settings, model, devices, files)
     is_fault = missing is not None and not isinstance(missing, NoModelError)
     is_unread = bool(files.problem) and model is not None and not is_directory(model.model)
-    about_model = (files.doubt,) if is_unread else ()
+    about_model = (files.unread_warning,) if is_unread else ()
     return replace(
         found,
-        warnings=(*settings.warnings, *found.warnings, *about_model, *_packed(model)),
+        warnings=(*settings.warnings, *found.warnings, *about_model, *_archive_warnings(model)),
         errors=(*settings.errors, *([str(missing)] if is_fault else []), *found.errors),
         missing=missing,
         files=files,
     )
 
 
-def _packed(model: ModelArtifacts | None) -> tuple[str, ...]:
-    """What is not known of a model that lies in an archive."""
+def _archive_warnings(model: ModelArtifacts | None) -> tuple[str, ...]:
+    """The warning for a model in an archive, whose files are not checked before it is unpacked."""
     if model is None or model.directory is not None or not is_file(model.model):
         return ()
     return (f"{model.model} is unpacked when the server starts: the serving.properties that may "
@@ -126,11 +131,11 @@ def translate(
     rows.put_plain(draft)
     for rule in (*_RULES, *_of_extras(lambda extra: extra.rules)):
         rule(draft)
-    rows.put_stand_ins(draft)
+    rows.put_fallbacks(draft)
     rows.put_defaults(draft)
     for rule in _of_extras(lambda extra: extra.placement_rules):
         rule(draft)
-    parallel.place(draft)
+    parallel.assign_devices(draft)
     for rule in _of_extras(lambda extra: extra.late_rules):
         rule(draft)
     return _with_checkpoint_rules(draft)
@@ -144,7 +149,7 @@ def _of_extras(point: Callable[[Extra], Iterable[Lazy[Rule]]]) -> list[Rule]:
 def translate_checkpoint(
     settings: Settings, model: ModelArtifacts, devices: Devices, arguments: EngineArguments
 ) -> Translation:
-    """`arguments` with what only the files of a model say, which has just been fetched."""
+    """The translation again, for a model that has just been fetched: rules that read its files."""
     draft = ArgumentDraft(
         settings,
         model,
@@ -157,15 +162,15 @@ def translate_checkpoint(
 
 
 def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
-    """What came of `draft`, once the rules of extras have seen the model's config.json."""
+    """The translation of `draft` after the extras' rules that read the model's config.json."""
     for rule in _of_extras(lambda extra: extra.checkpoint_rules):
         rule(draft)
     shape = read_checkpoint(draft.config)
-    draft.errors += unreadable(shape)
+    draft.errors += unsupported_quantization(shape)
     if draft.config:
-        draft.errors += misfits(shape, draft.values, has_gpus=draft.devices.gpu_count > 0)
+        draft.errors += checkpoint_errors(shape, draft.values, has_gpus=draft.devices.gpu_count > 0)
     if draft.config and isinstance(draft.values.get("quantization"), str):
-        draft.warnings += doubts(shape, draft.values)
+        draft.warnings += checkpoint_warnings(shape, draft.values)
     arguments = EngineArguments(
         MappingProxyType(dict(draft.values)), MappingProxyType(dict(draft.origins))
     )

@@ -118,7 +118,7 @@ def _shown_name(setting: Setting) -> str:
 
 
 def _note(setting: Setting, translation: Translation) -> str:
-    """The row's note, and what became of the value where that differs."""
+    """The row's note, and the resulting engine argument where it differs from the value."""
     values = translation.arguments.values
     became = [
         f"{target}={_compact(mask_value(target, values[target]))}"

@@ -10,14 +10,14 @@ from lmi_vllm.translate.draft import ArgumentDraft
 FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
 
 
-def place(draft: ArgumentDraft) -> None:
+def assign_devices(draft: ArgumentDraft) -> None:
     """Put the parallel sizes, the copies and the devices."""
     nodes = _node_count(draft)
     stages = draft.settings.model.details["pipeline_parallel_degree"]
     pipeline = stages.value if isinstance(stages.value, int) and stages.value > 0 else 1
-    starts = _chosen_devices(draft)
+    first_devices = _chosen_devices(draft)
     degree = draft.settings.model.details["tensor_parallel_degree"]
-    tensor = _tensor_size(draft, degree, pipeline, nodes, starts)
+    tensor = _tensor_size(draft, degree, pipeline, nodes, first_devices)
     draft.put("tensor_parallel_size", tensor, degree.origin)
     draft.put("pipeline_parallel_size", pipeline, stages.origin)
     span = tensor * pipeline
@@ -27,11 +27,11 @@ def place(draft: ArgumentDraft) -> None:
             f"cannot share equally"
         )
     if draft.devices.gpu_count == 0:
-        _place_on_cpu(draft, degree, span // nodes)
+        _assign_cpu_ranks(draft, degree, span // nodes)
     elif draft.values.get("distributed_executor_backend") == "ray":
-        _leave_to_ray(draft, starts)
+        _leave_to_ray(draft, first_devices)
     elif nodes == 1:
-        _place_on_gpus(draft, span, starts)
+        _assign_gpus(draft, span, first_devices)
     elif span > draft.devices.gpu_count * nodes:
         draft.fail(_not_enough(draft, span, draft.devices.gpu_count * nodes))
 
@@ -43,22 +43,25 @@ def _node_count(draft: ArgumentDraft) -> int:
 
 
 def _tensor_size(
-    draft: ArgumentDraft, degree: Setting, pipeline: int, nodes: int, starts: list[int]
+    draft: ArgumentDraft, degree: Setting, pipeline: int, nodes: int, first_devices: list[int]
 ) -> int:
     """The number asked for, or what `max` and unset mean on these devices."""
     if isinstance(degree.value, int) and degree.value > 0:
         return degree.value
     gpus = draft.devices.gpu_count
-    if starts:
-        gaps = [after - start for start, after in zip(starts, [*starts[1:], gpus], strict=True)]
+    if first_devices:
+        gaps = [
+            after - start
+            for start, after in zip(first_devices, [*first_devices[1:], gpus], strict=True)
+        ]
         gpus = max(0, min(gaps))
     if degree.is_set and degree.value == "max":
         gpus *= nodes  # only an explicit `max` counts the other nodes' GPUs
     return max(1, gpus // pipeline)
 
 
-def _place_on_cpu(draft: ArgumentDraft, degree: Setting, span: int) -> None:
-    """Without a GPU: CPU ranks as far as vLLM can place them, and never copies."""
+def _assign_cpu_ranks(draft: ArgumentDraft, degree: Setting, span: int) -> None:
+    """Put copies only where asked for; fail beyond the CPU ranks that vLLM can place."""
     limit = draft.devices.cpu_rank_limit
     copies = draft.given("data_parallel_size")
     wanted = span
@@ -73,18 +76,18 @@ def _place_on_cpu(draft: ArgumentDraft, degree: Setting, span: int) -> None:
         )
 
 
-def _leave_to_ray(draft: ArgumentDraft, starts: list[int]) -> None:
-    """Ray may have GPUs that are not here: nothing is counted, and copies are made when asked."""
+def _leave_to_ray(draft: ArgumentDraft, first_devices: list[int]) -> None:
+    """Put copies only where asked for: the GPUs of a Ray cluster cannot be counted here."""
     copies = draft.given("data_parallel_size")
     if copies is not None:
         draft.put("data_parallel_size", copies.value, copies.origin)
-    if starts:
+    if first_devices:
         chosen = draft.settings.server.details["load_on_devices"]
         draft.warn(f"{chosen.stated} has no effect: Ray chooses the devices")
 
 
-def _place_on_gpus(draft: ArgumentDraft, span: int, starts: list[int]) -> None:
-    """Copies on what is left, and the devices that stay idle."""
+def _assign_gpus(draft: ArgumentDraft, span: int, first_devices: list[int]) -> None:
+    """Put the copies that fit on the GPUs and the devices of each; warn of idle ones."""
     gpus = draft.devices.gpu_count
     if span > gpus:
         draft.fail(_not_enough(draft, span, gpus))
@@ -97,22 +100,24 @@ def _place_on_gpus(draft: ArgumentDraft, span: int, starts: list[int]) -> None:
             draft.fail(_not_enough(draft, span * copies, gpus))
             return
     else:
-        copies = len(starts) if starts else _copies(draft, gpus // span)
+        copies = len(first_devices) if first_devices else _copies(draft, gpus // span)
         chosen = draft.settings.server.details["load_on_devices"]
-        origin = chosen.origin if starts else FREE_GPUS
+        origin = chosen.origin if first_devices else FREE_GPUS
         if copies > 1:
             draft.put("data_parallel_size", copies, origin)
-    used = _used_devices(draft, span, starts) if starts else list(range(span * copies))
+    used = (
+        _used_devices(draft, span, first_devices) if first_devices else list(range(span * copies))
+    )
     idle = [str(gpu) for gpu in range(gpus) if gpu not in used]
-    if idle and not starts and "device_ids" not in draft.values:
+    if idle and not first_devices and "device_ids" not in draft.values:
         draft.warn(f"GPU {', '.join(idle)} of {gpus} stay idle: the model uses {len(used)}")
-    if starts and used:
+    if first_devices and used:
         draft.put_if_unset("device_ids", used, origin)
 
 
-def _used_devices(draft: ArgumentDraft, span: int, starts: list[int]) -> list[int]:
+def _used_devices(draft: ArgumentDraft, span: int, first_devices: list[int]) -> list[int]:
     """The devices of every copy that load_on_devices asks for; they must not overlap."""
-    used = [start + offset for start in starts for offset in range(span)]
+    used = [start + offset for start in first_devices for offset in range(span)]
     setting = draft.settings.server.details["load_on_devices"]
     if len(set(used)) < len(used) or max(used) >= draft.devices.gpu_count:
         draft.fail(

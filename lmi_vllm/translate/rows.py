@@ -46,7 +46,7 @@ def put_plain(draft: ArgumentDraft) -> None:
             draft.put(setting.target, setting.value, setting.origin)
 
 
-def put_stand_ins(draft: ArgumentDraft) -> None:
+def put_fallbacks(draft: ArgumentDraft) -> None:
     """Other backends' options that fill an argument nothing else sets."""
     for setting, row in _rows(draft):
         if row is None or not row.effect.is_fallback:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import lmi_vllm
-from lmi_vllm.config.unknown_names import OBEYED_BY_EXTRAS
+from lmi_vllm.config.unknown_names import READ_BY_EXTRAS
 from lmi_vllm.extension import Extra, Lazy, Verb, extras
 
 FOLDER = Path(lmi_vllm.__file__).parent / "extras"
@@ -54,7 +54,7 @@ def test_declaration_of_an_extra_is_cheap(name: str) -> None:
 
 def test_extras_that_rows_of_the_core_name_exist() -> None:
     """Where one is missing, what was set for it is reported with its name."""
-    assert {*OBEYED_BY_EXTRAS.values()} <= {*NAMES}
+    assert {*READ_BY_EXTRAS.values()} <= {*NAMES}
 
 
 def test_package_without_extras_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def computes(*targets: str) -> Effect:
     return Effect(EffectWord.MAPS_TO, targets, is_computed=True)
 
 
-def stands_in_for(target: str, text: str = "") -> Effect:
+def fallback_for(target: str, text: str = "") -> Effect:
     """The value becomes the engine argument where that is not set otherwise; `text` is warned."""
     return Effect(EffectWord.MAPS_TO, (target,), text, is_fallback=True)
 

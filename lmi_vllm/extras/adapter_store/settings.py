@@ -6,7 +6,7 @@ from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.sources.local import is_url
-from lmi_vllm.sources.table import is_store, why_unclaimed
+from lmi_vllm.sources.table import is_store, unclaimed_reason
 from lmi_vllm.translate.draft import ArgumentDraft
 
 HUB_PREFIX: Final = "hf://"
@@ -40,7 +40,7 @@ def check_store(draft: ArgumentDraft) -> None:
         draft.fail(f"{label} needs option.enable_lora=true")
     if not settings.adapter_store.startswith(HUB_PREFIX):
         if is_url(settings.adapter_store) and not is_store(settings.adapter_store):
-            draft.fail(f"{label} {why_unclaimed()}")
+            draft.fail(f"{label} {unclaimed_reason()}")
         return
     if not draft.settings.server.lmi_adapter_hub:
         draft.fail(f"{label} needs LMI_ADAPTER_HUB=true")

@@ -64,7 +64,7 @@ def key_parts(
 
 
 def _model_identity(model: ModelArtifacts) -> Mapping[str, object]:
-    """A local folder by what it holds, since /opt/ml/model is everybody's; else by its name."""
+    """A local folder by what it holds, since every model is at /opt/ml/model; else by its name."""
     folder = Path(model.model)
     if not folder.is_dir():
         return {"reference": mask_urls(model.reference), "revision": model.revision}

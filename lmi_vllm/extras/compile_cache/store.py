@@ -19,7 +19,7 @@ from lmi_vllm.extras.compile_cache.archive import LIMITS, ForeignEntryError
 from lmi_vllm.sources.base import ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
 from lmi_vllm.sources.table import is_store, store_examples, store_of
-from lmi_vllm.sources.trusted_folders import find_distrust
+from lmi_vllm.sources.trusted_folders import untrusted_reason
 
 _PARTIAL: Final = ".partial"
 ABANDONED_SECONDS: Final = 86_400.0  # what a killed process left half done is removed
@@ -42,8 +42,8 @@ class CompileCacheSettings(ExtraSettings):
     # fmt: off
     lmi_cache_uri: str | None = variable(_folder_or_store, "Folder or S3 prefix that keeps "
         "what vLLM compiles between containers: restored before the engine starts, saved once it "
-        "is ready. It holds code: refused in secure mode, and where everybody may write the "
-        "folder.", values="path or S3 URL")
+        "is ready. It holds code: refused in secure mode, and where the folder is "
+        "world-writable.", values="path or S3 URL")
     # fmt: on
 
     def forbidden_in_secure_mode(self) -> Iterator[str]:
@@ -175,5 +175,5 @@ def require_trusted(folder: Path, entry: Path | None = None) -> None:
     """
     real = folder.resolve()
     places = (real,) if entry is None else (entry, real)
-    if reason := find_distrust(places, real.parents, "compiled code"):
+    if reason := untrusted_reason(places, real.parents, "compiled code"):
         raise ForeignEntryError(reason)

@@ -49,7 +49,7 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
         "X-Frame-Options": "DENY",
     }
 )
-_MEMORY_SECONDS: Final = 1.5  # for so long one reading serves everybody who asks
+_MEMORY_SECONDS: Final = 1.5  # for so long one reading serves all requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.lmcache.rules import LmcacheSettings
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.sources.trusted_folders import beside, trusted_folder
+from lmi_vllm.sources.trusted_folders import per_user_sibling, trusted_folder
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _automatic(model_bytes: int, ranks: int, machine: Machine) -> dict[str, str]
 def _cache_folder() -> Path:
     """LMI's folder, which every user may have made before us: then one of our own beside it."""
     return trusted_folder(
-        CACHE_FOLDER, beside(CACHE_FOLDER), "LMCache", "option.lmcache_config_file"
+        CACHE_FOLDER, per_user_sibling(CACHE_FOLDER), "LMCache", "option.lmcache_config_file"
     )
 
 

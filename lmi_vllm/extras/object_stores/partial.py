@@ -18,8 +18,8 @@ from lmi_vllm.sources.storage import (
     FetchManifest,
     has_size,
     link_or_copy,
-    naming_full_disk,
     read_manifest,
+    reporting_full_disk,
     require_space,
     with_retries,
     written_size,
@@ -66,13 +66,13 @@ class PartialDirectory:
 
         total = sum(stored.size for stored in self.objects)
         measure = Measure(len(self.objects), total, self._arrived)
-        with reporting(measure, on_progress), self.naming_full_disk():
+        with reporting(measure, on_progress), self.reporting_full_disk():
             with_retries(self.store.url, transfer)
 
-    def naming_full_disk(self) -> AbstractContextManager[None]:
+    def reporting_full_disk(self) -> AbstractContextManager[None]:
         """Name both numbers if the disk fills up inside the block."""
         total = sum(stored.size for stored in self.objects)
-        return naming_full_disk(self.store.url, total, self.directory, SPACE_ADVICE)
+        return reporting_full_disk(self.store.url, total, self.directory, SPACE_ADVICE)
 
     def _missing(self) -> list[StoredObject]:
         return [

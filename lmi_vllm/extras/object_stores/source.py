@@ -27,10 +27,10 @@ from lmi_vllm.sources.hub.files import is_weight_file
 from lmi_vllm.sources.storage import (
     FetchManifest,
     cache_directory,
-    entered,
-    exclusive,
-    put_in_place,
+    file_lock,
     read_manifest,
+    replace_directory,
+    skip_single_folders,
 )
 
 logger = logging.getLogger(__name__)
@@ -76,13 +76,13 @@ class StoreSource:
                                  request.environ)  # fmt: skip
         target = request.destination or cached
         try:
-            with exclusive(target.with_name(f"{target.name}.lock"), store.url):
+            with file_lock(target.with_name(f"{target.name}.lock"), store.url):
                 _bring_up_to_date(store, target, request, with_weights=with_weights)
         except OSError as error:
             raise DownloadError(
                 f"{store.url} cannot be stored in {target.parent}: {error}"
             ) from error
-        return entered(target)
+        return skip_single_folders(target)
 
     def read_text(self, request: FetchRequest, name: str) -> str | None:
         """The text of one object below the URL, from the cached prefix if the store is away."""
@@ -154,7 +154,7 @@ def _fetch(partial: PartialDirectory, request: FetchRequest) -> None:
     if only is not None and is_archive(only.name):  # replaced by its content
         _extract(partial, only, request.limits)
     else:
-        put_in_place(partial.directory, partial.target)
+        replace_directory(partial.directory, partial.target)
 
 
 def _extract(partial: PartialDirectory, archive: StoredObject, limits: Limits | None) -> None:
@@ -162,10 +162,10 @@ def _extract(partial: PartialDirectory, archive: StoredObject, limits: Limits | 
     shutil.rmtree(extracted, ignore_errors=True)
     url = partial.store.url
     try:
-        with partial.naming_full_disk():
+        with partial.reporting_full_disk():
             sizes = extract_archive(partial.directory / archive.name, extracted, url, limits)
         FetchManifest(url, {archive.name: (archive.size, archive.etag)}, sizes).write(extracted)
-        put_in_place(extracted, partial.target)
+        replace_directory(extracted, partial.target)
     finally:
         shutil.rmtree(extracted, ignore_errors=True)
     shutil.rmtree(partial.directory, ignore_errors=True)

@@ -8,11 +8,11 @@ from lmi_vllm.config.options.row import (
     OTHER_BACKENDS,
     SERVER_LEVEL,
     computes,
+    fallback_for,
     maps_to,
     no_effect,
     option,
     refuses,
-    stands_in_for,
     warns,
 )
 from lmi_vllm.config.settings import ExtraSettings
@@ -41,12 +41,12 @@ class ForeignOptions(ExtraSettings):
     section: ClassVar[str] = OTHER_BACKENDS
 
     # fmt: off
-    max_tokens: int | None = option(parse.positive_human_int, stands_in_for("max_model_len", "it "
+    max_tokens: int | None = option(parse.positive_human_int, fallback_for("max_model_len", "it "
         "was DeepSpeed's prompt plus answer"), note="DeepSpeed.")
     enable_cuda_graph: bool | None = option(parse.boolean, computes("enforce_eager"),
         note="DeepSpeed. enforce_eager is its inverse.")
     n_positions: int | None = option(parse.positive_human_int,
-        stands_in_for("max_model_len", "it was Neuron's sequence length"), note="Neuron.")
+        fallback_for("max_model_len", "it was Neuron's sequence length"), note="Neuron.")
     load_split_model: bool | None = option(parse.boolean,
         refuses("this layout cannot be read; use the original Hugging Face checkpoint",
                 quiet_for=(False,)),
@@ -56,15 +56,15 @@ class ForeignOptions(ExtraSettings):
     max_output_len: int | None = option(parse.positive_human_int, computes("max_model_len"),
         note="TensorRT-LLM. With max_input_len: max_model_len is the sum.")
     max_num_tokens: int | None = option(parse.positive_human_int,
-        stands_in_for("max_num_batched_tokens", "it was TensorRT-LLM's step size"),
+        fallback_for("max_num_batched_tokens", "it was TensorRT-LLM's step size"),
         note="TensorRT-LLM.")
-    max_num_sequences: int | None = option(parse.positive_int, stands_in_for("max_num_seqs"),
+    max_num_sequences: int | None = option(parse.positive_int, fallback_for("max_num_seqs"),
         note="TensorRT-LLM. Sequences at once.")
     kv_cache_free_gpu_mem_fraction: float | None = option(parse.fraction,
-        stands_in_for("gpu_memory_utilization", "it was a share of free memory, vLLM's is a share "
+        fallback_for("gpu_memory_utilization", "it was a share of free memory, vLLM's is a share "
         "of all memory"), note="TensorRT-LLM.")
     tokens_per_block: int | None = option(parse.positive_int,
-        stands_in_for("block_size", "it was TensorRT-LLM's block size"), note="TensorRT-LLM.")
+        fallback_for("block_size", "it was TensorRT-LLM's block size"), note="TensorRT-LLM.")
     use_custom_all_reduce: bool | None = option(parse.boolean,
         computes("disable_custom_all_reduce"), note="false means disable_custom_all_reduce=true.")
     triangular_masking: str | None = foreign("vLLM takes the mask from the model", "DeepSpeed.")
@@ -117,7 +117,7 @@ class DroppedArguments(ExtraSettings):
     guided_decoding_backend: str | None = option(parse.plain_text,
         computes("structured_outputs_config"), note="Becomes structured_outputs_config's backend.")
     override_pooler_config: dict[str, object] | None = option(parse.json_object,
-        stands_in_for("pooler_config"), values="JSON", note="Older name of pooler_config.")
+        fallback_for("pooler_config"), values="JSON", note="Older name of pooler_config.")
     collect_detailed_traces: list[str] | None = option(parse.as_vllm,
         maps_to("collect_detailed_traces"), is_lenient=True, values="model, worker, all",
         note="Older vLLM took any text; what is none of these counts as unset.")

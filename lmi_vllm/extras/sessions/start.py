@@ -27,8 +27,12 @@ from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, InferenceCall, Reply
 from lmi_vllm.server.context import ServerEvents
-from lmi_vllm.sources.table import store_of, why_unclaimed
-from lmi_vllm.sources.trusted_folders import beside, distrust_of_folder, trusted_folder
+from lmi_vllm.sources.table import store_of, unclaimed_reason
+from lmi_vllm.sources.trusted_folders import (
+    per_user_sibling,
+    trusted_folder,
+    untrusted_folder_reason,
+)
 from lmi_vllm.translate.draft import ArgumentDraft
 
 logger = logging.getLogger(__name__)
@@ -97,7 +101,7 @@ def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Ses
         if not os.access(root.parent, os.W_OK):
             root = Path(tempfile.gettempdir()) / DEFAULT_ROOT.name
         if is_enabled:
-            root = trusted_folder(root, beside(root), _FOLDER, "option.sessions_path")
+            root = trusted_folder(root, per_user_sibling(root), _FOLDER, "option.sessions_path")
     elif is_enabled:
         _check(root, setting)
     return Sessions(root, asked.sessions_expiration, is_enabled=is_enabled, shared=shared)
@@ -107,7 +111,7 @@ def check_store(draft: ArgumentDraft) -> None:
     """Warn of a store that is none: sessions would stay this server's own, without a word."""
     url = (draft.settings.extra(SessionSettings).sessions_s3url or "").strip()
     if url and store_of(url) is None:
-        draft.warn(f"option.sessions_s3url={mask_urls(url)} {why_unclaimed()}: it has no effect")
+        draft.warn(f"option.sessions_s3url={mask_urls(url)} {unclaimed_reason()}: it has no effect")
 
 
 async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[str, str]) -> None:
@@ -140,7 +144,7 @@ def upload_directory(directory: Path, url: str, environ: Mapping[str, str]) -> i
     """
     place = store_of(url.strip())
     if place is None:
-        raise DownloadError(f"{url} {why_unclaimed()}")
+        raise DownloadError(f"{url} {unclaimed_reason()}")
     store = place.make_store(url.strip(), environ)
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     for path in files:
@@ -156,5 +160,5 @@ def _check(root: Path, setting: Setting) -> None:
         raise StartupError(f"sessions_path ({origin}): {root}: {error.strerror}") from error
     if not os.access(root, os.W_OK):
         raise StartupError(f"sessions_path ({origin}): {root} cannot be written")
-    if reason := distrust_of_folder(root, _FOLDER):
+    if reason := untrusted_folder_reason(root, _FOLDER):
         logger.warning("sessions_path (%s): %s", origin, reason)

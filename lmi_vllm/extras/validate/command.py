@@ -55,7 +55,7 @@ def validate(translation: Translation, files: ModelFiles, device_bytes: int | No
     """The explanation with what the model's config.json adds to it."""
     explanation, arguments = explain(translation), translation.arguments.values
     if files.config is None:
-        said = dict.fromkeys((*explanation.warnings, files.doubt))
+        said = dict.fromkeys((*explanation.warnings, files.unread_warning))
         return replace(explanation, warnings=tuple(said))
     shape = read_shape(files.config)
     found = check_model(shape, arguments)

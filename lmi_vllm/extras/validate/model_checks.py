@@ -6,7 +6,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import doubts, engine_for, unreadable
+from lmi_vllm.checks.model import checkpoint_warnings, engine_for, unsupported_quantization
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import extras
@@ -47,7 +47,7 @@ def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
         *_architecture(shape, arguments), *_length(shape, arguments), *_parallel(shape, arguments),
         *_quantization(shape, arguments),
     ]  # fmt: skip
-    return Findings((*doubts(shape, arguments),), tuple(errors))
+    return Findings((*checkpoint_warnings(shape, arguments),), tuple(errors))
 
 
 def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _parallel(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[st
 def _quantization(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
     """The method asked for must be one the checkpoint can be loaded with."""
     asked, stored = arguments.get("quantization"), shape.quant_method
-    yield from unreadable(shape)
+    yield from unsupported_quantization(shape)
     if not isinstance(asked, str):
         return
     if stored is None and asked in _NEED_CHECKPOINT:

@@ -1,4 +1,4 @@
-"""What the hub is asked before anything is fetched: a revision's files, and small files as text."""
+"""Calls of the hub's API: the files of a revision with their sizes, and small files as text."""
 
 import json
 from collections.abc import Iterator

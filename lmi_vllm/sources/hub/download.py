@@ -22,9 +22,9 @@ from lmi_vllm.sources.hub.files import FileSelection, needs_weights, select_file
 from lmi_vllm.sources.hub.location import HubRepository
 from lmi_vllm.sources.progress import Measure, ProgressSink, reporting
 from lmi_vllm.sources.storage import (
-    exclusive,
+    file_lock,
     has_size,
-    naming_full_disk,
+    reporting_full_disk,
     require_space,
     with_retries,
     without_secrets,
@@ -111,7 +111,7 @@ def _download(source: HubRepository, listing: _Listing, on_progress: ProgressSin
     snapshot = source.folder / "snapshots" / listing.commit
     if _is_complete(source, listing, snapshot):
         return snapshot  # without a lock: the cache may be a read-only mount
-    with exclusive(source.folder / ".lmi-fetch.lock", source.label):
+    with file_lock(source.folder / ".lmi-fetch.lock", source.label):
         _remove_stale_partials(source.folder / "blobs")
         missing = sum(
             size for name, size in listing.sizes.items() if not (snapshot / name).is_file()
@@ -124,7 +124,7 @@ def _download(source: HubRepository, listing: _Listing, on_progress: ProgressSin
         )
         with (
             reporting(measure, on_progress),
-            naming_full_disk(source.label, missing, source.cache, SPACE_ADVICE),
+            reporting_full_disk(source.label, missing, source.cache, SPACE_ADVICE),
         ):
             with_retries(source.label, lambda _: _transfer(source, listing))
     return _verified(source, listing, snapshot)

@@ -60,7 +60,7 @@ def hub_repository(
 
 
 def asks_for_fast_transfer(environ: Mapping[str, str]) -> bool:
-    """Whether the switch of the old fast transfer is on; xet's high performance is its heir."""
+    """Whether the switch of the old fast transfer is on; xet's high performance replaced it."""
     return environ.get("HF_HUB_ENABLE_HF_TRANSFER", "").upper() in _TRUE
 
 

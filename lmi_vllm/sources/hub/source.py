@@ -12,10 +12,10 @@ from lmi_vllm.sources.hub.download import fetch_from_hub
 from lmi_vllm.sources.hub.location import HubRepository, hub_repository
 from lmi_vllm.sources.storage import (
     FetchManifest,
-    exclusive,
+    file_lock,
     link_or_copy,
-    put_in_place,
     read_manifest,
+    replace_directory,
 )
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Hub:
         target = request.destination
         if target is None:
             return fetch_from_hub(source, request)
-        with exclusive(target.with_name(f"{target.name}.lock"), source.label):
+        with file_lock(target.with_name(f"{target.name}.lock"), source.label):
             try:
                 _fetch_to(source, request, target)
             except OSError as error:
@@ -80,5 +80,5 @@ def _fetch_to(source: HubRepository, request: FetchRequest, target: Path) -> Non
         if path.is_file()
     }
     FetchManifest(f"{source.repository}@{snapshot.name}", {}, sizes).write(ready)
-    put_in_place(ready, target)
+    replace_directory(ready, target)
     shutil.rmtree(cache, ignore_errors=True)

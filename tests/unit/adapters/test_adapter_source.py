@@ -181,7 +181,7 @@ def test_code_that_others_may_change_is_never_run(code: Path, name: str, mode: i
     """The folder, the one around it, the file, and any folder inside."""
     (code / "new").mkdir()
     (code / name).chmod(mode)
-    with pytest.raises(AdapterRefusedError, match=r"everybody may write .* chmod o-w"):
+    with pytest.raises(AdapterRefusedError, match=r"is world-writable .* chmod o-w"):
         resolve(code, LMI_CUSTOM_CODE="roots", LMI_ADAPTER_ROOTS=str(code.parent))
 
 

@@ -13,7 +13,7 @@ np = pytest.importorskip("numpy", reason="comes with vLLM: nothing computes with
 from lmi_vllm.adapters.check import BaseModel, check_adapter, describe_base  # noqa: E402
 from lmi_vllm.checks import adapter_weights  # noqa: E402
 from lmi_vllm.checks.adapter_config import LoraScales  # noqa: E402
-from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_beside  # noqa: E402
+from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_for_weight  # noqa: E402
 from lmi_vllm.checks.safetensors_header import read_tensors  # noqa: E402
 from lmi_vllm.demo import DEMO_MODEL_DIR  # noqa: E402
 from lmi_vllm.errors import AdapterRefusedError  # noqa: E402
@@ -156,8 +156,8 @@ def test_the_limit_is_ten_times_the_weight_it_changes(tmp_path: Path) -> None:
         {"x": floats(rng.normal(size=(500, 400)) * 0.3), "zero": floats(np.zeros((3, 3)))},
     )
     tensors = read_tensors(path)
-    assert limit_beside(path, tensors["x"]) == pytest.approx(3.0, rel=0.05)
-    assert limit_beside(path, tensors["zero"]) == pytest.approx(0.2)
+    assert limit_for_weight(path, tensors["x"]) == pytest.approx(3.0, rel=0.05)
+    assert limit_for_weight(path, tensors["zero"]) == pytest.approx(0.2)
 
 
 @pytest.fixture(scope="module")

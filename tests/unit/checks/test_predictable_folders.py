@@ -10,7 +10,11 @@ import pytest
 from lmi_vllm.checks.compiled_code import compiled_code_exports, compiled_code_folder
 from lmi_vllm.errors import StartupError
 from lmi_vllm.sources.storage import cache_directory
-from lmi_vllm.sources.trusted_folders import beside, distrust_of_folder, trusted_folder
+from lmi_vllm.sources.trusted_folders import (
+    per_user_sibling,
+    trusted_folder,
+    untrusted_folder_reason,
+)
 
 STRANGER = 12345
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another user")
@@ -97,9 +101,9 @@ def test_a_link_of_another_user_is_not_followed(scratch: Path, tmp_path: Path) -
     own.mkdir()
     link = scratch / "cache"
     link.symlink_to(own)
-    assert distrust_of_folder(link, "code") == ""
+    assert untrusted_folder_reason(link, "code") == ""
     os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
-    assert "is a link" in distrust_of_folder(link, "code")
+    assert "is a link" in untrusted_folder_reason(link, "code")
 
 
 def test_a_folder_that_everybody_may_write_is_left(scratch: Path) -> None:
@@ -107,9 +111,10 @@ def test_a_folder_that_everybody_may_write_is_left(scratch: Path) -> None:
     usual = scratch / "usual"
     usual.mkdir()
     usual.chmod(0o777)
-    assert trusted_folder(usual, beside(usual), "code", "SETTING") == beside(usual)
+    own = per_user_sibling(usual)
+    assert trusted_folder(usual, own, "code", "SETTING") == own
     usual.chmod(0o755)
-    assert trusted_folder(usual, beside(usual), "code", "SETTING") == usual
+    assert trusted_folder(usual, per_user_sibling(usual), "code", "SETTING") == usual
 
 
 def test_fetched_files_leave_a_folder_of_another_user(

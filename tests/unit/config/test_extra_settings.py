@@ -98,7 +98,7 @@ def test_key_of_a_missing_extra_says_so(tmp_path: Path, folder_file: str) -> Non
 def test_rows_of_the_core_that_an_extra_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The core knows some, and says what is missing of all."""
     environ = {"LMI_FRONTEND_PROCESSES": "4", "OPTION_LMCACHE_CONFIG_FILE": "x.yaml"}
-    assert set(unknown_names.OBEYED_BY_EXTRAS) <= {
+    assert set(unknown_names.READ_BY_EXTRAS) <= {
         row.name for row in (*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
     }
     monkeypatch.setattr(unknown_names, "extras", dict)

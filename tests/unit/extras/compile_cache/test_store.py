@@ -1,4 +1,4 @@
-"""Stores of cache entries: whole or not at all, and never from where everybody may write."""
+"""Stores of cache entries: whole or not at all, and never from a world-writable folder."""
 
 import os
 import time
@@ -103,7 +103,7 @@ def test_folder_that_everybody_may_write_is_not_read(
     store.put(NAME, archive)
     folder.chmod(modes[0])
     (folder / NAME).chmod(modes[1])
-    with pytest.raises(ForeignEntryError, match=r"everybody may write .* chmod o-w"):
+    with pytest.raises(ForeignEntryError, match=r"is world-writable .* chmod o-w"):
         store.fetch(NAME, tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_folder_that_everybody_may_write_is_not_written(folder: Path, archive: P
     """Nobody else would be allowed to read it there."""
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    with pytest.raises(ForeignEntryError, match="everybody may write"):
+    with pytest.raises(ForeignEntryError, match="is world-writable"):
         FolderStore(folder).put(NAME, archive)
     assert names(folder) == []
 
@@ -125,7 +125,7 @@ def test_folder_below_one_that_everybody_may_write_is_not_read(
     folder.parent.chmod(0o1777)
     assert store.fetch(NAME, tmp_path) is not None
     folder.parent.chmod(0o777)
-    with pytest.raises(ForeignEntryError, match="everybody may write"):
+    with pytest.raises(ForeignEntryError, match="is world-writable"):
         store.fetch(NAME, tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_folder_or_entry_of_another_user_is_not_read(
 
 
 def test_entry_that_is_a_link_is_not_read(tmp_path: Path, folder: Path, archive: Path) -> None:
-    """It may lead to what everybody may write."""
+    """It may lead to a world-writable folder."""
     folder.mkdir(parents=True)
     (folder / NAME).symlink_to(archive)
     with pytest.raises(ForeignEntryError, match="is a link"):

@@ -13,8 +13,8 @@ from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents, new_service
 from tests.unit.checks.test_predictable_folders import (
     STRANGER,
-    beside,
     of_stranger,
+    per_user_sibling,
     scratch,
 )
 from tests.unit.config.test_option_tables import Row, check_row
@@ -58,7 +58,7 @@ def test_sessions_leave_a_folder_of_another_user(
     default = scratch / "djl_sessions"
     assert sessions_of(load_settings(on)).root == default
     os.chown(default, STRANGER, STRANGER)
-    assert sessions_of(load_settings(on)).root == beside(default)
+    assert sessions_of(load_settings(on)).root == per_user_sibling(default)
 
 
 @pytest.mark.parametrize(("is_first", "copies"), [(True, 1), (False, 0)])
