@@ -128,8 +128,10 @@ class HttpApplication(Protocol):
         """Whether a call has put the engine to sleep, or paused it; False where it does not say."""
         ...
 
-    async def call(self, call: HttpCall) -> OpenAIReply:
+    async def call(self, call: HttpCall, direct: DirectEvents | None = None) -> OpenAIReply:
         """Return the answer; one that is not whole at once is a stream.
+
+        With `direct`, what comes while it is open goes there instead of into the stream.
 
         Raises:
             EngineDeadError: the engine is gone.

@@ -17,6 +17,7 @@ from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.pipeline import ask
 from lmi_vllm.inference.request.limits import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import event_stream
+from lmi_vllm.inference.response.streams import DirectEventWriter
 from lmi_vllm.messages import (
     HttpCall,
     HttpRoute,
@@ -61,12 +62,14 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         if "request_id" in payload:
             http = replace(http, request_id="")
         limit = context.silence_limit()
+        direct = DirectEventWriter(limit)
         async with context.deadline():
-            answer = await application.call(http)
+            answer = await application.call(http, direct)
         reply = _reply(answer)
         if answer.stream is not None:
-            context.own_stream(answer.stream)
             stream = event_stream(route, answer.content_type)
+            direct.convert = stream.event
+            context.own_stream(answer.stream, direct.connect)
             events = context.stream_ends.events(stream.events(answer.stream), stream.error, limit)
             reply = replace(reply, stream=events)
         return context.deliver(reply)

@@ -47,7 +47,7 @@ async def ask_openai(
     limit = context.silence_limit()
     direct = None
     if is_direct and isinstance(stream, FramedEvents):
-        direct = DirectEventWriter(stream.event, limit)
+        direct = DirectEventWriter(limit, stream.event)
     async with context.deadline():
         answer = await engine.answer_openai(
             OpenAICall(kind, body, call.properties, call.request_id, adapter=ref), direct

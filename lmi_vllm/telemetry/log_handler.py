@@ -15,6 +15,7 @@ from typing import Final
 
 from lmi_vllm.clock import LAST_LINES_SECONDS
 
+GATHER_SECONDS: Final = 0.02  # the thread sleeps so long after a line: one write takes many
 MOST_BYTES: Final = 1 << 20  # of lines that wait; what comes then is dropped
 _ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
 _LATE: Final = 100  # before what multiprocessing ends at a child's end
@@ -60,15 +61,21 @@ class QueuedHandler(logging.Handler):
                 self._dropped += 1
                 self._count(1)
                 return
+            is_first = not self._lines
             self._lines.append(line)
             self._bytes += len(line)
             if self._thread is None:
                 self._thread = self._new_thread()
-            self._changed.notify_all()
+            if record.levelno >= logging.WARNING:  # what may be the last line of a process
+                self._is_urgent = True
+            if is_first or self._is_urgent:
+                self._changed.notify_all()
 
     def flush(self) -> None:
         """Wait until all lines are written, but not for long."""
         with self._changed:
+            self._is_urgent = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._lines and not self._writes, LAST_LINES_SECONDS)
 
     def _start_anew(self) -> None:
@@ -77,6 +84,7 @@ class QueuedHandler(logging.Handler):
         self._bytes = 0
         self._dropped = 0
         self._writes = False
+        self._is_urgent = False
         self._thread = None
 
     def _in_child(self) -> None:
@@ -97,6 +105,8 @@ class QueuedHandler(logging.Handler):
                 self._writes = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._lines)
+                self._changed.wait_for(lambda: self._is_urgent, GATHER_SECONDS)
+                self._is_urgent = False
                 lines, self._lines, self._bytes = self._lines, deque(), 0
                 dropped, self._dropped = self._dropped, 0
                 self._writes = True

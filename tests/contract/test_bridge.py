@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.base import Engine, HttpApplication
+from lmi_vllm.engine.vllm.short_prompts import ShortPrompts
 from lmi_vllm.errors import Dialect, RequestError
 from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall, OpenAIReply, RouteKind
 from tests.contract.conftest import LoopThread
@@ -268,6 +269,25 @@ def test_body_that_validators_stumble_over_is_the_client_s_fault(
         error = json.loads(reply.body)["error"]
         assert (reply.status, error["code"], error["type"]) == (400, 400, "BadRequestError")
         assert error["message"].startswith("the request cannot be read: 'float' object")
+
+
+def test_release_has_what_tokenizes_short_prompts_here(
+    run: LoopThread, vllm_engine: Engine, application: HttpApplication
+) -> None:
+    """Else they all go to vLLM's thread again; the tokens are the same on both ways."""
+    renderer = vllm_engine._llm.renderer  # type: ignore[attr-defined]
+    here = renderer._tokenize_prompt_async
+    assert isinstance(here, ShortPrompts)
+
+    def tokens() -> object:
+        return json.loads(run(application.call(http_call("/tokenize", {"prompt": "a b c"}))).body)
+
+    found = tokens()
+    renderer._tokenize_prompt_async = here._in_thread
+    try:
+        assert tokens() == found
+    finally:
+        renderer._tokenize_prompt_async = here
 
 
 def test_fault_after_reading_is_the_server_s(

@@ -59,7 +59,7 @@ class ScriptedApplication:
         """It never sleeps."""
         return False
 
-    async def call(self, call: HttpCall) -> OpenAIReply:
+    async def call(self, call: HttpCall, _: object = None) -> OpenAIReply:
         """Return what the engine answers; 405 for a method that the route does not have."""
         route = self.find(call.method, call.path)
         if route is not None and call.method not in route.methods:

@@ -51,7 +51,7 @@ class Application:
         """Whether the last call was one for /sleep."""
         return bool(self.calls) and self.calls[-1].path == SLEEP.path
 
-    async def call(self, call: HttpCall) -> OpenAIReply:
+    async def call(self, call: HttpCall, _: object = None) -> OpenAIReply:
         """Return the body that was sent, or a stream of it."""
         self.calls.append(call)
         route = self.find(call.method, call.path)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Self
 
+from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.messages import HttpCall, OpenAIReply
 
@@ -30,9 +31,11 @@ class Exchange(AsyncIterator[bytes]):
         call: HttpCall,
         body: bytes,
         ours: Callable[[BaseException], LmiError],
+        direct: DirectEvents | None = None,
     ) -> None:
         self._ours = ours  # says what an error that ends a stream is here
         self._body: bytes | None = body
+        self._direct = direct
         self._has_gone = asyncio.Event()
         self._start: Message | None = None
         self._message: Message | None = None  # the one that is to be taken next
@@ -66,6 +69,8 @@ class Exchange(AsyncIterator[bytes]):
         if self._start is None:
             self._start = message
             return
+        if self._goes_past(message):
+            return
         while self._message is not None and not self._is_closed:
             self._writer = self._loop.create_future()
             await self._writer
@@ -74,6 +79,17 @@ class Exchange(AsyncIterator[bytes]):
         self._message = message
         if self._is_stream or message.get("more_body"):
             _wake(self._reader)  # the whole answer waits for the end of the handler in any case
+
+    def _goes_past(self, message: Message) -> bool:
+        """Whether a chunk went to the client by itself, past the reader that waits for it."""
+        direct = self._direct
+        if direct is None or self._message is not None or not message.get("more_body"):
+            return False
+        if not direct.is_open or self._is_closed:
+            return False
+        if chunk := message.get("body"):
+            direct.read_event(bytes(chunk))
+        return True
 
     async def reply(self) -> OpenAIReply:
         """Return the answer once it is known to be whole or a stream."""

@@ -33,9 +33,10 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import Exchange
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
-from lmi_vllm.engine.vllm.routes import described, is_refused
+from lmi_vllm.engine.vllm.routes import ExactRoutes, described, is_refused
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -98,6 +99,7 @@ class Bridge:
             app = build_app(namespace, tasks, llm.model_config)
         app.user_middleware = [one for one in app.user_middleware if _name(one) not in _REPLACED]
         app.middleware_stack = None  # built anew out of these
+        app.router.middleware_stack = ExactRoutes(app.router)
         for kind in _UNREAD:
             app.add_exception_handler(kind, _unreadable)
         await init_app_state(llm, app.state, namespace, tasks)
@@ -198,16 +200,18 @@ class Bridge:
         except (VllmEngineDeadError, TimeoutError):
             return False
 
-    async def call(self, call: HttpCall) -> OpenAIReply:
+    async def call(self, call: HttpCall, direct: DirectEvents | None = None) -> OpenAIReply:
         """Return the application's answer; one that is not whole at once is a stream.
+
+        What it sends while `direct` is open goes there instead.
 
         Raises:
             EngineDeadError: the engine is gone.
             EngineFailureError: the application itself failed.
-        RequestError: an adapter is to answer what is neither a JSON object nor a form.
+            RequestError: an adapter is to answer what is neither a JSON object nor a form.
         """
         body = call.body if call.adapter is None else _for_model(call, self.key(call.adapter))
-        exchange = Exchange(self.app, call, body, _ours)
+        exchange = Exchange(self.app, call, body, _ours, direct)
         try:
             reply = await exchange.reply()
         except BaseException:

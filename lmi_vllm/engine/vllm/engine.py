@@ -27,6 +27,7 @@ from lmi_vllm.engine.vllm.configuration import cache_environment, release_enviro
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
 from lmi_vllm.engine.vllm.lane import may_be_used
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
+from lmi_vllm.engine.vllm.short_prompts import tokenize_short_prompts_here
 from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
 from lmi_vllm.engine.vllm.workarounds.long_texts import guard_lengths
@@ -101,6 +102,7 @@ async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bri
         llm.grammars = GrammarGuard(llm, profile.limits.grammar_timeout, started.thread)
     guard_media(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
+    tokenize_short_prompts_here(llm.renderer)
     bridge = await Bridge.create(llm, started.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()

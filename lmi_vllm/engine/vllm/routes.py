@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from fastapi.routing import APIRoute
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
 
 from lmi_vllm.errors import Dialect
 from lmi_vllm.messages import HttpRoute, RouteKind
@@ -25,6 +27,32 @@ _REFUSED: Final = ("serve.lora.", "model_hosting_container_standards.")
 _ENDING: Final = "/cancel"
 # It ends requests of others.
 _ABORTING: Final = "/abort_requests"
+
+
+class ExactRoutes:
+    """An application's router that looks a path without parameters up instead of trying each.
+
+    The first route that takes a request counts, as there.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._routes = {
+            (method, route.path): route
+            for route in reversed(router.routes)
+            if isinstance(route, APIRoute) and "{" not in route.path
+            for method in route.methods
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        route = self._routes.get((scope.get("method", ""), scope.get("path", "")))
+        if route is None or scope.get("root_path"):
+            await self._router.app(scope, receive, send)
+            return
+        _, found = route.matches(scope)
+        scope.update(found, router=self._router, route=route)
+        await route.handle(scope, receive, send)
 
 
 def is_refused(route: APIRoute) -> bool:

@@ -38,6 +38,10 @@ class EventStream(Protocol):
         """Return vLLM's events as the route sends them."""
         ...
 
+    def event(self, event: bytes) -> bytes:
+        """Return one that goes to the client by itself, past `events`, as the route sends it."""
+        ...
+
     def error(self, error: LmiError) -> bytes:
         """Return the end of a stream that failed after its first byte."""
         ...
@@ -49,6 +53,10 @@ class EventsAsTheyAre:
     def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Return them."""
         return events
+
+    def event(self, event: bytes) -> bytes:
+        """Return it."""
+        return event
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +126,15 @@ class ResponsesEvents:
         """Yield the events as they come."""
         try:
             async for event in events:
-                self._first = self._first or event
-                self._last = event
-                yield event
+                yield self.event(event)
         finally:
             await close_iterator(events)
+
+    def event(self, event: bytes) -> bytes:
+        """Return it; what came last says where an error stands."""
+        self._first = self._first or event
+        self._last = event
+        return event
 
     def error(self, error: LmiError) -> bytes:
         """Return `error`, and `response.failed` where the client knows of a response."""

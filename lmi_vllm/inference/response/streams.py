@@ -233,15 +233,15 @@ class DirectRowWriter(_DirectWriter):
 class DirectEventWriter(_DirectWriter):
     """Writes vLLM's events, each converted to the framing of its route."""
 
-    __slots__ = ("_convert",)
+    __slots__ = ("convert",)
 
-    def __init__(self, convert: Callable[[bytes], bytes], limit: SilenceLimit) -> None:
+    def __init__(self, limit: SilenceLimit, convert: Callable[[bytes], bytes] = bytes) -> None:
         super().__init__(limit)
-        self._convert = convert
+        self.convert = convert
 
     def read_event(self, event: bytes) -> None:
         """Write one event."""
-        self._write(self._convert(event))
+        self._write(self.convert(event))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ FIELDS_SET: Final = {
     },
     "bridge.py": {
         "app.middleware_stack",
+        "app.router.middleware_stack",
         "app.state.server",
         "app.user_middleware",
         "namespace.chat_template",
@@ -93,6 +94,7 @@ FIELDS_SET: Final = {
     },
     "workarounds/hostile_requests.py": {"cleared.__dict__"},
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
+    "short_prompts.py": {"renderer._tokenize_prompt_async"},
     "workarounds/long_texts.py": {"renderer.tokenize_prompt_async"},
     "workarounds/not_finite.py": {"scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
@@ -105,6 +107,7 @@ PRIVATE_READ: Final = {
         "parser._actions",
     },
     "decoding.py": {"detokenizer._last_output_text_offset"},
+    "short_prompts.py": {"renderer._tokenize_prompt_async"},
     "workarounds/cpu_worker.py": {"self.model_runner._zero_block_ids"},
     "workarounds/hostile_requests.py": {"outputs._backend"},
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},

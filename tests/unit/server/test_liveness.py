@@ -145,7 +145,7 @@ class Hearing(ScriptedApplication):
     status = 200
     call_seen: HttpCall | None = None
 
-    async def call(self, call: HttpCall) -> OpenAIReply:
+    async def call(self, call: HttpCall, _: object = None) -> OpenAIReply:
         """Return an answer."""
         self.call_seen = call
         return OpenAIReply(self.status, b"soundfile is missing")
