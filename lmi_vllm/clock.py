@@ -1,4 +1,4 @@
-"""The time of the process: what waits for seconds takes them from here, and a test decides.
+"""The injected clock: everything that waits uses it, so tests control the time.
 
 Also how long its end may take, all of it in one place.
 """
@@ -10,12 +10,12 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-# How long the parts of an end may take, in seconds; beside them `shutdown_timeout`, which is set.
+# Time limits of a shutdown's parts, in seconds, besides the configured `shutdown_timeout`.
 FAILURE_ANSWER_SECONDS: Final = 10.0  # for requests in flight, when the engine has failed for good
-LAST_WORD_SECONDS: Final = 2.0  # for requests that were cut off to be answered so
+CUT_OFF_ANSWER_SECONDS: Final = 2.0  # for the error answers of requests that were cut off
 ENGINE_CLOSE_SECONDS: Final = 8.0
 CONNECTION_CLOSE_SECONDS: Final = 1.0
-LAST_LINES_SECONDS: Final = 2.0  # for the log, whose reader may be slow
+LOG_FLUSH_SECONDS: Final = 2.0  # for the log, whose reader may be slow
 
 
 class Clock:

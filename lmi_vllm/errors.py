@@ -21,7 +21,7 @@
     │   ├── ModelConflictError       409
     │   ├── ModelCapacityError       507: one model per process, or memory is not enough
     │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
-    │       └── AdapterMissingError  its source leads nowhere
+    │       └── AdapterMissingError  its source does not exist
     ├── UnauthorizedError            401
     ├── CrossSiteError               403: a page of another site asks
     ├── PayloadTooLargeError         413
@@ -86,7 +86,7 @@ class LmiError(Exception):
         return str(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travel between processes as it is: constructors here take other arguments than texts."""
+        """Support pickling between processes: constructors here take other arguments than texts."""
         return _restored, (type(self), self.args, dict(self.__dict__))
 
 
@@ -236,7 +236,7 @@ class AdapterRefusedError(ManagementError):
 
 
 class AdapterMissingError(AdapterRefusedError):
-    """The source of an adapter leads nowhere."""
+    """The source of an adapter does not exist."""
 
 
 class AdapterCapacityError(AdapterRefusedError):

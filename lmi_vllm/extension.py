@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from lmi_vllm.engine.base import FetchMedia
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.server.code_start import CodeLoader
-    from lmi_vllm.server.context import BesideServer, MakeProcesses
+    from lmi_vllm.server.context import MakeProcesses, ServerLifespan
     from lmi_vllm.server.listeners import ListenerContext
-    from lmi_vllm.server.model_files import FetchBeside, MakePackages, StartVariables
-    from lmi_vllm.server.model_keeper import WithoutModel
+    from lmi_vllm.server.model_files import AdditionalDownload, MakePackages, StartVariables
+    from lmi_vllm.server.model_manager import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.sources.base import Store
     from lmi_vllm.translate.draft import Rule
@@ -94,7 +94,7 @@ class Extra:
     # Routes of every listener, and those that depend on the listener (None: it has none of them).
     routes: "tuple[Lazy[RouteGroup], ...]" = ()
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
-    # What checks and loads the user's code: the model's own, and what adapters bring.
+    # The loader of users' code: the model's own, and that of adapters.
     custom_code: "Lazy[Callable[[], CodeLoader]] | None" = None
     # Translation rules that come before options of other backends fill what is not set.
     rules: "tuple[Lazy[Rule], ...]" = ()
@@ -106,35 +106,36 @@ class Extra:
     # more for a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Rule], ...]" = ()
     engines: tuple[OwnEngine, ...] = ()
-    # What fetches the URLs inside messages; one extra can have it.
+    # The client for URLs inside messages; at most one extra has it.
     media: "Lazy[FetchMedia] | None" = None
-    # What `explain` says besides.
+    # Notes and rows that `explain` adds.
     explained: Explained | None = None
     # Stores of models and adapters, one for each URL scheme.
     stores: "tuple[Lazy[Store], ...]" = ()
-    # Model classes that vLLM is given: name in `architectures` -> `module:Class`.
+    # Model classes to register with vLLM: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    # What is fetched beside the model; returns the arguments with the place of it.
-    fetched_beside: "tuple[Lazy[FetchBeside], ...]" = ()
-    # What installs the packages that a model brings; one extra can have it.
+    # Downloads in addition to the model (draft models); each returns the arguments with their path.
+    additional_downloads: "tuple[Lazy[AdditionalDownload], ...]" = ()
+    # The installer of a model's packages; at most one extra has it.
     packages: "Lazy[MakePackages] | None" = None
-    # Environment variables that libraries find from the plan of a start on.
+    # Environment variables for libraries, set when a start is planned.
     plan_variables: "tuple[Lazy[PlanVariables], ...]" = ()
-    # Environment variables that the libraries of the engine find, once the model's files are here.
+    # Environment variables for the engine's libraries, set once the model's files are fetched.
     start_variables: "tuple[Lazy[StartVariables], ...]" = ()
     # What `serve` does with these settings instead of opening a port; None where it opens one.
     instead_of_serving: "tuple[Lazy[Callable[[Settings], ServeOtherwise | None]], ...]" = ()
-    # What else is wrong with a start as it is planned: sentences.
+    # Checks of a planned start; each returns its errors.
     plan_checks: "tuple[Lazy[Callable[[Settings], Sequence[str]]], ...]" = ()
-    # What it forbids in a start and of an adapter.
+    # Secure mode's checks of a start and of an adapter.
     checks: "Lazy[Checks] | None" = None
-    # What a server runs that is started without a model; one extra can have it.
+    # What runs in a server that starts without a model; at most one extra has it.
     without_model: "Lazy[WithoutModel] | None" = None
-    # What it does around each start of a model; None where the settings do not ask for it.
+    # Hooks around each start of a model; None where the settings do not ask for them.
     around_start: "Lazy[Callable[[PlannedStart], AroundStart | None]] | None" = None
-    # What it does beside the server, from an open port to the end: steps of requests, telemetry.
-    beside_server: "Lazy[BesideServer] | None" = None
-    # The processes beside the first one; None where the settings ask for none.
+    # Its lifespan, from the open port to the shutdown: an async context manager that puts request
+    # steps and observers in place.
+    lifespan: "Lazy[ServerLifespan] | None" = None
+    # Further front-end processes; None where the settings ask for none.
     processes: "Lazy[MakeProcesses] | None" = None
 
 

@@ -15,7 +15,7 @@ import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lmi_vllm.checks.platform import raise_open_files
-from lmi_vllm.clock import LAST_LINES_SECONDS
+from lmi_vllm.clock import LOG_FLUSH_SECONDS
 from lmi_vllm.commands.explain import command_line_of, valid_settings
 from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.secrets import mask_text, mask_urls
@@ -24,7 +24,7 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
-from lmi_vllm.server.engines import ENGINES, EngineSurroundings
+from lmi_vllm.server.engines import ENGINES, EngineEnvironment
 from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
-    """Serve until told to stop; never returns: see `leave`."""
+    """Serve until told to stop; never returns: see `end_process`."""
     typed = command_line_of(arguments)
     settings = valid_settings(typed, environ)  # or the process ends before the port opens
     configure_server_logging(settings, environ)
@@ -66,20 +66,22 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
         logger.warning("%s", warning)
     check_engine_kind(settings, arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, reason = runner.run(_live(settings, typed, environ, arguments.engine))
-        leave(code, f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}" * bool(reason))
+        code, reason = runner.run(_serve_until_stopped(settings, typed, environ, arguments.engine))
+        end_process(
+            code, f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}" * bool(reason)
+        )
 
 
-async def _live(
+async def _serve_until_stopped(
     settings: Settings, typed: CommandLine, environ: Mapping[str, str], engine_kind: str
 ) -> tuple[int, str]:
-    """Serve until a signal, or do what an extra does instead; returns code and reason."""
+    """Serve until a signal, or run what an extra runs instead; return exit code and reason."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    surroundings = EngineSurroundings(environ, os.environ, _log_format(settings))
-    factory = ENGINES[engine_kind](surroundings)
+    environment = EngineEnvironment(environ, os.environ, _log_format(settings))
+    factory = ENGINES[engine_kind](environment)
     for extra in extras().values():
         for choose in extra.instead_of_serving:
             if (otherwise := choose.load()(settings)) is not None:
@@ -116,7 +118,7 @@ def _log_format(settings: Settings) -> Format:
 
 
 def _without_trace(record: logging.LogRecord) -> bool:
-    """Tell of bytes that are no HTTP in one line: a stranger must not fill the log with traces."""
+    """Reduce a report of malformed HTTP to one line, so that clients cannot fill the log."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.exc_info = None
@@ -125,7 +127,7 @@ def _without_trace(record: logging.LogRecord) -> bool:
     return True
 
 
-def leave(code: int, last_line: str = "") -> NoReturn:
+def end_process(code: int, last_line: str = "") -> NoReturn:
     """End the process now: a thread may still be importing vLLM, and would be waited for.
 
     The last line of stderr is not waited for longer than the log: its reader may have stopped.
@@ -136,6 +138,6 @@ def leave(code: int, last_line: str = "") -> NoReturn:
         last = threading.Thread(target=print, args=(last_line,), kwargs={"file": sys.stderr})
         last.daemon = True
         last.start()
-        last.join(LAST_LINES_SECONDS)
+        last.join(LOG_FLUSH_SECONDS)
     end_children()  # one that is only just being forked is not prepared to end with us yet
     os._exit(code)

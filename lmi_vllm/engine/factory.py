@@ -1,4 +1,4 @@
-"""How an engine comes to be: the protocol of each kind's factory, and imports that do not pause.
+"""The protocol of engine factories, and control of the garbage collector around imports.
 
 A full collection over the 600,000 objects that vLLM and torch import, all of which stay, stops the
 event loop for 0.3 to 0.4 s, and with it every stream and every refusal; collections while they are
@@ -50,13 +50,13 @@ class EngineFactory(Protocol):
         ...
 
     def abandon(self) -> None:
-        """End every process of a start that is not waited for any longer."""
+        """End every process of a start that was cancelled."""
         ...
 
 
 @contextmanager
 def imports_without_collections() -> Iterator[None]:
-    """Import in this block: the collector rests, and ignores for good what was made meanwhile."""
+    """Disable the garbage collector while the block imports, and freeze the objects it leaves."""
     gc.disable()
     try:
         yield
@@ -65,13 +65,13 @@ def imports_without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def settle() -> None:
-    """Call when a model is ready: what there is now is not looked at again while it serves."""
+def freeze_heap() -> None:
+    """Collect, then exempt every live object from later collections; for when a model is ready."""
     gc.collect()
     gc.freeze()
 
 
-def settle_again() -> None:
-    """As `settle`, for another engine; the sockets and threads of the old one are in cycles."""
+def refreeze_heap() -> None:
+    """As `freeze_heap` after a restart: the old engine's reference cycles are collected first."""
     gc.unfreeze()
-    settle()
+    freeze_heap()

@@ -31,8 +31,8 @@ DEFAULT_MAX_LORA_RANK = 16
 Announce = Callable[[AdapterRegistry, AdapterSources], Awaitable[None]]
 
 
-class AdapterMemory:
-    """What the state file is to hold: the registry's own, and what could not be restored."""
+class AdapterStateFile:
+    """The state file: registered adapters, and entries that could not be restored at this start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -94,7 +94,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     """
     state = without_file_scheme(settings.model.adapters_state or "")
     is_file = state and profile.enable_lora and not is_url(state)
-    memory = AdapterMemory(Path(state)) if is_file else None
+    memory = AdapterStateFile(Path(state)) if is_file else None
     folder = str(settings.model.adapters or "adapters")
     local = _local(model, folder)
     sources = replace(_sources(model, arguments, environ), own=frozenset(map(str, local.values())))

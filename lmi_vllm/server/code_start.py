@@ -1,4 +1,4 @@
-"""The user's code in a start: what loads it, and what is said of code that nothing loads."""
+"""The protocol that loads users' code, and the loader in place of it that warns of such code."""
 
 import logging
 from collections.abc import Mapping
@@ -121,7 +121,7 @@ NOT_INSTALLED: Final = UnloadedCode(
 
 
 def code_loader(settings: Settings) -> CodeLoader:
-    """Return what loads code, or what names it where none is to be loaded, or none can be."""
+    """Return the extra's loader, or one that only warns: LMI_CUSTOM_CODE=none, or no such extra."""
     if settings.server.lmi_custom_code == "none":
         return SWITCHED_OFF
     found = (extra.custom_code for extra in extras().values())

@@ -1,4 +1,4 @@
-"""What lives as long as a server: its service, `ServerContext`, and what runs beside it."""
+"""Objects with the lifetime of a server: its service, `ServerContext`, extras, processes."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
 
 
 class ProcessGroup:
-    """Processes beside the first one that answer requests over its engine: by itself none."""
+    """Further front-end processes over the engine of the first one; this base class has none."""
 
     first_socket = ""  # where they reach the first process
 
@@ -66,7 +66,7 @@ MakeProcesses = Callable[[InferenceService, Settings, Mapping[str, str]], Proces
 
 @dataclass(slots=True)
 class ServerEvents:
-    """What extras are told of the life of a server; `is_first` is false in a further process."""
+    """Callbacks of extras on the server's lifecycle; `is_first` is false in a further process."""
 
     is_first: bool = True
     # Of each engine that is to be started, or joined by a further process.
@@ -121,7 +121,7 @@ def error_statuses(settings: Settings) -> StatusTable:
     )
 
 
-BesideServer = Callable[
+ServerLifespan = Callable[
     [InferenceService, Settings, Mapping[str, str], ServerEvents], AbstractAsyncContextManager[None]
 ]
 
@@ -130,11 +130,11 @@ BesideServer = Callable[
 async def running_extras(
     service: InferenceService, settings: Settings, environ: Mapping[str, str], events: ServerEvents
 ) -> AsyncIterator[None]:
-    """Run what extras do beside a server, while the body runs."""
+    """Enter the `lifespan` of every extra, and leave them all at the end of the body."""
     async with contextlib.AsyncExitStack() as running:
         for extra in extras().values():
-            if extra.beside_server is not None:
-                run = extra.beside_server.load()
+            if extra.lifespan is not None:
+                run = extra.lifespan.load()
                 await running.enter_async_context(run(service, settings, environ, events))
         yield
 
@@ -143,7 +143,7 @@ async def running_extras(
 async def engine_statistics(
     service: InferenceService, seconds: float, clock: Clock
 ) -> AsyncIterator[None]:
-    """Have the engine log its statistics so often while the body runs; with 0 never."""
+    """Have the engine log its statistics every `seconds` while the body runs; 0 is off."""
     logging_often = asyncio.create_task(_log_often(service, seconds, clock))
     try:
         yield

@@ -16,7 +16,7 @@ SCRIPTED_SECONDS: Final = "LMI_SCRIPTED_SECONDS_PER_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSurroundings:
+class EngineEnvironment:
     """What factories are made with: variables as they came, those of this process, log format."""
 
     environ: Mapping[str, str]
@@ -24,17 +24,17 @@ class EngineSurroundings:
     log_format: str
 
 
-def _vllm(surroundings: EngineSurroundings) -> EngineFactory:
-    return EnginesByModel(VllmFactory(surroundings.exports, surroundings.log_format))
+def _vllm(environment: EngineEnvironment) -> EngineFactory:
+    return EnginesByModel(VllmFactory(environment.exports, environment.log_format))
 
 
-def _scripted(surroundings: EngineSurroundings) -> EngineFactory:
-    seconds = float(surroundings.environ.get(SCRIPTED_SECONDS, "0"))
+def _scripted(environment: EngineEnvironment) -> EngineFactory:
+    seconds = float(environment.environ.get(SCRIPTED_SECONDS, "0"))
     return ScriptedFactory(lambda: ScriptedEngine(seconds_per_token=seconds))
 
 
 # What `--engine` takes. An extra adds an engine for models of its own: `Extra.engines`.
-ENGINES: Final[Mapping[str, Callable[[EngineSurroundings], EngineFactory]]] = MappingProxyType(
+ENGINES: Final[Mapping[str, Callable[[EngineEnvironment], EngineFactory]]] = MappingProxyType(
     {"vllm": _vllm, "scripted": _scripted}
 )
 

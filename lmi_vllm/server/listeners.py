@@ -88,7 +88,7 @@ async def open_listeners(
     if plan.management is None:
         options = replace(options, groups=_groups(context))
         runner, address = await open_port(plan.inference, service, options, tls, inner_socket)
-        _say_where(f"Listening on {address.url()}", address.url(), options)
+        _print_url(f"Listening on {address.url()}", address.url(), options)
         return Listeners(address.url(), _curl(address, options), (runner,), address)
     inference = replace(options, routes=Routes.INFERENCE)
     management = replace(options, routes=Routes.MANAGEMENT)
@@ -102,7 +102,7 @@ async def open_listeners(
         await runner.cleanup()
         raise
     print(f"Management on {second_address.url()}")
-    _say_where(f"Listening on {url}", second_address.url(), management)
+    _print_url(f"Listening on {url}", second_address.url(), management)
     return Listeners(url, _curl(address, options), (runner, second), address)
 
 
@@ -131,8 +131,8 @@ async def open_front_end(
     return Listeners(address.url(), "", (runner,), address)
 
 
-def _say_where(line: str, url: str, options: WebOptions) -> None:
-    """Print what scripts and people wait for."""
+def _print_url(line: str, url: str, options: WebOptions) -> None:
+    """Print the `Listening on` line to stdout."""
     for group in options.groups:
         print(f"{group.title} on {reachable_url(url)}{group.prefix}")
     print(line, flush=True)

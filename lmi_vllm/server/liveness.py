@@ -1,4 +1,4 @@
-"""Whether an engine is alive: one real answer at its start, and progress ever after."""
+"""Liveness of an engine: a warm-up answer at its start, and watchdogs for stalls and NaN."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ ANSWER_CHECK_SECONDS: Final = 1.0
 CHECKS: Final = 4  # looks at the engine within one stall time
 
 
-class StallWatch:
+class StallWatchdog:
     """Turns health bad while the engine holds requests and completes no step for `seconds`.
 
     A stalled engine may come back (a device that hung for a while): health follows its next step.
@@ -85,22 +85,22 @@ class StallWatch:
             self._lifecycle.become(State.UNHEALTHY)
 
 
-class AnswerWatch:
-    """Asks the model anew after its own requests' numbers were not finite (NaN).
+class AnswerWatchdog:
+    """Repeats the warm-up after a request to the base model gave numbers that are not finite (NaN).
 
-    One such prompt says nothing of the others; a model that cannot say what it said at its start is
-    of no use: `spoilt` is set, and it is to be replaced.
+    A single prompt may overflow half precision. If the warm-up fails in the same way, the engine
+    itself is corrupted: `corrupted` is set, and the supervisor replaces the engine.
     """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
-        self.spoilt = asyncio.Event()
+        self.corrupted = asyncio.Event()
         self._engine = engine
         self._clock = clock
 
     async def run(self) -> None:
-        """Watch until cancelled, or until it is of no use."""
+        """Watch until cancelled, or until `corrupted` is set."""
         known = 0
-        while not self.spoilt.is_set():
+        while not self.corrupted.is_set():
             await self._clock.sleep(ANSWER_CHECK_SECONDS)
             if self._engine.not_finite != known:
                 known = self._engine.not_finite
@@ -113,7 +113,7 @@ class AnswerWatch:
         except LmiError as error:
             logger.error("%s", error.text)
             if self._engine.not_finite != known:  # else it failed for another reason
-                self.spoilt.set()
+                self.corrupted.set()
 
 
 async def _ask(engine: Engine) -> None:
@@ -157,7 +157,7 @@ async def _pools(engine: Engine) -> bool:
 
 
 async def _transcribes(engine: Engine) -> bool:
-    """Ask for the words of a silence: the route is the only way to such a model."""
+    """Transcribe a silence by its route, which is the only way to such a model."""
     if engine.http is None:
         return False
     headers = {"Content-Type": "multipart/form-data; boundary=warm-up"}
@@ -171,7 +171,7 @@ async def _transcribes(engine: Engine) -> bool:
 
 
 def _silence() -> bytes:
-    """Return a tenth of a second of nothing as WAV: 16 kHz, 16 bits, one channel."""
+    """Return 0.1 s of silence as WAV: 16 kHz, 16 bits, one channel."""
     samples = bytes(2 * 1600)
     form = struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
     head = struct.pack("<4sI4s4s", b"RIFF", 36 + len(samples), b"WAVE", b"fmt ")

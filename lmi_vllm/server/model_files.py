@@ -32,10 +32,10 @@ StartVariables = Callable[
 ]
 # From a reference and its revision, the place where it is now.
 Fetch = Callable[[str, str | None], Awaitable[Path]]
-FetchBeside = Callable[[EngineArguments, Fetch], Awaitable[EngineArguments]]
+AdditionalDownload = Callable[[EngineArguments, Fetch], Awaitable[EngineArguments]]
 MakePackages = Callable[[ModelArtifacts, Mapping[str, str]], "ModelPackages"]
 # What vLLM would fetch by itself beside the model, and the argument with its revision.
-_BESIDE_THE_MODEL: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
+_ADDITIONAL_REPOSITORIES: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class ModelFetch:
         """
         model, arguments = await self._fetch_model()
         for extra in extras().values():
-            for beside in extra.fetched_beside:
+            for beside in extra.additional_downloads:
                 arguments = await beside.load()(arguments, self._fetched)
-        arguments = await self._fetch_beside(model, arguments)
+        arguments = await self._fetch_additional(model, arguments)
         self._check_security(model)
         for packages in self._packages:
             await packages.install_fetched(model)
@@ -166,12 +166,12 @@ class ModelFetch:
                 "the archive itself in HF_MODEL_ID"
             )
 
-    async def _fetch_beside(
+    async def _fetch_additional(
         self, model: ModelArtifacts, arguments: EngineArguments
     ) -> EngineArguments:
         """A tokenizer or configuration of another repository than the model's."""
         values = dict(arguments.values)
-        for name, revision_name in _BESIDE_THE_MODEL.items():
+        for name, revision_name in _ADDITIONAL_REPOSITORIES.items():
             reference = values.get(name)
             if not isinstance(reference, str) or is_directory(reference) or is_file(reference):
                 continue

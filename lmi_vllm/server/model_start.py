@@ -64,7 +64,9 @@ class ModelStart:
         self._export(ready.exports)
         return ready
 
-    async def bring_up(self, ready: ReadyFiles, adapters: AdapterRegistry | None = None) -> Runtime:
+    async def start_runtime(
+        self, ready: ReadyFiles, adapters: AdapterRegistry | None = None
+    ) -> Runtime:
         """Return a running engine that has its adapters and has given one real answer.
 
         `adapters` are those of an engine before this one; without them those of the settings load.
@@ -75,7 +77,9 @@ class ModelStart:
         self._progress.enter(Phase.ENGINE)
         seconds = self._settings.model.model_loading_timeout
         try:
-            return await self._context.clock.limit(seconds or None, self._bring_up(ready, adapters))
+            return await self._context.clock.limit(
+                seconds or None, self._start_runtime(ready, adapters)
+            )
         except TimeoutError:
             self._context.engine_factory.abandon()  # one that comes up later would be left alone
             raise EngineStartError(
@@ -83,7 +87,7 @@ class ModelStart:
                 f"in phase {self._progress.phase}"
             ) from None
 
-    async def _bring_up(self, ready: ReadyFiles, adapters: AdapterRegistry | None) -> Runtime:
+    async def _start_runtime(self, ready: ReadyFiles, adapters: AdapterRegistry | None) -> Runtime:
         processes = self._context.processes
         processes.begin(self._settings, ready.arguments)
         try:

@@ -1,4 +1,4 @@
-"""What is to be started, known before a byte is fetched or an engine imported."""
+"""The plan of a start, complete before a byte is fetched or an engine imported."""
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
@@ -41,7 +41,7 @@ class StartPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStart:
-    """What an extra is told of a start; `engine` is the name of the engine that is to run."""
+    """A planned start, as extras get it; `engine` is the name of the engine that will run."""
 
     engine: str
     settings: Settings
@@ -51,7 +51,7 @@ class PlannedStart:
 
 
 class AroundStart(Protocol):
-    """What an extra does around one start. Nothing of it may fail the start."""
+    """Hooks of an extra around one start of a model; none of them may raise."""
 
     @property
     def exports(self) -> Mapping[str, str]:
@@ -63,7 +63,7 @@ class AroundStart(Protocol):
         ...
 
     def after_ready(self) -> None:
-        """Be called each time that the model has given a real answer."""
+        """Called after each warm-up answer: at the start and after every restart."""
         ...
 
 

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Mapping, MutableMapping
 
 from lmi_vllm.clock import (
+    CUT_OFF_ANSWER_SECONDS,
     ENGINE_CLOSE_SECONDS,
     FAILURE_ANSWER_SECONDS,
-    LAST_WORD_SECONDS,
     Clock,
 )
 from lmi_vllm.config.settings import CommandLine, Settings
@@ -24,7 +24,7 @@ from lmi_vllm.server.context import (
     running_extras,
 )
 from lmi_vllm.server.listeners import open_listeners
-from lmi_vllm.server.model_keeper import ModelKeeper
+from lmi_vllm.server.model_manager import ModelManager
 from lmi_vllm.server.supervisor import Outcome
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
 
@@ -52,7 +52,7 @@ class Server:
         context = ServerContext(
             self.service, environ, exports, engine_factory, self._processes, clock, self._events
         )
-        self._models = ModelKeeper(context, settings, typed)
+        self._models = ModelManager(context, settings, typed)
 
     async def run(self, stop: asyncio.Event) -> tuple[int, str]:
         """Serve until `stop` is set, a start fails or the engine dies; returns code and reason.
@@ -117,7 +117,7 @@ class Server:
         if queue.in_flight:
             logger.warning("ending %d requests that did not finish", queue.in_flight)
             queue.end_all()
-            await queue.wait_idle(LAST_WORD_SECONDS)
+            await queue.wait_idle(CUT_OFF_ANSWER_SECONDS)
 
     async def _close_engine(self, stop: asyncio.Event) -> None:
         """End the engine, which gets a bounded time, and none after another signal."""

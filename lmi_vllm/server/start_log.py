@@ -31,7 +31,7 @@ class StartSummary:
     curl: str
 
     def log(self) -> None:
-        """Say it: a screen for people, fields for machines."""
+        """Log the summary: a screen of text, or JSON fields."""
         logger.info("%s", "\n".join(self.lines()), extra={"fields": self.fields()})
 
     def fields(self) -> dict[str, object]:
@@ -109,7 +109,7 @@ def _origin(origin: Origin) -> str:
 
 
 def log_plan(plan: StartPlan) -> None:
-    """Say what is being started; the whole table follows when it is ready."""
+    """Log the model and its source at the beginning; the summary follows when it is ready."""
     arguments = " ".join(
         f"{name}={json.dumps(value, default=str)}"
         for name, value in plan.shown_arguments.items()
@@ -120,7 +120,7 @@ def log_plan(plan: StartPlan) -> None:
 
 
 async def log_progress(lifecycle: Lifecycle, clock: Clock, limit_seconds: float) -> None:
-    """Say every few seconds where a long start is, and which limits to raise when it gets late."""
+    """Log the phase of a long start every few seconds; when it is late, the limits to raise."""
     while True:
         await clock.sleep(HEARTBEAT_SECONDS)
         if lifecycle.state is not State.PENDING:

@@ -9,12 +9,12 @@ from typing import Final
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.factory import settle, settle_again
+from lmi_vllm.engine.factory import freeze_heap, refreeze_heap
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.context import ServerContext
-from lmi_vllm.server.liveness import AnswerWatch, StallWatch
+from lmi_vllm.server.liveness import AnswerWatchdog, StallWatchdog
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
@@ -22,7 +22,7 @@ from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 logger = logging.getLogger(__name__)
 
 ENGINE_DIED: Final = "the engine process died"
-MODEL_SPOILT: Final = "the model's own answers are not finite any more (NaN)"
+MODEL_CORRUPTED: Final = "the model's own answers are not finite any more (NaN)"
 ENGINE_HUNG: Final = "the engine completed no step for too long (LMI_STALL_RESTART_TIMEOUT)"
 FRONT_ENDS_DIED: Final = "more front-end processes ended than can be replaced over one engine"
 FAIL_FAST_CODE: Final = 137
@@ -91,8 +91,8 @@ class Supervisor:
             StartupError: the first start failed; the text is fit to be printed.
         """
         files = await self._start.prepare()
-        runtime = await self._start.bring_up(files)
-        settle()
+        runtime = await self._start.start_runtime(files)
+        freeze_heap()
         self._begin_service(runtime)
         self.ready.set()
         self._announce()
@@ -112,7 +112,7 @@ class Supervisor:
             except LmiError as error:
                 reason = error.text
             else:
-                settle_again()
+                refreeze_heap()
                 reason = await self._watch(runtime.engine)
         return await self._give_up(reason)
 
@@ -127,7 +127,7 @@ class Supervisor:
         await self._processes.detach()
         await old.engine.close()  # its memory must be free before the next one takes its own
         await self._clock.sleep(RESTART_PAUSE_SECONDS)
-        runtime = await self._start.bring_up(files, old.adapters)
+        runtime = await self._start.start_runtime(files, old.adapters)
         self._begin_service(runtime)
         ENGINE_RESTARTS.inc()
         logger.info(
@@ -141,18 +141,18 @@ class Supervisor:
         self._service.lifecycle.become(State.HEALTHY)
 
     async def _watch(self, engine: Engine) -> str:
-        """Return why the engine is of no use any more."""
+        """Return why the engine has failed, once it has."""
         policy, lifecycle = self._policy, self._service.lifecycle
-        watch = StallWatch(
+        watch = StallWatchdog(
             engine, lifecycle, policy.stall_seconds, self._clock, policy.hang_seconds
         )
-        answers = AnswerWatch(engine, self._clock)
+        answers = AnswerWatchdog(engine, self._clock)
         watches = [asyncio.create_task(work) for work in (watch.run(), answers.run())]
         dying = asyncio.create_task(engine.wait_until_dead())
         failing = asyncio.create_task(self._processes.failed.wait())
         hanging = asyncio.create_task(watch.hung.wait())
-        spoiling = asyncio.create_task(answers.spoilt.wait())
-        ends = (dying, failing, hanging, spoiling)
+        corruption = asyncio.create_task(answers.corrupted.wait())
+        ends = (dying, failing, hanging, corruption)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -166,12 +166,12 @@ class Supervisor:
             return ENGINE_DIED
         if watch.hung.is_set():
             return await self._end(engine, ENGINE_HUNG)
-        if answers.spoilt.is_set():
-            return await self._end(engine, MODEL_SPOILT)
+        if answers.corrupted.is_set():
+            return await self._end(engine, MODEL_CORRUPTED)
         return FRONT_ENDS_DIED
 
     async def _end(self, engine: Engine, reason: str) -> str:
-        """End an engine that runs, so that all who wait for it are answered; returns the reason.
+        """Kill an engine that still runs, so that pending requests are answered; return the reason.
 
         It must have ended before another takes its memory.
         """

@@ -9,7 +9,7 @@ from typing import Final, Literal, TextIO
 
 import orjson
 
-from lmi_vllm.telemetry.log_handler import QueuedHandler, count_nothing
+from lmi_vllm.telemetry.log_handler import QueuedHandler, ignore_dropped
 
 Format = Literal["text", "json"]
 
@@ -31,15 +31,15 @@ TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 Mask = Callable[[str], str]
 
 
-def as_it_is(text: str) -> str:
-    """Hide nothing."""
+def no_mask(text: str) -> str:
+    """Return `text` unchanged: the mask that hides nothing."""
     return text
 
 
 class TextFormatter(logging.Formatter):
     """Lines for people."""
 
-    def __init__(self, mask: Mask = as_it_is) -> None:
+    def __init__(self, mask: Mask = no_mask) -> None:
         super().__init__(TEXT)
         self._mask = mask
 
@@ -51,7 +51,7 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """One JSON object a line; what a record has as `fields` stands beside its message."""
 
-    def __init__(self, mask: Mask = as_it_is) -> None:
+    def __init__(self, mask: Mask = no_mask) -> None:
         super().__init__()
         self._mask = mask
 
@@ -85,8 +85,8 @@ def chosen_format(asked: str, stream: TextIO) -> Format:
 def configure_logging(
     kind: Format,
     level: int | str,
-    mask: Mask = as_it_is,
-    count_dropped: Callable[[int], None] = count_nothing,
+    mask: Mask = no_mask,
+    count_dropped: Callable[[int], None] = ignore_dropped,
 ) -> None:
     """Send every line of this process to stderr in one format, warnings included.
 

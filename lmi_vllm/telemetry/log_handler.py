@@ -1,4 +1,4 @@
-"""Lines of the log leave on a thread of their own: a reader that stops stops nothing here.
+"""A log handler with a writer thread and a bounded queue: a stalled reader blocks nothing.
 
 stderr is mostly a pipe of 64 KiB. When its reader stalls (a log agent, a container runtime), a
 write to it waits; in the event loop that would be every stream, in the engine every token.
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from lmi_vllm.clock import LAST_LINES_SECONDS
+from lmi_vllm.clock import LOG_FLUSH_SECONDS
 
 GATHER_SECONDS: Final = 0.02  # the thread sleeps so long after a line: one write takes many
 MOST_BYTES: Final = 1 << 20  # of lines that wait; what comes then is dropped
@@ -21,8 +21,8 @@ _ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
 _LATE: Final = 100  # before what multiprocessing ends at a child's end
 
 
-def count_nothing(_lines: int) -> None:
-    """Count dropped lines nowhere."""
+def ignore_dropped(_lines: int) -> None:
+    """Ignore the number of dropped lines."""
 
 
 class QueuedHandler(logging.Handler):
@@ -38,15 +38,15 @@ class QueuedHandler(logging.Handler):
     def __init__(
         self,
         descriptor: int,
-        count: Callable[[int], None] = count_nothing,
+        count: Callable[[int], None] = ignore_dropped,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         super().__init__()
         self._descriptor = descriptor
         self._most_bytes = most_bytes
         self._count = count
-        self._start_anew()
-        renew = weakref.WeakMethod(self._in_child)
+        self._reset()
+        renew = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (method := renew()) and method())
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -76,9 +76,9 @@ class QueuedHandler(logging.Handler):
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._lines and not self._writes, LAST_LINES_SECONDS)
+            self._changed.wait_for(lambda: not self._lines and not self._writes, LOG_FLUSH_SECONDS)
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._changed = threading.Condition()
         self._lines = deque()
         self._bytes = 0
@@ -87,19 +87,19 @@ class QueuedHandler(logging.Handler):
         self._is_urgent = False
         self._thread = None
 
-    def _in_child(self) -> None:
+    def _after_fork(self) -> None:
         """After a fork: waiting lines are the parent's to write, and so is its metric."""
-        self._count = count_nothing
-        self._start_anew()
+        self._count = ignore_dropped
+        self._reset()
 
     def _new_thread(self) -> threading.Thread:
         # A child of multiprocessing ends without logging's own last flush.
         multiprocessing.util.Finalize(self, self.flush, exitpriority=_LATE)
-        thread = threading.Thread(target=self._write_for_ever, name="lmi-vllm-log", daemon=True)
+        thread = threading.Thread(target=self._write_loop, name="lmi-vllm-log", daemon=True)
         thread.start()
         return thread
 
-    def _write_for_ever(self) -> None:
+    def _write_loop(self) -> None:
         while True:
             with self._changed:
                 self._writes = False

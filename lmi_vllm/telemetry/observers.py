@@ -1,4 +1,4 @@
-"""Who is told of each request and of the server's life; the observers that every server has."""
+"""Observers of finished requests and of the server's lifecycle, and those every server has."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -72,11 +72,11 @@ class Span(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What makes others continue the trace (W3C trace context)."""
+        """The headers that propagate the trace (W3C trace context)."""
         ...
 
     def end(self, summary: RequestSummary) -> None:
-        """Say how the request ended."""
+        """Finish the span with the outcome of the request."""
         ...
 
 
@@ -105,16 +105,16 @@ class RequestRecord:
 
     @property
     def source(self) -> str:
-        """Who sent it, as far as that can be known: the holder of a key, or an address."""
+        """The client: the position of its API key, else its address."""
         return self.remote if self.key is None else f"key {self.key}"
 
     def use_adapter(self, name: str | None) -> None:
-        """Note whose answer it is; a list may name more than one."""
+        """Note the adapter that answers; a list of inputs may name several."""
         if name:
             self.adapter = name if self.adapter in ("", name) else SEVERAL
 
     def background(self) -> "RequestRecord":
-        """Return the record of what goes on after the request has had its answer."""
+        """Return a record for the work that continues after the answer (deferred results)."""
         return RequestRecord(
             self.request_id,
             self.method,
@@ -139,7 +139,7 @@ class RequestRecord:
             self.span.end(summary)
 
     def summary(self, status: int) -> RequestSummary:
-        """Return what the request came to."""
+        """Return the finished request; `status` is the HTTP status, or DISCONNECTED."""
         figures = [work.figures() for work in self.work]
         first = [one.first_token_time for one in figures if one.first_token_time is not None]
         spent = [one.token_seconds for one in figures if one.token_seconds is not None]

@@ -16,7 +16,7 @@ from lmi_vllm.server.liveness import ANSWER_CHECK_SECONDS
 from lmi_vllm.server.supervisor import (
     ENGINE_DIED,
     ENGINE_HUNG,
-    MODEL_SPOILT,
+    MODEL_CORRUPTED,
     RESTART_PAUSE_SECONDS,
 )
 from tests.server.conftest import REAL_SECONDS, Engines, Serve, Serving, Slow, until
@@ -264,4 +264,4 @@ async def test_a_model_that_is_not_finite_any_more_is_replaced(
     assert engines.started[0].is_closed
     assert await server.infer() == 500
     await server.clock.advance(ANSWER_CHECK_SECONDS)
-    assert await server.ended() == (1, MODEL_SPOILT)
+    assert await server.ended() == (1, MODEL_CORRUPTED)

@@ -13,7 +13,7 @@ from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.server.context import ProcessGroup, ServerContext, new_service
-from lmi_vllm.server.model_keeper import ModelKeeper
+from lmi_vllm.server.model_manager import ModelManager
 from lmi_vllm.server.supervisor import FRONT_ENDS_DIED, RESTART_PAUSE_SECONDS, Outcome
 from tests.server.conftest import Engines, ManualClock, until
 
@@ -53,7 +53,7 @@ class Kept:
         self.clock, self.processes = ManualClock(), Processes()
         self.service = new_service(settings, self.clock)
         context = ServerContext(self.service, environ, {}, engines, self.processes, self.clock)
-        self._keeper = ModelKeeper(context, settings, typed)
+        self._keeper = ModelManager(context, settings, typed)
         self.run = asyncio.create_task(self._keeper.run("http://h", "curl"))
 
     async def became(self, state: State) -> None:

@@ -25,10 +25,10 @@ ROOMS = {
     "extension": r"translate\.draft\.Rule|web\.request\.RouteGroup"
     r"|checks\.secure_mode\.Checks"
     r"|commands\.serve\.ServeOtherwise|config\.(setting\.Setting|settings\.(Extra)?Settings)"
-    r"|server\.(model_files\.(FetchBeside|MakePackages|StartVariables)|model_keeper\.WithoutModel|code_start\.CodeLoader)"
+    r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.(base\.FetchMedia|factory\.EngineFactory)|server\.listeners\.ListenerContext"
     r"|server\.plan\.(AroundStart|PlannedStart|PlanVariables)"
-    r"|server\.context\.(BesideServer|MakeProcesses)|sources\.base\.Store",
+    r"|server\.context\.(ServerLifespan|MakeProcesses)|sources\.base\.Store",
     "clock": r"",
     "demo": r"",
     "telemetry": SHARED,
@@ -158,7 +158,7 @@ BREACHES = {
     "server/a.py": "def f():\n    import lmi_vllm.extras.front_ends.group",
     "server/b.py": "from lmi_vllm.extras import front_ends",
     "server/d.py": "import importlib\nimportlib.import_module('lmi_vllm.extras.seq2seq.engine')",
-    "server/c.py": "from lmi_vllm.commands.serve import leave",
+    "server/c.py": "from lmi_vllm.commands.serve import end_process",
     "extras/console/a.py": "from lmi_vllm.extras.bench.run import LoadRun",
     "cli.py": "from lmi_vllm.web.app import create_app",
 }

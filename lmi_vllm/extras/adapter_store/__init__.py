@@ -7,5 +7,5 @@ from lmi_vllm.extension import Extra, Lazy
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.adapter_store.settings:AdapterStoreSettings"),),
     late_rules=(Lazy("lmi_vllm.extras.adapter_store.settings:check_store"),),
-    beside_server=Lazy("lmi_vllm.extras.adapter_store.start:finding_adapters"),
+    lifespan=Lazy("lmi_vllm.extras.adapter_store.start:finding_adapters"),
 )

@@ -6,5 +6,5 @@ from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.deferred.settings:DeferredSettings"),),
-    beside_server=Lazy("lmi_vllm.extras.deferred.results:deferring"),
+    lifespan=Lazy("lmi_vllm.extras.deferred.results:deferring"),
 )

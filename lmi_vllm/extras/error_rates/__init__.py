@@ -6,5 +6,5 @@ from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.error_rates.rates:ErrorRateSettings"),),
-    beside_server=Lazy("lmi_vllm.extras.error_rates.rates:counting_errors"),
+    lifespan=Lazy("lmi_vllm.extras.error_rates.rates:counting_errors"),
 )

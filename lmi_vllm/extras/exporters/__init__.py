@@ -11,5 +11,5 @@ EXTRA: Final = Extra(
         Lazy("lmi_vllm.extras.exporters.percentiles:PercentileSettings"),
         Lazy("lmi_vllm.extras.exporters.sagemaker_lines:SageMakerSettings"),
     ),
-    beside_server=Lazy("lmi_vllm.extras.exporters.start:exporting"),
+    lifespan=Lazy("lmi_vllm.extras.exporters.start:exporting"),
 )

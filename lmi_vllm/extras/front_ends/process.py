@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import uvloop
 
-from lmi_vllm.clock import LAST_WORD_SECONDS
-from lmi_vllm.commands.serve import configure_server_logging, leave
+from lmi_vllm.clock import CUT_OFF_ANSWER_SECONDS
+from lmi_vllm.commands.serve import configure_server_logging, end_process
 from lmi_vllm.engine.vllm.processes import end_with_parent
 from lmi_vllm.extras.front_ends.board import Board, BoardRow
 from lmi_vllm.extras.front_ends.channel import (
@@ -172,7 +172,7 @@ class FrontEndProcess:
         self._channel.send(TelemetryLine(text))
 
     async def _close(self) -> None:
-        await self._queue.wait_own(LAST_WORD_SECONDS)
+        await self._queue.wait_own(CUT_OFF_ANSWER_SECONDS)
         for end in self._events.on_drained:
             await end()
         if self._listeners is not None:
@@ -200,7 +200,7 @@ def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(descriptor))
         logging.shutdown()
-        leave(0)
+        end_process(0)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lmi_vllm.engine.factory import settle, settle_again
+from lmi_vllm.engine.factory import freeze_heap, refreeze_heap
 from lmi_vllm.engine.vllm.factory import import_vllm
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.extras.front_ends.channel import (
@@ -66,9 +66,9 @@ class SeatedModel:
         async with self._engine_turn:
             await self._join(begin)
             if is_first:
-                settle()
+                freeze_heap()
             else:
-                settle_again()
+                refreeze_heap()
 
     async def leave(self) -> None:
         """Leave the engine, if there is one; its sockets are closed then."""

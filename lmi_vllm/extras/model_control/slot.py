@@ -27,7 +27,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.context import ServerContext
-from lmi_vllm.server.model_keeper import MakeSupervisor
+from lmi_vllm.server.model_manager import MakeSupervisor
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.supervisor import Outcome, Supervisor

@@ -30,7 +30,7 @@ from lmi_vllm.server.plan import StartPlan, plan_start
 logger = logging.getLogger(__name__)
 
 WORKER_ENDED = "a worker process of this node died"
-LAST_WORD_SECONDS = 5.0  # workers may notice before us that the leader went
+CUT_OFF_ANSWER_SECONDS = 5.0  # workers may notice before us that the leader went
 
 
 def follower(settings: Settings) -> ServeOtherwise | None:
@@ -92,7 +92,7 @@ async def _run_workers(
     if workers.done():
         logger.error(WORKER_ENDED)
         follower.leave()
-    await asyncio.wait({leading}, timeout=LAST_WORD_SECONDS)
+    await asyncio.wait({leading}, timeout=CUT_OFF_ANSWER_SECONDS)
     if leading.done():
         logger.info("the leader %s has gone: this node ends", leader)
         return 0, ""

@@ -7,5 +7,5 @@ from lmi_vllm.extension import Extra, Lazy
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.replicas.settings:ReplicaSettings"),),
     late_rules=(Lazy("lmi_vllm.extras.replicas.settings:check_state"),),
-    beside_server=Lazy("lmi_vllm.extras.replicas.start:sharing_adapters"),
+    lifespan=Lazy("lmi_vllm.extras.replicas.start:sharing_adapters"),
 )

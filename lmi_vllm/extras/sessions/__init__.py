@@ -7,5 +7,5 @@ from lmi_vllm.extension import Extra, Lazy
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.sessions.sessions:SessionSettings"),),
     late_rules=(Lazy("lmi_vllm.extras.sessions.start:check_store"),),
-    beside_server=Lazy("lmi_vllm.extras.sessions.start:keeping_sessions"),
+    lifespan=Lazy("lmi_vllm.extras.sessions.start:keeping_sessions"),
 )

@@ -8,5 +8,5 @@ EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.speculation.rules:SpeculationSettings"),),
     rules=(Lazy("lmi_vllm.extras.speculation.rules:configure"),),
     late_rules=(Lazy("lmi_vllm.extras.speculation.rules:check_draft_degree"),),
-    fetched_beside=(Lazy("lmi_vllm.extras.speculation.rules:fetch_draft"),),
+    additional_downloads=(Lazy("lmi_vllm.extras.speculation.rules:fetch_draft"),),
 )

@@ -8,5 +8,5 @@ EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.traces.endpoint:TraceSettings"),),
     late_rules=(Lazy("lmi_vllm.extras.traces.endpoint:put_endpoint"),),
     plan_variables=(Lazy("lmi_vllm.extras.traces.endpoint:plan_variables"),),
-    beside_server=Lazy("lmi_vllm.extras.traces.start:tracing"),
+    lifespan=Lazy("lmi_vllm.extras.traces.start:tracing"),
 )

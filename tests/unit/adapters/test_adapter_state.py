@@ -10,7 +10,7 @@ from lmi_vllm.adapters.adapter import Adapter, read_state, write_state
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import AdapterRefusedError, ModelSourceError
-from lmi_vllm.server.adapter_start import AdapterMemory
+from lmi_vllm.server.adapter_start import AdapterStateFile
 
 
 def resolve(src: str) -> str:
@@ -22,7 +22,7 @@ def resolve(src: str) -> str:
 
 async def started(path: Path) -> AdapterRegistry:
     """Return a registry restored from the file, which it keeps from then on."""
-    memory = AdapterMemory(path)
+    memory = AdapterStateFile(path)
     registry = AdapterRegistry(ScriptedEngine(), resolve, is_enabled=True, on_change=memory.keep)
     await registry.register(Adapter("local", "/model/adapters/local", is_local=True))
     await memory.restore(registry)

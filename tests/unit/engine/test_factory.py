@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from lmi_vllm.engine.factory import imports_without_collections, settle, settle_again
+from lmi_vllm.engine.factory import freeze_heap, imports_without_collections, refreeze_heap
 from lmi_vllm.engine.vllm.factory import check_libraries
 from lmi_vllm.errors import EngineStartError
 
@@ -47,11 +47,11 @@ def test_cycles_of_the_engine_before_are_freed() -> None:
     """What was frozen with the first engine is collected when the second one is there."""
     old = Cycle()
     gone = weakref.ref(old)
-    settle()
+    freeze_heap()
     del old
     gc.collect()
     assert gone() is not None  # frozen
-    settle_again()
+    refreeze_heap()
     assert gone() is None
     assert gc.get_freeze_count() > len(gc.get_objects())
 

@@ -8,7 +8,7 @@ import pytest
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments, ServingProfile
-from lmi_vllm.server.engines import ENGINES, SCRIPTED_SECONDS, EngineSurroundings
+from lmi_vllm.server.engines import ENGINES, SCRIPTED_SECONDS, EngineEnvironment
 
 
 def model(folder: Path, architecture: str) -> EngineArguments:
@@ -19,7 +19,7 @@ def model(folder: Path, architecture: str) -> EngineArguments:
 
 def test_vllm_runs_what_no_extra_takes(tmp_path: Path) -> None:
     """`--engine vllm` is the usual one."""
-    factory = ENGINES["vllm"](EngineSurroundings({}, {}, "json"))
+    factory = ENGINES["vllm"](EngineEnvironment({}, {}, "json"))
     assert factory.kind(model(tmp_path, "LlamaForCausalLM")) == "vllm"
     assert factory.kind(EngineArguments({"model": "a-name/on-the-hub"})) == "vllm"
     assert factory.reads_model
@@ -27,7 +27,7 @@ def test_vllm_runs_what_no_extra_takes(tmp_path: Path) -> None:
 
 async def test_the_scripted_engine_takes_every_model(tmp_path: Path) -> None:
     """It reads nothing of it; its pace comes from the environment."""
-    factory = ENGINES["scripted"](EngineSurroundings({SCRIPTED_SECONDS: "0.5"}, {}, "json"))
+    factory = ENGINES["scripted"](EngineEnvironment({SCRIPTED_SECONDS: "0.5"}, {}, "json"))
     arguments = model(tmp_path, "T5ForConditionalGeneration")
     assert (factory.kind(arguments), factory.reads_model) == ("scripted", False)
     await factory.load(arguments)

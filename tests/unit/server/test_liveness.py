@@ -13,7 +13,7 @@ from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import EngineFailureError, StartupError
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.messages import GenerationChunk, GenerationJob, HttpCall, OpenAIReply
-from lmi_vllm.server.liveness import ANSWER_CHECK_SECONDS, AnswerWatch, StallWatch, warm_up
+from lmi_vllm.server.liveness import ANSWER_CHECK_SECONDS, AnswerWatchdog, StallWatchdog, warm_up
 from tests.server.conftest import ManualClock
 from tests.support.scripted_application import ScriptedApplication
 
@@ -55,7 +55,7 @@ def lifecycle() -> Lifecycle:
 
 async def test_idle_engine_is_healthy(lifecycle: Lifecycle) -> None:
     """Nothing to do is no stall."""
-    watch = asyncio.create_task(StallWatch(ScriptedEngine(), lifecycle, SECONDS, Clock()).run())
+    watch = asyncio.create_task(StallWatchdog(ScriptedEngine(), lifecycle, SECONDS, Clock()).run())
     await asyncio.sleep(SECONDS * 5)
     assert lifecycle.state is State.HEALTHY
     watch.cancel()
@@ -64,7 +64,7 @@ async def test_idle_engine_is_healthy(lifecycle: Lifecycle) -> None:
 async def test_steps_keep_it_healthy(lifecycle: Lifecycle) -> None:
     """A long generation is no stall as long as steps come."""
     engine = ScriptedEngine(running_requests=1)
-    watch = asyncio.create_task(StallWatch(engine, lifecycle, 0.4, Clock()).run())
+    watch = asyncio.create_task(StallWatchdog(engine, lifecycle, 0.4, Clock()).run())
     for _ in range(20):
         engine.progress += 1
         await asyncio.sleep(0.05)
@@ -75,7 +75,7 @@ async def test_steps_keep_it_healthy(lifecycle: Lifecycle) -> None:
 async def test_requests_without_steps_are_a_stall(lifecycle: Lifecycle) -> None:
     """Health goes with the stall and comes back with the next step."""
     engine = ScriptedEngine(running_requests=1)
-    watch = asyncio.create_task(StallWatch(engine, lifecycle, SECONDS, Clock()).run())
+    watch = asyncio.create_task(StallWatchdog(engine, lifecycle, SECONDS, Clock()).run())
     assert await become(lifecycle, State.UNHEALTHY)
     engine.progress += 1
     assert await become(lifecycle, State.HEALTHY)
@@ -86,7 +86,7 @@ async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: L
     """Nobody else may ask it while it is unhealthy."""
     engine = StuckEngine()
     engine.running_requests = 1
-    watch = asyncio.create_task(StallWatch(engine, lifecycle, SECONDS, Clock()).run())
+    watch = asyncio.create_task(StallWatchdog(engine, lifecycle, SECONDS, Clock()).run())
     assert await become(lifecycle, State.UNHEALTHY)
     engine.running_requests = 0  # it timed out
     await asyncio.sleep(SECONDS * 5)
@@ -98,45 +98,45 @@ async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: L
 
 async def test_zero_is_off(lifecycle: Lifecycle) -> None:
     """LMI_STALL_TIMEOUT=0."""
-    await StallWatch(ScriptedEngine(running_requests=1), lifecycle, 0, Clock()).run()
+    await StallWatchdog(ScriptedEngine(running_requests=1), lifecycle, 0, Clock()).run()
     assert lifecycle.state is State.HEALTHY
 
 
 class SpoiltEngine(ScriptedEngine):
     """Fails its jobs from a certain one on, as numbers that are not finite do, or otherwise."""
 
-    is_spoilt = False
+    is_corrupted = False
     fails = False
 
     async def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Fail, or answer."""
-        if self.is_spoilt or self.fails:
+        if self.is_corrupted or self.fails:
             self.jobs.append(job)
-            self.not_finite += self.is_spoilt
+            self.not_finite += self.is_corrupted
             raise EngineFailureError("not finite")
         async for chunk in super().generate(job):
             yield chunk
 
 
-async def test_a_model_that_cannot_answer_any_more_is_spoilt() -> None:
+async def test_a_model_that_cannot_answer_any_more_is_corrupted() -> None:
     """A request of its own that was not finite makes it be asked; the answer decides."""
     engine, clock = SpoiltEngine(), ManualClock()
-    watch = AnswerWatch(engine, clock)
+    watch = AnswerWatchdog(engine, clock)
     running = asyncio.create_task(watch.run())
     await clock.advance(10 * ANSWER_CHECK_SECONDS)
     assert not engine.jobs
     engine.not_finite = 1  # one prompt: the model itself is well
     await clock.advance(2 * ANSWER_CHECK_SECONDS)
-    assert (len(engine.jobs), watch.spoilt.is_set()) == (1, False)
+    assert (len(engine.jobs), watch.corrupted.is_set()) == (1, False)
     engine.fails, engine.not_finite = True, 2  # it cannot answer, for another reason
     await clock.advance(2 * ANSWER_CHECK_SECONDS)
-    assert (len(engine.jobs), watch.spoilt.is_set()) == (2, False)
-    engine.is_spoilt, engine.not_finite = True, 3
+    assert (len(engine.jobs), watch.corrupted.is_set()) == (2, False)
+    engine.is_corrupted, engine.not_finite = True, 3
     await clock.advance(2 * ANSWER_CHECK_SECONDS)
     await asyncio.wait_for(running, 1)
-    assert watch.spoilt.is_set()
+    assert watch.corrupted.is_set()
 
 
 class Hearing(ScriptedApplication):

@@ -7,7 +7,7 @@ import pytest
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import Phase, State
-from lmi_vllm.server import model_keeper
+from lmi_vllm.server import model_manager
 from tests.server.conftest import Engines, Serve, Serving, engines, serve, until
 
 __all__ = ["engines", "serve"]
@@ -133,7 +133,7 @@ async def test_without_this_extra_the_start_says_what_is_missing(
 ) -> None:
     """A server that nothing could ever load a model into would be healthy for nothing."""
     left = {name: extra for name, extra in extras().items() if name != "model_control"}
-    monkeypatch.setattr(model_keeper, "extras", lambda: left)
+    monkeypatch.setattr(model_manager, "extras", lambda: left)
     server = await serve(model=None, SERVING_LOAD_MODELS="NONE")
     code, reason = await server.ended()
     assert (code, "needs the extra model_control" in reason) == (1, True)

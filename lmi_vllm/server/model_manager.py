@@ -1,4 +1,4 @@
-"""The model of a server, from its settings to its end; or, one after another, those registered."""
+"""The lifecycle of a server's model: the configured one, or those that are registered later."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRun(Protocol):
-    """A model that is started and kept, or the place of those that come later."""
+    """One model and its supervisor, or the slot for models that are registered later."""
 
     async def run(self) -> Outcome:
         """Return how the server has to end because of a model."""
@@ -40,8 +40,8 @@ MakeSupervisor = Callable[[StartPlan, Settings], Supervisor]
 WithoutModel = Callable[[ServerContext, CommandLine, MakeSupervisor], ModelRun]
 
 
-class ModelKeeper:
-    """Starts what the settings ask for, keeps it up, and ends it."""
+class ModelManager:
+    """Starts the configured model, supervises it, and closes it."""
 
     def __init__(self, context: ServerContext, settings: Settings, typed: CommandLine) -> None:
         self._context = context
