@@ -32,6 +32,7 @@ lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	$(PY) scripts/lint_prose.py
 
 format: setup
 	.venv/bin/ruff format .

@@ -56,9 +56,9 @@ LoRA slots = max_loras x max_lora_rank x (inputs + outputs of every linear layer
 - **Layers with a sliding window** keep the window and what the running steps add, not the whole sequence. vLLM keeps layers
   in groups of one size, which rounds their number up; the estimate counts so, too.
 - **LoRA**: tensor parallelism splits one of the two matrices, with `fully_sharded_loras` both.
-- **2 GiB** stand for the CUDA context, activations and graphs. They are a guess. Logs that were published show 1.35 GiB (8B,
-  eager, 24 GB), 2.4 GiB (8B, 24 GB), 3.0 GiB (8B, 80 GB) and 4.8 GiB (8B, 80 GB, tensor parallel 2); large mixtures have
-  taken more. vLLM measures it when it starts, and what fits there is what counts.
+- **2 GiB** stand for the CUDA context, activations and graphs. They are a guess. Published logs of 8B models
+  show 1.35 GiB (eager, 24 GB), 2.4 GiB (24 GB), 3.0 GiB (80 GB) and 4.8 GiB (80 GB, tensor parallel 2). Large mixtures
+  have taken more. vLLM measures it when it starts, and what fits there is what counts.
 
 Only what could not fit into an otherwise empty device is an error of `validate`; the rest is a warning with the numbers.
 None of this was measured on a GPU by us.

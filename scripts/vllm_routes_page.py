@@ -29,7 +29,7 @@ Every route that the HTTP application of vLLM {releases} can have, and what this
 A route that a column *there with* names something for is missing otherwise (404), but the routes of `--enable-scale-out`,
 which are 403 then. The switches that are arguments have options of their names, such as `option.enable_scale_out=true`.
 Tests hold the table to the application of the installed release and to the recorded routes of the others
-(`scripts/record_vllm_routes.py`); which of them a server has, it reads from the application that it loads.
+(`scripts/record_vllm_routes.py`). Which of them a server has, it reads from the application that it loads.
 """  # noqa: E501 - lines of the page
 WORDS: Final[Mapping[str, str]] = {
     "inference": "vLLM",

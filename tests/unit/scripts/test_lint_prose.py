@@ -1,0 +1,70 @@
+"""The linter of prose: what it finds in a page, with the line, and what it leaves alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.documentation import ROOT
+
+SCRIPT = ROOT / "scripts" / "lint_prose.py"
+LONG = " ".join(["word"] * 31)
+SHORT = " ".join(["word"] * 30)
+
+
+def lint(*pages: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script on pages, or on all of the repository's."""
+    command = [sys.executable, str(SCRIPT), *map(str, pages)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """Return where the test writes its page."""
+    return tmp_path / "page.md"
+
+
+def test_pages_of_the_repository_pass() -> None:
+    """What `make lint` asks."""
+    answer = lint()
+    assert (answer.returncode, answer.stdout) == (0, ""), answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        (f"# Page\n\nShort.\n{LONG}.\n", "page.md:3: a sentence of 31 words: word word"),
+        (f"Short.\n\n- one\n- {LONG}\n", "page.md:4: a sentence of 31 words"),
+        (f"| a | b |\n|---|---|\n| {LONG} | x |\n", "page.md:3: a sentence of 31 words"),
+        ("```text\nx\n```\nThis ends\nfor nobody.\n", "page.md:4: 'nobody': write no one"),
+        ("# For whoever reads\n", "page.md:1: 'whoever': write no one"),
+        ("A token costs 47 us there.\n", "page.md:1: '47 us': write µs"),
+        ("[an end point](endpoint.md)\n", "page.md:1: 'end point': write endpoint"),
+    ],
+)
+def test_finding_has_its_line(page: Path, text: str, finding: str) -> None:
+    """One line for each, and exit code 1."""
+    page.write_text(text)
+    answer = lint(page)
+    assert answer.returncode == 1
+    assert len(answer.stdout.splitlines()) == 1
+    assert finding in answer.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SHORT}. {SHORT}: {SHORT}\n",
+        f"{SHORT}\n\n{SHORT}\n- {SHORT}\n- {SHORT}\n",
+        f"| {SHORT}; {SHORT} |\n",
+        f"```text\nnobody {LONG}\n```\n",
+        "`nobody` and <!-- nobody\nnobody --> [this](nobody.md) by us, say us.\n",
+        f"Short.\n\n## Arguments of vLLM 0.32\n\n{LONG} nobody\n",
+    ],
+)
+def test_what_is_no_finding(page: Path, text: str) -> None:
+    """Code, comments and addresses, texts of vLLM, and sentences within the bound."""
+    page.write_text(text)
+    answer = lint(page)
+    assert (answer.returncode, answer.stdout) == (0, "")
