@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
 Find = Callable[[str], Awaitable[None]]  # name
+OnChange = Callable[[Collection[Adapter]], None]
 
 
 class Sharing(Protocol):
@@ -72,15 +73,14 @@ class AdapterRegistry:
         is_enabled: bool,
         reserved_names: Collection[str] = (),
         load_code: LoadCode = no_code,
-        on_change: Callable[[Collection[Adapter]], None] = ignore_change,
     ) -> None:
         self.is_enabled = is_enabled
+        self.on_change: OnChange = ignore_change
         self.publish: Publish = publish_nowhere
         self.find: Find | None = None
         self.sharing: Sharing | None = None
         self.changes: set[asyncio.Task[Any]] = set()
         self._reserved_names = frozenset(reserved_names)
-        self._on_change = on_change
         self._adapters: dict[str, Adapter] = {}
         self._loads = AdapterLoads(engine, resolve, load_code)
         self._names = KeyedLock()
@@ -298,6 +298,6 @@ class AdapterRegistry:
 
     async def _changed(self, name: str) -> None:
         async with self._state_lock:
-            await asyncio.to_thread(self._on_change, tuple(self))
+            await asyncio.to_thread(self.on_change, tuple(self))
         if self.sharing is not None:
             await self.sharing.changed(name)

@@ -22,7 +22,6 @@ from lmi_vllm.config.variable_names import (
 )
 from lmi_vllm.extension import extras
 from lmi_vllm.origin import Origin, OriginKind
-from lmi_vllm.sources.local import is_url
 
 # Extra -> the names that it reads (`make docs` writes it), so that a setting of an extra that is
 # not installed is reported instead of being ignored.
@@ -34,10 +33,8 @@ READ_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_CONSOLE": "console",
         "LMI_FRONTEND_PROCESSES": "front_ends",
-        "adapters_state": "replicas",
     }
 )
-_READ_AS_URL: Final = ("adapters_state",)  # a path is the core's
 
 
 @functools.cache
@@ -132,8 +129,6 @@ class UnknownNames:
         """Report settings of the core that have no effect because their extra is not installed."""
         for setting in settings:
             extra = READ_BY_EXTRAS.get(setting.name)
-            if setting.name in _READ_AS_URL and not is_url(str(setting.value)):
-                continue
             if extra is not None and setting.is_set and extra not in extras():
                 (self.report.fail if self.is_strict else self.report.warn)(
                     f"{setting.label} {_missing(extra)}"

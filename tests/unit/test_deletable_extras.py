@@ -60,7 +60,7 @@ def test_server_works_without(names: Collection[str], tmp_path: Path) -> None:
 
 def test_state_in_a_store_is_named_where_nothing_shares_it(tmp_path: Path) -> None:
     """Without their extras its URL is neither shared nor taken for a path of this machine."""
-    folder = package_without(["replicas", "object_stores"], tmp_path)
+    folder = package_without(["adapters_state", "object_stores"], tmp_path)
     server = start(folder, *SERVE, OPTION_ADAPTERS_STATE="s3://bucket/state.json")
     for line in server.stdout or ():
         if line.startswith("Ready on "):
@@ -71,7 +71,9 @@ def test_state_in_a_store_is_named_where_nothing_shares_it(tmp_path: Path) -> No
             server.send_signal(signal.SIGTERM)
     _, problems = server.communicate(timeout=60)
     assert server.returncode == 0, problems
-    assert "(OPTION_ADAPTERS_STATE) has no effect: it needs the extra replicas, which" in problems
+    assert (
+        "OPTION_ADAPTERS_STATE has no effect: it needs the extra adapters_state, which" in problems
+    )
     assert not (tmp_path / "s3:").exists()
 
 

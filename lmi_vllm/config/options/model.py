@@ -82,6 +82,4 @@ class Lora(Section):
         warns("vLLM no longer has LongLoRA scaling"))
     adapters: str = option(parse.plain_text, ours(), default="adapters", values="name",
         note="Sub-directory of the model directory scanned for adapters.")
-    adapters_state: str | None = option(parse.plain_text, ours(), values="path, `s3://bucket/key`",
-        note="File that remembers adapters registered over the API, or object that replicas share.")
     # fmt: on

@@ -22,8 +22,9 @@ from lmi_vllm.errors import (
     RequestError,
 )
 from lmi_vllm.extras.adapter_store.files import SEPARATOR, AdapterFiles
-from lmi_vllm.extras.adapter_store.kept import Kept, KeptAdapters, Terms
+from lmi_vllm.extras.adapter_store.kept import Kept, KeptAdapters
 from lmi_vllm.extras.adapter_store.names import NAME, Absences
+from lmi_vllm.extras.adapter_store.settings import Terms
 from lmi_vllm.extras.adapter_store.stores import AdapterStore, FoundAdapter
 from lmi_vllm.inference.hooks import NO_HOOKS
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError

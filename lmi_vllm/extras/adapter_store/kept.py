@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterCapacityError, ResourceNotFoundError
 from lmi_vllm.extras.adapter_store.files import SEPARATOR, AdapterFiles
+from lmi_vllm.extras.adapter_store.settings import Terms
 from lmi_vllm.extras.adapter_store.stores import FoundAdapter
-from lmi_vllm.sources.base import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +22,6 @@ class Kept:
     version: str
     key: str  # of its files
     checked: float  # when the store was asked last
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms adapters are found."""
-
-    limits: Limits  # of each
-    refresh_seconds: float
-    drop_seconds: Callable[[], float]  # that requests have to end on what is dropped
 
 
 class KeptAdapters:

@@ -1,10 +1,13 @@
 """Where adapters are found that no call has registered, and how many of them are kept."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
+from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import is_url
 from lmi_vllm.sources.table import is_store, unclaimed_reason
 from lmi_vllm.translate.draft import ArgumentDraft
@@ -28,6 +31,15 @@ class AdapterStoreSettings(ExtraSettings):
         values="seconds", note="After so long the next request has its adapter compared with the "
         "store; 0: each does.")
     # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms adapters are found."""
+
+    limits: Limits  # of each
+    refresh_seconds: float
+    drop_seconds: Callable[[], float]  # that requests have to end on what is dropped
 
 
 def check_store(draft: ArgumentDraft) -> None:

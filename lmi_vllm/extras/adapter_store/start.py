@@ -12,9 +12,8 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.extras.adapter_store.files import claimed_files
 from lmi_vllm.extras.adapter_store.found import FoundAdapters
-from lmi_vllm.extras.adapter_store.kept import Terms
 from lmi_vllm.extras.adapter_store.names import NAME
-from lmi_vllm.extras.adapter_store.settings import GIB, AdapterStoreSettings
+from lmi_vllm.extras.adapter_store.settings import GIB, AdapterStoreSettings, Terms
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments

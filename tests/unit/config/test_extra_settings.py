@@ -110,15 +110,11 @@ def test_rows_of_the_core_that_an_extra_obeys(monkeypatch: pytest.MonkeyPatch) -
     assert load_settings({}, kinds=()).warnings == ()
 
 
-@pytest.mark.parametrize("path", ["/var/state.json", "file:///var/state.json", "state.json"])
-def test_state_of_adapters_is_an_extra_s_only_in_a_store(
-    monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    """A file of this machine is the core's."""
-    monkeypatch.setattr(unknown_names, "extras", dict)
-    assert load_settings({"OPTION_ADAPTERS_STATE": path}, kinds=()).warnings == ()
-    (warning,) = load_settings({"OPTION_ADAPTERS_STATE": "s3://b/key"}, kinds=()).warnings
-    assert "needs the extra replicas, which is not installed" in warning
+@pytest.mark.parametrize("place", ["/var/state.json", "file:///state.json", "s3://b/key"])
+def test_state_of_adapters_is_an_extra_s(place: str) -> None:
+    """Wherever it is, it is not ignored in silence."""
+    (warning,) = load_settings({"OPTION_ADAPTERS_STATE": place}, kinds=()).warnings
+    assert "needs the extra adapters_state, which is not installed" in warning
 
 
 def test_options_of_an_extra_are_read_like_the_core_s() -> None:

@@ -11,7 +11,7 @@ from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.extras.adapter_store.files import claimed_files
 from lmi_vllm.extras.adapter_store.found import FoundAdapters
-from lmi_vllm.extras.adapter_store.kept import Terms
+from lmi_vllm.extras.adapter_store.settings import Terms
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
 from tests.support.adapter_files import CAPITALS, WEIGHTS, make_adapter
 from tests.support.s3_server import BUCKET, S3Server

@@ -14,8 +14,8 @@ from typing import Final
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import DownloadError, LmiError
-from lmi_vllm.extras.replicas.state import ReplicaReport, Shared, StateObject
-from lmi_vllm.extras.replicas.taken import TakenAdapters
+from lmi_vllm.extras.adapters_state.shared_object import ReplicaReport, Shared, StateObject
+from lmi_vllm.extras.adapters_state.taken import TakenAdapters
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectChangedError, UnreachableError
 
 logger = logging.getLogger(__name__)

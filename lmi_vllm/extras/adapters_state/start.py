@@ -1,4 +1,4 @@
-"""The shared adapters of a server: read before it is ready, kept the same until it ends."""
+"""The kept adapters of a server: read before it is ready, kept the same until it ends."""
 
 import asyncio
 import contextlib
@@ -7,17 +7,21 @@ import re
 import socket
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extras.replicas.settings import ReplicaSettings
-from lmi_vllm.extras.replicas.sharing import ReplicaAdapters
-from lmi_vllm.extras.replicas.state import StateObject
+from lmi_vllm.extras.adapters_state.file import AdapterStateFile
+from lmi_vllm.extras.adapters_state.settings import AdaptersStateSettings
+from lmi_vllm.extras.adapters_state.shared_object import StateObject
+from lmi_vllm.extras.adapters_state.sharing import ReplicaAdapters
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.sources.base import Store
+from lmi_vllm.sources.local import is_url, without_file_scheme
 from lmi_vllm.sources.table import store_of
 from lmi_vllm.telemetry.metrics import STATE_AGE_SECONDS, STATE_MISSING
 
@@ -29,7 +33,7 @@ WATCH_SECONDS: Final = 1.0
 
 
 class Replica:
-    """Shares the adapters of each model of this server, where the settings ask for it."""
+    """Keeps the adapters of each model of this server, where the settings ask for it."""
 
     def __init__(
         self, service: InferenceService, environ: Mapping[str, str], settings: Settings
@@ -44,15 +48,27 @@ class Replica:
         """Go by these settings from the next model on."""
         self._settings = settings
 
-    async def share(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
-        """Return when the registry has what is shared."""
+    async def keep(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
+        """Return when the registry has what is kept; the first process does so for all.
+
+        Raises:
+            ModelSourceError: what is kept cannot be read.
+        """
         await self.close()
-        place = self._settings.model.adapters_state or ""
-        if sources is None or (store := store_of(place)) is None:
+        place = self._settings.extra(AdaptersStateSettings).adapters_state or ""
+        if sources is None or not place:
             return
+        if (store := store_of(place)) is not None:
+            await self._share(registry, place, store)
+        elif not is_url(place):
+            memory = AdapterStateFile(Path(without_file_scheme(place)))
+            registry.on_change = memory.keep
+            await memory.restore(registry)
+
+    async def _share(self, registry: AdapterRegistry, place: str, store: Store) -> None:
         folder, _, name = place.rpartition("/")
         state = StateObject(store.make_store(f"{folder}/", self._environ), name, replica_name())
-        asked = self._settings.extra(ReplicaSettings)
+        asked = self._settings.extra(AdaptersStateSettings)
         self._shared = shared = ReplicaAdapters(
             registry,
             state,
@@ -98,15 +114,15 @@ def replica_name() -> str:
 
 
 @contextlib.asynccontextmanager
-async def sharing_adapters(
+async def keeping_adapters(
     service: InferenceService,
     settings: Settings,
     environ: Mapping[str, str],
     events: ServerEvents,
 ) -> AsyncIterator[None]:
-    """Share adapters as the settings of each model ask for it."""
+    """Keep adapters as the settings of each model ask for it."""
     replica = Replica(service, environ, settings)
     events.on_plan.append(replica.take)
-    events.on_adapters.append(replica.share)
+    events.on_adapters.append(replica.keep)
     yield
     await replica.close()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.adapter import Adapter, read_state, write_state
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import AdapterRefusedError, ModelSourceError
-from lmi_vllm.server.adapter_start import AdapterStateFile
+from lmi_vllm.extras.adapters_state.file import AdapterStateFile, read_state, write_state
 
 
 def resolve(src: str) -> str:
@@ -23,7 +23,8 @@ def resolve(src: str) -> str:
 async def started(path: Path) -> AdapterRegistry:
     """Return a registry restored from the file, which it keeps from then on."""
     memory = AdapterStateFile(path)
-    registry = AdapterRegistry(ScriptedEngine(), resolve, is_enabled=True, on_change=memory.keep)
+    registry = AdapterRegistry(ScriptedEngine(), resolve, is_enabled=True)
+    registry.on_change = memory.keep
     await registry.register(Adapter("local", "/model/adapters/local", is_local=True))
     await memory.restore(registry)
     return registry

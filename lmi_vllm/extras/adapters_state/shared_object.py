@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from lmi_vllm.adapters.adapter import Adapter, adapter_of, entry_of
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import ModelSourceError
+from lmi_vllm.extras.adapters_state.file import adapter_of, entry_of
 from lmi_vllm.sources.base import ObjectStore
 
 VERSION: Final = 1

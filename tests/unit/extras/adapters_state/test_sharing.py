@@ -16,9 +16,9 @@ from lmi_vllm.errors import (
     ModelSourceError,
     ResourceNotFoundError,
 )
-from lmi_vllm.extras.replicas import sharing, taken
-from lmi_vllm.extras.replicas.sharing import ReplicaAdapters
-from lmi_vllm.extras.replicas.state import StateObject
+from lmi_vllm.extras.adapters_state import sharing, taken
+from lmi_vllm.extras.adapters_state.shared_object import StateObject
+from lmi_vllm.extras.adapters_state.sharing import ReplicaAdapters
 from lmi_vllm.sources.table import store_of
 from tests.support.s3_server import BUCKET, Refusal, S3Server
 

@@ -1,4 +1,4 @@
-"""How often the adapters that replicas share are read."""
+"""Where the adapters are kept that calls register."""
 
 from typing import ClassVar
 
@@ -10,12 +10,14 @@ from lmi_vllm.sources.table import is_store, unclaimed_reason
 from lmi_vllm.translate.draft import ArgumentDraft
 
 
-class ReplicaSettings(ExtraSettings):
-    """How often the adapters that replicas share are read."""
+class AdaptersStateSettings(ExtraSettings):
+    """Where adapters are kept, and how often those that replicas share are read."""
 
     section: ClassVar[str] = "LoRA adapters"
 
     # fmt: off
+    adapters_state: str | None = option(parse.plain_text, ours(), values="path, URL of an object",
+        note="File that remembers adapters registered over the API, or object that replicas share.")
     adapters_state_refresh_seconds: float = option(parse.seconds, ours(), default=5.0,
         values="seconds", note="How often `option.adapters_state` is read where it is in S3.")
     # fmt: on
@@ -23,7 +25,7 @@ class ReplicaSettings(ExtraSettings):
 
 def check_state(draft: ArgumentDraft) -> None:
     """Find a state that names no object, or one in a store that is not known here."""
-    state = draft.settings.model.adapters_state or ""
+    state = draft.settings.extra(AdaptersStateSettings).adapters_state or ""
     if not is_url(state):
         return
     scheme, _, path = state.partition("://")
