@@ -81,7 +81,7 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
         )
         if is_ready:
             service.attach(Runtime(engine, profile, registry, code.hooks))
-            lifecycle.become(State.HEALTHY)
+            lifecycle.set_state(State.HEALTHY)
         return await aiohttp_client(create_app(service, options))
 
     return start

@@ -1,4 +1,4 @@
-"""Is this folder a LoRA adapter that the served model can take? Answered without torch or vLLM.
+"""Checks that a folder is a LoRA adapter for the served model, without torch or vLLM.
 
 What can be known from files is refused here, so that the engine's loader sees sound adapters only;
 what cannot be known (a base model that is not local, quantised, or of unknown layout) is left to
@@ -73,7 +73,7 @@ def describe_base(model: Path, names: tuple[str, ...], max_lora_rank: int) -> Ba
 
 
 def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
-    """Return when nothing speaks against the adapter in `folder`; `shown` is its source.
+    """Return when the adapter in `folder` passes every check; errors call it `shown`.
 
     Raises:
         AdapterRefusedError: what is wrong with it.

@@ -31,7 +31,7 @@ async def no_code(_name: str, _path: str) -> Hooks:
 
 
 class ReferenceCount:
-    """How many requests hold one load of an adapter."""
+    """The reference count of one load of an adapter: the requests that use it."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -157,19 +157,19 @@ class KeyedLock:
                 del self._users[key], self._locks[key]
 
 
-class HasChanges(Protocol):
-    """An object whose `uninterrupted` methods run as tasks of their own."""
+class HasShieldedCalls(Protocol):
+    """An object whose `shielded` methods run as tasks of their own."""
 
     changes: set[asyncio.Task[Any]]  # that have not ended
 
 
-S = TypeVar("S", bound=HasChanges)
+S = TypeVar("S", bound=HasShieldedCalls)
 
 
-def uninterrupted(
+def shielded(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """Return a method that is carried out to its end also when its caller is cancelled."""
+    """Run a method to its end also when its caller is cancelled (`asyncio.shield`)."""
 
     @functools.wraps(method)
     async def call(owner: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

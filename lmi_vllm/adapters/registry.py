@@ -14,7 +14,7 @@ from lmi_vllm.adapters.loads import (
     LoadCode,
     Resolve,
     no_code,
-    uninterrupted,
+    shielded,
 )
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
@@ -36,13 +36,13 @@ OnChange = Callable[[Collection[Adapter]], None]
 
 
 class Sharing(Protocol):
-    """What has other servers do what calls have this one do."""
+    """Replicates changes of adapters to other servers."""
 
     async def changed(self, name: str) -> None:
-        """Take note of a change of this name, also one that this object has made itself."""
+        """Called after each change of this name, including those that this object made."""
 
     async def confirm(self, name: str) -> Mapping[str, str]:
-        """Return when every server has it: what has not confirmed it in time, with the reason."""
+        """Wait until every server has the change; return which have not in time, and why."""
 
 
 def ignore_change(_: Collection[Adapter]) -> None:
@@ -124,8 +124,8 @@ class AdapterRegistry:
         adapter = self._adapters.get(name)
         return adapter is not None and self._loads.is_held(adapter.ref)
 
-    async def bring_in(self, name: str) -> None:
-        """Have the adapter that a request names found, where something finds adapters.
+    async def find_on_demand(self, name: str) -> None:
+        """Await `find` for the adapter that a request names, where an extra has put one.
 
         Raises:
             LmiError: it is there and cannot be served now.
@@ -141,7 +141,7 @@ class AdapterRegistry:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: it is registered, but cannot be loaded now.
         """
-        await self.bring_in(name)
+        await self.find_on_demand(name)
         while (adapter := self._adapters.get(name)) is not None and adapter.ref is None:
             await self.load_on_first_use(name, alias)  # it may change again before this goes on
         if adapter is None or adapter.ref is None:
@@ -149,7 +149,7 @@ class AdapterRegistry:
         with self._loads.hold(adapter.ref):
             yield adapter
 
-    @uninterrupted
+    @shielded
     async def load_on_first_use(self, name: str, alias: str | None = None) -> Adapter:
         """Return a registered adapter, loaded now if it was not.
 
@@ -169,7 +169,7 @@ class AdapterRegistry:
                 await self.publish(tuple(self), 0.0)
             return adapter
 
-    @uninterrupted
+    @shielded
     async def register(self, adapter: Adapter, alias: str | None = None) -> None:
         """Load (if preloaded) and list a new adapter; on any failure nothing of it stays.
 
@@ -194,7 +194,7 @@ class AdapterRegistry:
             await self.publish(tuple(self), 0.0)
         await self._changed(adapter.name)
 
-    @uninterrupted
+    @shielded
     async def replace(self, adapter: Adapter, timeout_seconds: float) -> None:
         """Put new weights under a registered name; running requests end on the old ones.
 
@@ -214,7 +214,7 @@ class AdapterRegistry:
         current.hooks.forget()
         await self._changed(adapter.name)
 
-    @uninterrupted
+    @shielded
     async def update(
         self, name: str, wanted: Adapter, timeout_seconds: float, alias: str | None = None
     ) -> None:
@@ -239,7 +239,7 @@ class AdapterRegistry:
         await self._loads.unload(dropped, timeout_seconds)
         await self._changed(name)
 
-    @uninterrupted
+    @shielded
     async def unregister(
         self,
         name: str,

@@ -1,4 +1,4 @@
-"""The admission of requests: a limit on what is in flight, and the end of all of it."""
+"""Admission control: a limit on requests in flight, and their cancellation at shutdown."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ class Admission:
         self.limit = limit
 
     def share(self, slots: QueueSlots) -> None:
-        """Count on the board of all front-end processes from now on; to be called while idle."""
+        """Use the slots that all front-end processes share from now on; call it while idle."""
         self._slots = slots
 
     def check_room(self, count: int = 1) -> None:
@@ -113,20 +113,20 @@ class Admission:
             if not self._in_flight:
                 self._idle.set()
 
-    def watch_end(self, on_end: Callable[[], None]) -> None:
-        """Call `on_end` when all that is in flight is to end."""
+    def subscribe_end(self, on_end: Callable[[], None]) -> None:
+        """Call `on_end` when `cancel_all` is called."""
         self._on_end.append(on_end)
 
-    def end_all(self) -> None:
-        """Cancel what is in flight; each request still answers, with `shutdown_error`."""
+    def cancel_all(self) -> None:
+        """Cancel every request in flight; each is answered with `shutdown_error`."""
         self._is_ending = True
         for task in tuple(self._tasks):
             task.cancel()
-        for tell in self._on_end:
-            tell()
+        for on_end in self._on_end:
+            on_end()
 
     def shutdown_error(self) -> NotReadyError | None:
-        """Take back a cancellation that came from `end_all` and return what to answer.
+        """Take back a cancellation that came from `cancel_all` and return what to answer.
 
         None when it came from elsewhere: then the client is gone, and no answer is wanted.
         """

@@ -1,4 +1,4 @@
-"""One admitted request: the model as it found it, and everything it holds until its end."""
+"""The context of one admitted request: the model it uses and every resource it holds."""
 
 import contextlib
 import copy
@@ -45,7 +45,7 @@ class Runtime:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether code of the user's sees requests, or their answers."""
+        """Whether a hook of the base model or an adapter sees requests or answers."""
         found = (self.hooks, *(adapter.hooks for adapter in self.adapters))
         return any(hooks.handle or hooks.input or hooks.output for hooks in found)
 
@@ -195,27 +195,27 @@ class RequestContext:
 
 
 class RequestStep:
-    """What an extra does in the way of a request to `/invocations` or its like; here nothing."""
+    """A middleware step of an extra on inference routes; every method of this base passes on."""
 
     async def before(
         self, call: InferenceCall, answer: Callable[[], Coroutine[Any, Any, Reply]]
     ) -> Reply | None:
-        """Answer it before it is admitted; `answer` is how the server would. None: it does."""
+        """Return an answer before admission; None passes on. `answer` is what would follow."""
         return None
 
     async def check(self, call: InferenceCall) -> None:
-        """Refuse it once it is admitted and before it is decoded, unless the user's code answers.
+        """Check an admitted request before its body is decoded; not called for users' handlers.
 
         Raises:
             LmiError: it is refused.
         """
 
     async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
-        """Answer its payload, which has passed the input hook; None: the engine does."""
+        """Return an answer to the decoded payload; None passes it on to the engine."""
         return None
 
-    def binds(self, properties: Mapping[str, str]) -> bool:
-        """Whether it leaves or asks for something that only this process of the server has."""
+    def is_process_bound(self, properties: Mapping[str, str]) -> bool:
+        """Whether such a request creates or reads state that only this process has."""
         return False
 
 
@@ -226,7 +226,7 @@ async def _found(
     if not isinstance(model, str) or not model:
         return None
     async with deadline:
-        await adapters.bring_in(model)
+        await adapters.find_on_demand(model)
     return model if model in adapters else None
 
 

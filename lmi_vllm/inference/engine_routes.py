@@ -49,7 +49,7 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         answer = await application.call(http)
         if route.kind is RouteKind.MANAGEMENT and http.method not in _READING:
             is_asleep = await application.is_asleep()
-            context.queue.lifecycle.rest(is_asleep=is_asleep)
+            context.queue.lifecycle.set_asleep(is_asleep=is_asleep)
         return _reply(answer)
     if context.runtime.has_hooks and "json" in http.headers.get("Content-Type", "json"):
         return await ask(context, http.path.removeprefix("/v1").removeprefix("/"))

@@ -1,4 +1,4 @@
-"""What the pipeline knows of the user's code: up to three functions around a request.
+"""The protocols of users' code: an input hook, a handler and an output hook.
 
 The custom_code extra finds, loads and calls such code; without it there are no hooks.
 """
@@ -38,7 +38,7 @@ class InputHook(Protocol):
 
 
 class OutputHook(Protocol):
-    """Makes the whole answer out of vLLM's."""
+    """Turns vLLM's response into the answer."""
 
     def completion_request(
         self, request: "LmiRequest", payload: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The life of the server: the phase of a start, its state, and what `/ping` says of both."""
+"""The server's lifecycle: its state, the phase of a start, and the answer of `/ping`."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class StartProgress:
-    """How far a start is: its phase, the seconds of each, and the numbers of a download."""
+    """Progress of a start: its phase, the seconds of each phase, and the download's numbers."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.phase = Phase.SETTINGS
@@ -66,7 +66,7 @@ class StartProgress:
         return {**self._spent, self.phase: self._spent.get(self.phase, 0.0) + running}
 
     def enter(self, phase: Phase) -> None:
-        """Come to `phase`, unless the start is there already; it may come back to one."""
+        """Enter `phase`; no effect if it is the running one. A phase may be entered again."""
         if phase is self.phase:
             return
         self._spent, now = dict(self.phase_seconds), self._now()
@@ -85,7 +85,7 @@ class StartProgress:
         self.phase, self.progress = Phase.ENGINE, _NOTHING
 
     def end(self) -> None:
-        """Stop counting: the start is over, whatever came of it."""
+        """Stop the clock: the start is over, with success or not."""
         self._spent, self._is_running = dict(self.phase_seconds), False
 
 
@@ -105,13 +105,13 @@ class Lifecycle:
         self.state = State.PENDING
         self.model_name = model_name
         self.has_model = True
-        self.notes: dict[str, object] = {}  # that /ping shows beside the status
-        # Told of the fault of each error that is answered, or of a status that has none of ours.
+        self.ping_details: dict[str, object] = {}  # that /ping shows beside the status
+        # Called with the fault of each error answer, or its status where the error is not ours.
         self.on_failure: list[Callable[[Fault | int], None]] = []
-        self._has_lost_health = False
+        self._is_marked_unhealthy = False
         self._hides_failure = False
         self._is_registered = False
-        self._watchers: list[Callable[[State], None]] = []
+        self._subscribers: list[Callable[[State], None]] = []
 
     @property
     def is_serving(self) -> bool:
@@ -119,17 +119,17 @@ class Lifecycle:
         return self.has_model and self.state is State.HEALTHY
 
     def note_failure(self, cause: Fault | int) -> None:
-        """Tell of the fault that a request was answered with, or of the status."""
-        for tell in self.on_failure:
-            tell(cause)
+        """Report the fault, or the status, that a request was answered with to `on_failure`."""
+        for on_failure in self.on_failure:
+            on_failure(cause)
 
-    def lose_health(self) -> None:
-        """Be 503 on `/ping` until the process ends; requests are answered on."""
-        self._has_lost_health = True
+    def mark_unhealthy(self) -> None:
+        """Make `/ping` 503 until the process ends; requests are still answered."""
+        self._is_marked_unhealthy = True
 
-    def watch(self, on_state: Callable[[State], None]) -> None:
+    def subscribe(self, on_state: Callable[[State], None]) -> None:
         """Call `on_state` with each state from now on."""
-        self._watchers.append(on_state)
+        self._subscribers.append(on_state)
 
     def expect_model(self, name: str, *, hides_failure: bool = False) -> None:
         """Take the name of the model that is being started.
@@ -145,33 +145,33 @@ class Lifecycle:
         self.begin_restart()
 
     def remove_model(self) -> None:
-        """Be a healthy server without a model."""
+        """Enter the state of a healthy server without a model."""
         self.has_model = self._is_registered = False
-        self.become(State.HEALTHY)
+        self.set_state(State.HEALTHY)
 
     def begin_restart(self) -> None:
-        """Be as before the first start, from the engine phase on."""
-        self.become(State.PENDING)
+        """Return to PENDING, from the engine phase on."""
+        self.set_state(State.PENDING)
         self.start.restart()
 
-    def become(self, state: State) -> None:
+    def set_state(self, state: State) -> None:
         """Enter `state`; once draining or failed, there is no way back to healthy."""
         if self.state not in (State.DRAINING, State.FAILED) or state is State.FAILED:
             if self.state is State.PENDING:
                 self.start.end()
             self.state = state
-            for tell in self._watchers:
-                tell(state)
+            for on_state in self._subscribers:
+                on_state(state)
 
-    def rest(self, *, is_asleep: bool) -> None:
-        """Follow an engine that was put to sleep by a call, or woken."""
+    def set_asleep(self, *, is_asleep: bool) -> None:
+        """Enter ASLEEP from HEALTHY, or HEALTHY from ASLEEP; other states stay."""
         if is_asleep and self.state is State.HEALTHY:
-            self.become(State.ASLEEP)
+            self.set_state(State.ASLEEP)
         elif not is_asleep and self.state is State.ASLEEP:
-            self.become(State.HEALTHY)
+            self.set_state(State.HEALTHY)
 
-    def follow(self, state: State, *, has_model: bool) -> None:
-        """Take over what another process, which answers for health, has come to."""
+    def mirror(self, state: State, *, has_model: bool) -> None:
+        """Copy the state of the process that answers health checks."""
         self.state, self.has_model = state, has_model
 
     def ping(self) -> tuple[int, dict[str, Any]]:
@@ -183,8 +183,8 @@ class Lifecycle:
             entry["phase"] = str(self.start.phase)
             entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
             entry |= self.start.progress
-        entry |= self.notes
-        is_fine = self.state is State.HEALTHY and not self._has_lost_health
+        entry |= self.ping_details
+        is_fine = self.state is State.HEALTHY and not self._is_marked_unhealthy
         is_hidden = (self.state is State.FAILED and self._hides_failure) or (
             self.state is State.PENDING and self._is_registered
         )

@@ -1,4 +1,4 @@
-"""A request on its way: prepare (decode, adapters, hooks), execute (a lane), render."""
+"""The request pipeline: prepare (decode, adapters, hooks), execute (a lane), render."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _UNHOOKED_KINDS: Final = frozenset({"tokenize", "detokenize"})
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is asked of which lane, and how its answer is rendered."""
+    """A decoded request: its lane, the lane's payload, and the renderer of the answer."""
 
     payload: Mapping[str, Any]  # of the request
     kind: str = ""  # of vLLM's handlers; empty is the LMI lane
@@ -64,7 +64,7 @@ async def ask(context: RequestContext, kind: str, payload: Any = None) -> Reply:
         if is_hooked:
             output = context.hooks.output
             payload = await prepare(context, payload)
-        prepared = Prepared(payload, kind, output=output, reply=_as_it_is)
+        prepared = Prepared(payload, kind, output=output, reply=_unchanged)
         return context.deliver(await render(context, prepared, await execute(context, prepared)))
 
 
@@ -76,15 +76,15 @@ async def prepare(context: RequestContext, payload: Any) -> dict[str, Any]:
         PayloadError: there is no hook, and the payload is not for us to read.
     """
     if context.hooks.input is not None:
-        return await _through(context, context.hooks.input, payload)
+        return await _input_hooked(context, context.hooks.input, payload)
     if not isinstance(payload, dict) or isinstance(payload.get("inputs"), bytes):
         decode_body(context.call.body, context.call.content_type)  # says why
         raise PayloadError("the body must be a JSON object")
     return payload
 
 
-async def _through(context: RequestContext, hook: InputHook, payload: Any) -> dict[str, Any]:
-    """Return the payload that the hook makes; whatever it does, the adapter stays the same.
+async def _input_hooked(context: RequestContext, hook: InputHook, payload: Any) -> dict[str, Any]:
+    """Return the payload that the hook makes; it cannot change the adapter.
 
     Raises:
         CustomCodeError: the hook failed.
@@ -207,5 +207,5 @@ def _decode(context: RequestContext) -> Any:
         raise
 
 
-def _as_it_is(answer: OpenAIReply) -> Reply:
+def _unchanged(answer: OpenAIReply) -> Reply:
     return Reply(answer.status, answer.content_type, answer.body, answer.stream, answer.headers)

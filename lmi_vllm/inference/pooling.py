@@ -34,7 +34,7 @@ _PARAMETERS: Final[Mapping[str, tuple[str, type]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequest:
-    """Which of vLLM's handlers to ask, and with what; `is_vectors` is LMI's own answer."""
+    """The handler of vLLM to call and its body; with `is_vectors` the answer has LMI's shape."""
 
     kind: str
     body: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The inference service: what routes ask, and the state that requests share; knows no HTTP."""
+"""The inference service behind the routes, with the state that requests share; no HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -140,7 +140,7 @@ class InferenceService:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the engine's application is to answer what our lanes could, too."""
+        """Whether all requests go to the engine's application, past our lanes (user middleware)."""
         application = None if self._runtime is None else self._runtime.engine.http
         return application is not None and application.is_watched
 

@@ -67,7 +67,7 @@ class StallWatchdog:
             self._progress, self._since = self._engine.progress, now
             if is_stalled:
                 logger.warning("the engine makes progress again")
-                self._lifecycle.become(State.HEALTHY)
+                self._lifecycle.set_state(State.HEALTHY)
         elif is_stalled:
             if self._fatal_seconds and now - self._since >= self._fatal_seconds:
                 self.hung.set()
@@ -82,7 +82,7 @@ class StallWatchdog:
                 self._engine.running_requests,
                 now - self._since,
             )
-            self._lifecycle.become(State.UNHEALTHY)
+            self._lifecycle.set_state(State.UNHEALTHY)
 
 
 class AnswerWatchdog:

@@ -88,7 +88,7 @@ class Server:
             await listeners.stop()
             return outcome
         if outcome.code:
-            self.service.lifecycle.become(State.FAILED)
+            self.service.lifecycle.set_state(State.FAILED)
             await self.service.queue.wait_idle(FAILURE_ANSWER_SECONDS)
         else:
             stop.clear()
@@ -104,7 +104,7 @@ class Server:
     async def _drain(self, stop: asyncio.Event) -> None:
         """Refuse new work, let running work end within the deadline; a second signal hurries."""
         queue = self.service.queue
-        self.service.lifecycle.become(State.DRAINING)
+        self.service.lifecycle.set_state(State.DRAINING)
         seconds = self._settings.server.shutdown_timeout
         logger.info("draining: %d in flight, %g s at most", queue.in_flight, seconds)
         DRAINS.inc()
@@ -116,7 +116,7 @@ class Server:
         DRAINED.labels("cut").inc(queue.in_flight)
         if queue.in_flight:
             logger.warning("ending %d requests that did not finish", queue.in_flight)
-            queue.end_all()
+            queue.cancel_all()
             await queue.wait_idle(CUT_OFF_ANSWER_SECONDS)
 
     async def _close_engine(self, stop: asyncio.Event) -> None:

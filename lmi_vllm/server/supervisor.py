@@ -138,7 +138,7 @@ class Supervisor:
     def _begin_service(self, runtime: Runtime) -> None:
         self._engine = runtime.engine
         self._service.attach(runtime)
-        self._service.lifecycle.become(State.HEALTHY)
+        self._service.lifecycle.set_state(State.HEALTHY)
 
     async def _watch(self, engine: Engine) -> str:
         """Return why the engine has failed, once it has."""
@@ -187,7 +187,7 @@ class Supervisor:
             return Outcome(FAIL_FAST_CODE, reason, is_immediate=True)
         if not self._policy.hides_failure:
             return Outcome(1, reason)
-        self._service.lifecycle.become(State.FAILED)
+        self._service.lifecycle.set_state(State.FAILED)
         logger.error(
             "%s: every request is refused; the process stays, and /ping says 200, as "
             "SERVING_HEALTH_CHECK_OVERRIDE asks",

@@ -1,4 +1,4 @@
-"""`create_app`: the HTTP application over a service, and what it needs to know."""
+"""`create_app`: the HTTP application over an inference service, and its options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ from lmi_vllm.web.row_writer import WriteTurn
 
 
 class ReverseProxy(Protocol):
-    """Another process of this server, that answers what this one does not."""
+    """A reverse proxy to the first front-end process, for the routes that this one lacks."""
 
     def takes(self, request: web.Request) -> bool:
-        """Whether the other process is to answer the request."""
+        """Whether the request is forwarded."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Return its answer, which is written while it arrives."""
+        """Forward the request and stream the response back."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """What the HTTP layer needs to know of the configuration."""
+    """The part of the configuration that the HTTP layer uses."""
 
     max_request_size: int = 64 << 20  # bytes
     request_id_header: str = REQUEST_ID_HEADER  # of requests; answers always use x-request-id

@@ -1,4 +1,4 @@
-"""Errors of ours -> HTTP: one body per dialect."""
+"""HTTP responses of errors: one body for each dialect."""
 
 import json
 from typing import Final
@@ -30,7 +30,7 @@ def error_response(
 ) -> web.Response:
     """Return the answer for an error that happened before the first byte."""
     status = statuses.of(error, dialect)
-    # A client's header may hold bytes that are no text; they must not spoil the answer.
+    # The message may quote a client's header with bytes that are not UTF-8.
     text = error.text.encode("utf-8", "replace").decode()
     response = web.Response(
         status=status,

@@ -64,7 +64,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 def _set_gauges(service: InferenceService) -> None:
-    """Bring up to date what is only known when it is asked for."""
+    """Update the gauges that are computed at each scrape."""
     lifecycle, queue = service.lifecycle, service.queue
     ours.TASKS.set(len(asyncio.all_tasks()))
     ours.IN_FLIGHT.set(queue.in_flight)

@@ -1,4 +1,4 @@
-"""What is known of one HTTP request: its dialect, its group of routes, its record.
+"""Properties of one HTTP request: its dialect, its route group and its record.
 
 Labels are bounded, and a record holds nothing secret of the request's address. The typed keys are
 those under which the application and its requests keep things.

@@ -106,7 +106,7 @@ def url(run: LoopThread, vllm_engine: Engine) -> Iterator[str]:
     service = InferenceService(Admission(lifecycle, 100), profile)
     registry = AdapterRegistry(vllm_engine, str, is_enabled=False)
     service.attach(Runtime(vllm_engine, profile, registry))
-    lifecycle.become(State.HEALTHY)
+    lifecycle.set_state(State.HEALTHY)
 
     async def start() -> tuple[web.AppRunner, int]:
         runner = web.AppRunner(create_app(service))

@@ -168,9 +168,9 @@ class Serving:
         """What it says it is."""
         return self._server.service.lifecycle.state
 
-    def rest(self, *, is_asleep: bool) -> None:
+    def set_asleep(self, *, is_asleep: bool) -> None:
         """Have its engine sleep, or wake."""
-        self._server.service.lifecycle.rest(is_asleep=is_asleep)
+        self._server.service.lifecycle.set_asleep(is_asleep=is_asleep)
 
     async def became(self, state: State) -> None:
         """Return when it is in that state."""

@@ -138,11 +138,11 @@ async def test_a_sleeping_engine_does_not_stall(serve: Serve, engines: Engines) 
     """It may keep requests for when it is woken; then the time counts anew."""
     server = await (await serve(LMI_STALL_TIMEOUT="8")).ready()
     engine = engines.started[0]
-    server.rest(is_asleep=True)
+    server.set_asleep(is_asleep=True)
     engine.running_requests = 1
     await server.clock.advance(100)
     assert server.state is State.ASLEEP
-    server.rest(is_asleep=False)
+    server.set_asleep(is_asleep=False)
     await server.clock.advance(2)
     assert server.state is State.HEALTHY
     await server.clock.advance(20)

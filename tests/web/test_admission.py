@@ -181,7 +181,7 @@ async def test_admission_not_ready_is_503(
 ) -> None:
     """Before, after and while draining, inference says why not and when to come back."""
     client = await serve(is_ready=state is not State.PENDING)
-    lifecycle_of(client).become(state)
+    lifecycle_of(client).set_state(state)
     response = await client.post(path, json={"inputs": "x"})
     assert (response.status, response.headers["Retry-After"]) == (503, refusal[0])
     body = await response.text()
@@ -207,7 +207,7 @@ async def test_admission_draining_lets_running_stream_end(
     """A stream that began before draining comes to its end."""
     client = await serve()
     response = await client.post("/invocations", json=STREAM)
-    lifecycle_of(client).become(State.DRAINING)
+    lifecycle_of(client).set_state(State.DRAINING)
     assert (await client.post("/invocations", json=STREAM)).status == 503
     engine.gate.set()
     assert (await response.read()).endswith(b'"generated_text":" a b"}\n')

@@ -31,7 +31,7 @@ async def test_health_in_each_state(
 ) -> None:
     """The three health paths say the same, byte for byte."""
     client = await serve()
-    lifecycle_of(client).become(state)
+    lifecycle_of(client).set_state(state)
     response = await client.get(path)
     assert (response.status, await response.read()) == answer
 
@@ -63,7 +63,7 @@ LIVENESS = {State.HEALTHY: 200, State.ASLEEP: 200, State.DRAINING: 200, State.FA
 async def test_health_liveness(serve: ServeScripted, state: State, status: int) -> None:
     """Alive is what can still become ready, or is finishing its work."""
     client = await serve()
-    lifecycle_of(client).become(state)
+    lifecycle_of(client).set_state(state)
     assert (await client.get("/live")).status == status
 
 

@@ -90,14 +90,14 @@ class Replica:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        self._service.lifecycle.notes.pop(NOTE, None)
+        self._service.lifecycle.ping_details.pop(NOTE, None)
         if self._shared is not None:
             await self._shared.close()
             self._shared = None
 
     async def _watch(self, shared: ReplicaAdapters, late_seconds: float) -> None:
         """Keep the metrics, and what health says of a state that is out of reach."""
-        notes = self._service.lifecycle.notes
+        notes = self._service.lifecycle.ping_details
         while True:
             age = shared.age_seconds
             STATE_AGE_SECONDS.set(age)

@@ -203,7 +203,7 @@ class DeferredStep(RequestStep):
         self._queue.check_room()
         return self._results.start(answer())
 
-    def binds(self, properties: Mapping[str, str]) -> bool:
+    def is_process_bound(self, properties: Mapping[str, str]) -> bool:
         """Whether the request leaves a result here, or asks for one."""
         return STARTING_TOKEN in properties or is_deferred(properties)
 

@@ -88,7 +88,7 @@ async def counting_errors(
     }
     limits = {kind: ErrorRate(*error_rate(text)) for kind, text in texts.items() if text}
     if limits and events.is_first:
-        rates = ErrorRates(limits, service.lifecycle.lose_health)
+        rates = ErrorRates(limits, service.lifecycle.mark_unhealthy)
         service.lifecycle.on_failure.append(rates.note)
     yield
 

@@ -136,7 +136,7 @@ class FirstProcess:
         """
         if self._adapters is None:
             raise EngineDeadError
-        await self._adapters.bring_in(name)
+        await self._adapters.find_on_demand(name)
         await self._adapters.load_on_first_use(name)
 
     async def abort(self, engine_requests: Collection[str]) -> None:

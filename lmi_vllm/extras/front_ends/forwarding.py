@@ -40,7 +40,7 @@ def is_shared_work(request: web.Request) -> bool:
         if route is None or route.kind is not RouteKind.INFERENCE:
             return False
     properties = request_properties(request.headers)
-    return not any(step.binds(properties) for step in request.app[SERVICE].steps)
+    return not any(step.is_process_bound(properties) for step in request.app[SERVICE].steps)
 
 
 class Forwarder:

@@ -58,8 +58,8 @@ class SeveralFrontEnds(ProcessGroup):
         self._begin: Begin | None = None
         service.telemetry.series = series_of_all
         service.queue.share(self._seats.board.row(0))
-        service.queue.watch_end(lambda: self._tell(EndAll()))
-        service.lifecycle.watch(lambda _: self._tell(self._first.state()))
+        service.queue.subscribe_end(lambda: self._tell(EndAll()))
+        service.lifecycle.subscribe(lambda _: self._tell(self._first.state()))
         service.telemetry.on_level.append(lambda level: self._tell(LogLevel(level)))
 
     def opened(self, address: ListenAddress) -> None:

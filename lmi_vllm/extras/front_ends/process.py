@@ -106,9 +106,9 @@ class FrontEndProcess:
         match message:
             case StateIs():
                 self._queue.resize(message.limit)
-                self._lifecycle.follow(message.state, has_model=message.has_model)
+                self._lifecycle.mirror(message.state, has_model=message.has_model)
             case EndAll():
-                self._queue.end_all()
+                self._queue.cancel_all()
             case EngineGone():
                 self._model.engine_died()
             case LogLevel():

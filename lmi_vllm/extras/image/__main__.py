@@ -42,10 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
     if words[0] in (*verbs(), *REFUSED_VERBS, *HELP):
         environ |= compatibility(environ, COMPAT_FOLDER, DRIVER_VERSION)
         words = [sys.executable, "-m", "lmi_vllm", *words]
-    become(words, environ)
+    exec_command(words, environ)
 
 
-def become(words: list[str], environ: Mapping[str, str]) -> NoReturn:
+def exec_command(words: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process; end as a shell would where there is no such command."""
     sys.stdout.flush()
     try:

@@ -1,4 +1,4 @@
-"""How much any request may ask for."""
+"""Upper bounds on the fields that multiply the work of a request."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""What validated parameters mean to vLLM: its sampling fields, constraints and candidates."""
+"""Validated parameters to vLLM's sampling fields, constraints and candidates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

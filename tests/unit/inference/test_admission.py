@@ -10,7 +10,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle, State
 def queue(limit: int = 2) -> Admission:
     """Return the queue of the healthy model m."""
     lifecycle = Lifecycle("m")
-    lifecycle.become(State.HEALTHY)
+    lifecycle.set_state(State.HEALTHY)
     return Admission(lifecycle, limit)
 
 
@@ -71,7 +71,7 @@ async def test_queue_end_all_leaves_each_request_an_answer() -> None:
     task = asyncio.create_task(request())
     await begun.wait()
     assert made.shutdown_error() is None
-    made.end_all()
+    made.cancel_all()
     assert "shut down" in await task
 
 

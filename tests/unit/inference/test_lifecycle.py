@@ -7,7 +7,7 @@ from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle, Phase, 
 def lifecycle(state: State) -> Lifecycle:
     """Return the lifecycle of the model m in that state."""
     made = Lifecycle("m")
-    made.become(state)
+    made.set_state(state)
     return made
 
 
@@ -68,7 +68,7 @@ def test_lifecycle_moves(moves: list[State], end: State) -> None:
     """Draining and failed are final."""
     made = lifecycle(State.PENDING)
     for state in moves:
-        made.become(state)
+        made.set_state(state)
     assert made.state is end
 
 
@@ -79,9 +79,9 @@ def test_lifecycle_moves(moves: list[State], end: State) -> None:
 def test_lifecycle_follows_an_engine_that_sleeps(before: State, after: State) -> None:
     """Only a healthy one, and back; a draining server does not come back with its engine."""
     made = lifecycle(before)
-    made.rest(is_asleep=True)
+    made.set_asleep(is_asleep=True)
     assert made.state is after
-    made.rest(is_asleep=False)
+    made.set_asleep(is_asleep=False)
     assert made.state is before
 
 
@@ -110,7 +110,7 @@ def test_phases_add_up_also_where_a_start_comes_back_to_one() -> None:
     clock[0] += 3
     expected = {Phase.SETTINGS: 2.0, Phase.ENGINE: 7.0, Phase.ADAPTERS: 2.0}
     assert made.start.phase_seconds == expected
-    made.become(State.HEALTHY)
+    made.set_state(State.HEALTHY)
     clock[0] += 50
     assert made.start.phase_seconds == expected
     made.begin_restart()
@@ -132,7 +132,7 @@ def test_lifecycle_hides_a_failure_where_asked() -> None:
     """SERVING_HEALTH_CHECK_OVERRIDE: `/ping` stays 200, requests are refused."""
     made = lifecycle(State.HEALTHY)
     made.expect_model("m", hides_failure=True)
-    made.become(State.FAILED)
+    made.set_state(State.FAILED)
     assert made.ping() == (200, {"m": {"status": "FAILED"}})
     with pytest.raises(NotReadyError):
         made.check_ready()
@@ -141,7 +141,7 @@ def test_lifecycle_hides_a_failure_where_asked() -> None:
 def test_lifecycle_tells_its_watchers() -> None:
     """Each change of the state, and none that is refused."""
     made, seen = lifecycle(State.HEALTHY), []
-    made.watch(seen.append)
+    made.subscribe(seen.append)
     for state in (State.UNHEALTHY, State.DRAINING, State.HEALTHY):
-        made.become(state)
+        made.set_state(state)
     assert seen == [State.UNHEALTHY, State.DRAINING]

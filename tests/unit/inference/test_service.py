@@ -32,7 +32,7 @@ def service(engine: ScriptedEngine) -> InferenceService:
     profile = ServingProfile(model_name="demo")
     ready = InferenceService(Admission(Lifecycle()), profile)
     ready.attach(Runtime(engine, profile, AdapterRegistry(engine, str, is_enabled=False)))
-    ready.lifecycle.become(State.HEALTHY)
+    ready.lifecycle.set_state(State.HEALTHY)
     return ready
 
 

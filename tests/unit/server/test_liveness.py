@@ -36,7 +36,7 @@ class StuckEngine(ScriptedEngine):
             yield chunk
 
 
-async def become(lifecycle: Lifecycle, state: State) -> bool:
+async def reaches(lifecycle: Lifecycle, state: State) -> bool:
     """Whether `state` comes, in a generous time."""
     for _ in range(500):
         if lifecycle.state is state:
@@ -49,7 +49,7 @@ async def become(lifecycle: Lifecycle, state: State) -> bool:
 def lifecycle() -> Lifecycle:
     """The lifecycle of a healthy server."""
     found = Lifecycle()
-    found.become(State.HEALTHY)
+    found.set_state(State.HEALTHY)
     return found
 
 
@@ -76,9 +76,9 @@ async def test_requests_without_steps_are_a_stall(lifecycle: Lifecycle) -> None:
     """Health goes with the stall and comes back with the next step."""
     engine = ScriptedEngine(running_requests=1)
     watch = asyncio.create_task(StallWatchdog(engine, lifecycle, SECONDS, Clock()).run())
-    assert await become(lifecycle, State.UNHEALTHY)
+    assert await reaches(lifecycle, State.UNHEALTHY)
     engine.progress += 1
-    assert await become(lifecycle, State.HEALTHY)
+    assert await reaches(lifecycle, State.HEALTHY)
     watch.cancel()
 
 
@@ -87,12 +87,12 @@ async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: L
     engine = StuckEngine()
     engine.running_requests = 1
     watch = asyncio.create_task(StallWatchdog(engine, lifecycle, SECONDS, Clock()).run())
-    assert await become(lifecycle, State.UNHEALTHY)
+    assert await reaches(lifecycle, State.UNHEALTHY)
     engine.running_requests = 0  # it timed out
     await asyncio.sleep(SECONDS * 5)
     assert lifecycle.state is State.UNHEALTHY
     engine.go.set()
-    assert await become(lifecycle, State.HEALTHY)
+    assert await reaches(lifecycle, State.HEALTHY)
     watch.cancel()
 
 

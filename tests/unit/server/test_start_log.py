@@ -17,7 +17,7 @@ def summary(given: int) -> StartSummary:
     values |= {"quiet": 1, "model": "/m"}
     lifecycle = Lifecycle()
     lifecycle.start.enter(Phase.ENGINE)
-    lifecycle.become(State.HEALTHY)
+    lifecycle.set_state(State.HEALTHY)
     model = ModelArtifacts("tiny", "https://user:SENTINEL@host/m", "/m")
     plan = StartPlan(model, EngineArguments(values, origins), ServingProfile(), values)
     return StartSummary(

@@ -204,7 +204,7 @@ async def test_deferred_request_ends_with_the_drain(
     await read_when_there(client, token)
     queue = queue_of(client)
     assert queue.in_flight == 1
-    queue.end_all()
+    queue.cancel_all()
     assert await queue.wait_idle(5)
     assert engine.running_requests == 0
     answer = await read(client, token)

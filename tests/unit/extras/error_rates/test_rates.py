@@ -88,9 +88,9 @@ def test_answers_of_the_engine_count_by_status(status: int, counts: int) -> None
 def test_ping_stays_bad() -> None:
     """Sticky: quiet times do not bring health back; the status text does not change."""
     lifecycle, clock = Lifecycle(), Clock()
-    rates = ErrorRates({ErrorKind.ANY: ErrorRate(1, 60)}, lifecycle.lose_health, clock)
+    rates = ErrorRates({ErrorKind.ANY: ErrorRate(1, 60)}, lifecycle.mark_unhealthy, clock)
     lifecycle.on_failure.append(rates.note)
-    lifecycle.become(State.HEALTHY)
+    lifecycle.set_state(State.HEALTHY)
     assert lifecycle.ping()[0] == 200
     lifecycle.note_failure(Fault.CLIENT)
     clock.now += 10_000
@@ -117,7 +117,7 @@ async def test_settings_say_what_is_counted(
     service = new_service(settings, ServerClock())
     events = ServerEvents(is_first=is_first)
     async with counting_errors(service, settings, environ, events):
-        service.lifecycle.become(State.HEALTHY)
+        service.lifecycle.set_state(State.HEALTHY)
         service.lifecycle.note_failure(500)
         assert service.lifecycle.ping()[0] == status
 

@@ -15,7 +15,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle, State
 def sharing(board: Board, row: int, limit: int) -> Admission:
     """Return a queue of a healthy model that shares its slots."""
     lifecycle = Lifecycle()
-    lifecycle.become(State.HEALTHY)
+    lifecycle.set_state(State.HEALTHY)
     return Admission(lifecycle, limit, board.row(row))
 
 

@@ -47,7 +47,7 @@ def test_what_happens_elsewhere_counts_here() -> None:
     first.note(Counted(Fault.ENGINE))
     first.note(Counted(503))
     assert causes == [Fault.ENGINE, 503]
-    made.lifecycle.become(State.HEALTHY)
+    made.lifecycle.set_state(State.HEALTHY)
     assert first.state() == StateIs(State.HEALTHY, 7, has_model=True)
 
 

@@ -26,7 +26,7 @@ PIECES = 5
 class Bound(RequestStep):
     """A step of an extra that keeps something in the first process."""
 
-    def binds(self, properties: Mapping[str, str]) -> bool:
+    def is_process_bound(self, properties: Mapping[str, str]) -> bool:
         """Whether the request is about that."""
         return "x-bound" in properties
 
@@ -79,7 +79,7 @@ async def second(
     forwarder = Forwarder(socket)
     service = InferenceService(Admission(Lifecycle()))
     service.steps.append(Bound())
-    service.lifecycle.become(State.HEALTHY)
+    service.lifecycle.set_state(State.HEALTHY)
     client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
     yield client
     await forwarder.close()
@@ -139,7 +139,7 @@ async def test_everything_goes_to_the_first_while_this_one_is_not_healthy(
 ) -> None:
     """It knows why, and says it once for all."""
     for state, has_model in ((State.DRAINING, True), (State.HEALTHY, False)):
-        lifecycle_of(second).follow(state, has_model=has_model)
+        lifecycle_of(second).mirror(state, has_model=has_model)
         answer = await second.post("/invocations", json={"inputs": "x"})
         assert answer.headers["x-request-id"] == "of the first"
 

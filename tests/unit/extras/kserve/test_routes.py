@@ -213,7 +213,7 @@ async def test_health_needs_no_key_and_tells_the_state(serve: ServeScripted) -> 
         (State.HEALTHY, True, True),
         (State.FAILED, False, False),
     ):
-        lifecycle.become(state)
+        lifecycle.set_state(state)
         for path, name, value in (
             ("/v2/health/live", "live", is_live),
             ("/v2/health/ready", "ready", is_ready),

@@ -83,5 +83,5 @@ async def test_models_scaling_is_accepted(client: TestClient) -> None:
     await client.put("/models/demo?min_worker=999999999")
     described = await (await client.get("/models/demo")).json()
     assert len(described[0]["models"][0]["workerGroups"][0]["workers"]) == 256
-    lifecycle_of(client).become(State.PENDING)
+    lifecycle_of(client).set_state(State.PENDING)
     assert (await client.put("/models/demo?min_worker=2")).status == 503
