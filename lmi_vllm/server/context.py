@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
@@ -64,6 +65,10 @@ class ProcessGroup:
 MakeProcesses = Callable[[InferenceService, Settings, Mapping[str, str]], ProcessGroup | None]
 
 
+# Runs beside an engine that serves; what it returns is why that engine has to be replaced.
+Watchdog = Callable[[Engine, Clock], Coroutine[Any, Any, str]]
+
+
 @dataclass(slots=True)
 class ServerEvents:
     """Callbacks of extras on the server's lifecycle; `is_first` is false in a further process."""
@@ -76,6 +81,7 @@ class ServerEvents:
     on_adapters: list[Callable[[AdapterRegistry, AdapterSources | None], Awaitable[None]]] = field(
         default_factory=list
     )
+    watchdogs: list[Watchdog] = field(default_factory=list)
     # Of each start of a model, with the seconds by phase.
     on_ready: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
     # Awaited when the last request has been answered, while the engine still is there.

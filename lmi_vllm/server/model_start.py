@@ -15,9 +15,9 @@ from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.code_start import ModelCode, code_loader
 from lmi_vllm.server.context import ServerContext
-from lmi_vllm.server.liveness import warm_up
 from lmi_vllm.server.model_files import ModelFetch, ReadyFiles
 from lmi_vllm.server.plan import AroundStart, PlannedStart, StartPlan
+from lmi_vllm.server.warm_up import warm_up
 
 
 class ModelStart:

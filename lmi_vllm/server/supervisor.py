@@ -14,7 +14,6 @@ from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.context import ServerContext
-from lmi_vllm.server.liveness import AnswerWatchdog, StallWatchdog
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
@@ -22,12 +21,9 @@ from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 logger = logging.getLogger(__name__)
 
 ENGINE_DIED: Final = "the engine process died"
-MODEL_CORRUPTED: Final = "the model's own answers are not finite any more (NaN)"
-ENGINE_HUNG: Final = "the engine completed no step for too long (LMI_STALL_RESTART_TIMEOUT)"
 FRONT_ENDS_DIED: Final = "more front-end processes ended than can be replaced over one engine"
 FAIL_FAST_CODE: Final = 137
 RESTART_PAUSE_SECONDS: Final = 1.0
-STALLS_TO_RESTART: Final = 3  # times LMI_STALL_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +42,15 @@ class FailurePolicy:
     retry_threshold: int = 0  # failures that are followed by a restart
     fail_fast: bool = False
     hides_failure: bool = False
-    stall_seconds: float = 0.0  # 0: stalls are not looked for
-    hang_seconds: float = 0.0  # a stall that lasts so long is a failure; 0: it may last
 
     @classmethod
     def of(cls, settings: Settings) -> "FailurePolicy":
         """Return what the settings ask for."""
-        stall = settings.server.lmi_stall_timeout
-        hang = settings.server.lmi_stall_restart_timeout
         return cls(
             retry_threshold=settings.server.retry_threshold,
             fail_fast=settings.server.fail_fast,
             hides_failure=settings.server.health_check_override
             or bool(settings.server.sagemaker_health_check_override),
-            stall_seconds=stall,
-            hang_seconds=STALLS_TO_RESTART * stall if hang is None else hang,
         )
 
 
@@ -77,6 +67,7 @@ class Supervisor:
         self._service = context.service
         self._processes = context.processes
         self._clock = context.clock
+        self._watchdogs = context.events.watchdogs
         self._start = start
         self._policy = policy
         self._announce = announce
@@ -142,21 +133,14 @@ class Supervisor:
 
     async def _watch(self, engine: Engine) -> str:
         """Return why the engine has failed, once it has."""
-        policy, lifecycle = self._policy, self._service.lifecycle
-        watch = StallWatchdog(
-            engine, lifecycle, policy.stall_seconds, self._clock, policy.hang_seconds
-        )
-        answers = AnswerWatchdog(engine, self._clock)
-        watches = [asyncio.create_task(work) for work in (watch.run(), answers.run())]
         dying = asyncio.create_task(engine.wait_until_dead())
         failing = asyncio.create_task(self._processes.failed.wait())
-        hanging = asyncio.create_task(watch.hung.wait())
-        corruption = asyncio.create_task(answers.corrupted.wait())
-        ends = (dying, failing, hanging, corruption)
+        watches = [asyncio.create_task(watch(engine, self._clock)) for watch in self._watchdogs]
+        ends = (dying, failing, *watches)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*watches, *ends):
+            for task in ends:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
@@ -164,10 +148,9 @@ class Supervisor:
             self._processes.engine_died()
             logger.error("the engine process is gone")
             return ENGINE_DIED
-        if watch.hung.is_set():
-            return await self._end(engine, ENGINE_HUNG)
-        if answers.corrupted.is_set():
-            return await self._end(engine, MODEL_CORRUPTED)
+        for watch in watches:
+            if not watch.cancelled():
+                return await self._end(engine, watch.result())
         return FRONT_ENDS_DIED
 
     async def _end(self, engine: Engine, reason: str) -> str:

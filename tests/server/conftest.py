@@ -17,6 +17,7 @@ from lmi_vllm.config.settings import CommandLine
 from lmi_vllm.engine.scripted import ScriptedEngine, ScriptedFactory
 from lmi_vllm.inference.lifecycle import Phase, State
 from lmi_vllm.server.server import Server
+from lmi_vllm.server.supervisor import RESTART_PAUSE_SECONDS
 
 REAL_SECONDS = 10.0  # of waiting for what needs no time of the test's clock
 PROMPT = {"inputs": "one two three", "parameters": {"max_new_tokens": 3}}
@@ -249,3 +250,11 @@ async def serve(engines: Engines, capsys: pytest.CaptureFixture[str]) -> AsyncIt
     yield start
     for serving in made:
         await serving.close()
+
+
+async def restarted(server: Serving, number: int) -> None:
+    """Return when engine `number`, counted from 1, serves after a pause of the test's clock."""
+    await server.became(State.PENDING)
+    await server.clock.advance(RESTART_PAUSE_SECONDS)
+    await until(lambda: len(server.engines.started) == number)
+    await server.became(State.HEALTHY)

@@ -27,11 +27,6 @@ class Variables(Section):
         default=False, values="bool")
     lmi_adapter_max_size: int = variable(parse.positive_int, "Most that is fetched or unpacked for "
         "one adapter, of at most 10000 files.", default=16 << 30, values="bytes")
-    lmi_stall_timeout: float = variable(parse.seconds_or_off, "Engine alive, work queued, no token "
-        "for so long: /ping 503; 0 is off.", default=120, values="seconds")
-    lmi_stall_restart_timeout: float | None = variable(parse.seconds_or_off, "A stall that lasts "
-        "so long is an engine failure: a restart within retry_threshold, else the end; 3 times "
-        "`LMI_STALL_TIMEOUT` unless set; 0 is off.", values="seconds")
     lmi_frontend_processes: int = variable(parse.positive_int, "HTTP processes over one engine.",
         default=1, values="number")
     lmi_max_sequences: int = variable(parse.positive_int,

@@ -26,7 +26,7 @@ from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents
-from lmi_vllm.server.liveness import warm_up
+from lmi_vllm.server.warm_up import warm_up
 
 if TYPE_CHECKING:
     from lmi_vllm.extras.front_ends.joined import JoinedEngine

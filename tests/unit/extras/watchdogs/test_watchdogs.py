@@ -1,8 +1,6 @@
 """A stall is requests without a step, not silence."""
 
 import asyncio
-import io
-import wave
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -10,12 +8,16 @@ import pytest
 from lmi_vllm.clock import Clock
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.errors import EngineFailureError, StartupError
+from lmi_vllm.errors import EngineFailureError
+from lmi_vllm.extras.watchdogs.watchdogs import (
+    ANSWER_CHECK_SECONDS,
+    MODEL_CORRUPTED,
+    AnswerWatchdog,
+    StallWatchdog,
+)
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.messages import GenerationChunk, GenerationJob, HttpCall, OpenAIReply
-from lmi_vllm.server.liveness import ANSWER_CHECK_SECONDS, AnswerWatchdog, StallWatchdog, warm_up
+from lmi_vllm.messages import GenerationChunk, GenerationJob
 from tests.server.conftest import ManualClock
-from tests.support.scripted_application import ScriptedApplication
 
 SECONDS = 0.08
 
@@ -96,12 +98,6 @@ async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: L
     watch.cancel()
 
 
-async def test_zero_is_off(lifecycle: Lifecycle) -> None:
-    """LMI_STALL_TIMEOUT=0."""
-    await StallWatchdog(ScriptedEngine(running_requests=1), lifecycle, 0, Clock()).run()
-    assert lifecycle.state is State.HEALTHY
-
-
 class SpoiltEngine(ScriptedEngine):
     """Fails its jobs from a certain one on, as numbers that are not finite do, or otherwise."""
 
@@ -123,43 +119,15 @@ class SpoiltEngine(ScriptedEngine):
 async def test_a_model_that_cannot_answer_any_more_is_corrupted() -> None:
     """A request of its own that was not finite makes it be asked; the answer decides."""
     engine, clock = SpoiltEngine(), ManualClock()
-    watch = AnswerWatchdog(engine, clock)
-    running = asyncio.create_task(watch.run())
+    running = asyncio.create_task(AnswerWatchdog(engine, clock).run())
     await clock.advance(10 * ANSWER_CHECK_SECONDS)
     assert not engine.jobs
     engine.not_finite = 1  # one prompt: the model itself is well
     await clock.advance(2 * ANSWER_CHECK_SECONDS)
-    assert (len(engine.jobs), watch.corrupted.is_set()) == (1, False)
+    assert (len(engine.jobs), running.done()) == (1, False)
     engine.fails, engine.not_finite = True, 2  # it cannot answer, for another reason
     await clock.advance(2 * ANSWER_CHECK_SECONDS)
-    assert (len(engine.jobs), watch.corrupted.is_set()) == (2, False)
+    assert (len(engine.jobs), running.done()) == (2, False)
     engine.is_corrupted, engine.not_finite = True, 3
     await clock.advance(2 * ANSWER_CHECK_SECONDS)
-    await asyncio.wait_for(running, 1)
-    assert watch.corrupted.is_set()
-
-
-class Hearing(ScriptedApplication):
-    """Answers a transcription with a status, and keeps what it was sent."""
-
-    status = 200
-    call_seen: HttpCall | None = None
-
-    async def call(self, call: HttpCall, _: object = None) -> OpenAIReply:
-        """Return an answer."""
-        self.call_seen = call
-        return OpenAIReply(self.status, b"soundfile is missing")
-
-
-async def test_a_model_that_only_hears_is_proven_by_a_silence() -> None:
-    """A sound file as any client uploads one; what refuses it ends the start by its own words."""
-    engine = ScriptedEngine(task="transcription")
-    engine.http = application = Hearing(engine)
-    await warm_up(engine)
-    assert application.call_seen is not None
-    _, _, file = application.call_seen.body.partition(b"\r\n\r\n")
-    with wave.open(io.BytesIO(file)) as sound:
-        assert (sound.getframerate(), sound.getnframes()) == (16000, 1600)
-    application.status = 500
-    with pytest.raises(StartupError, match="soundfile is missing"):
-        await warm_up(engine)
+    assert await asyncio.wait_for(running, 1) == MODEL_CORRUPTED

@@ -1,0 +1,10 @@
+"""Watchdogs of a running engine: one that stalls, or whose numbers are not finite, is replaced."""
+
+from typing import Final
+
+from lmi_vllm.extension import Extra, Lazy
+
+EXTRA: Final = Extra(
+    settings=(Lazy("lmi_vllm.extras.watchdogs.settings:WatchdogSettings"),),
+    lifespan=Lazy("lmi_vllm.extras.watchdogs.watchdogs:watching"),
+)

@@ -1,0 +1,27 @@
+"""How long a stall lasts before something is done about it."""
+
+from typing import Final
+
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import variable
+from lmi_vllm.config.settings import ExtraSettings
+
+STALLS_TO_RESTART: Final = 3  # times LMI_STALL_TIMEOUT
+
+
+class WatchdogSettings(ExtraSettings):
+    """How long a stall lasts before something is done about it."""
+
+    # fmt: off
+    lmi_stall_timeout: float = variable(parse.seconds_or_off, "Engine alive, work queued, no token "
+        "for so long: /ping 503; 0 is off.", default=120, values="seconds")
+    lmi_stall_restart_timeout: float | None = variable(parse.seconds_or_off, "A stall that lasts "
+        "so long is an engine failure: a restart within retry_threshold, else the end; 3 times "
+        "`LMI_STALL_TIMEOUT` unless set; 0 is off.", values="seconds")
+    # fmt: on
+
+    @property
+    def hang_seconds(self) -> float:
+        """A stall that lasts so long is a failure; 0: it may last."""
+        asked = self.lmi_stall_restart_timeout
+        return STALLS_TO_RESTART * self.lmi_stall_timeout if asked is None else asked

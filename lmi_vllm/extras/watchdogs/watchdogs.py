@@ -1,0 +1,154 @@
+"""Watchdogs of a running engine: of stalls, and of numbers that are not finite any more."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from lmi_vllm.clock import Clock
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import LmiError
+from lmi_vllm.extras.watchdogs.settings import WatchdogSettings
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.server.warm_up import warm_up
+
+logger = logging.getLogger(__name__)
+
+MODEL_CORRUPTED: Final = "the model's own answers are not finite any more (NaN)"
+ENGINE_HUNG: Final = "the engine completed no step for too long (LMI_STALL_RESTART_TIMEOUT)"
+ANSWER_CHECK_SECONDS: Final = 1.0
+CHECKS: Final = 4  # looks at the engine within one stall time
+
+
+class StallWatchdog:
+    """Turns health bad while the engine holds requests and completes no step for `seconds`.
+
+    A stalled engine may come back (a device that hung for a while): health follows its next step.
+    By then its requests may have timed out, and new ones are refused: so it is given a token of
+    our own to come back with. One that does not within `fatal_seconds` hangs (0 is never), and is
+    to be replaced.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        lifecycle: Lifecycle,
+        seconds: float,
+        clock: Clock,
+        fatal_seconds: float = 0.0,
+    ) -> None:
+        self._engine = engine
+        self._lifecycle = lifecycle
+        self._seconds = seconds
+        self._fatal_seconds = fatal_seconds
+        self._clock = clock
+        self._progress = engine.progress
+        self._since = clock.now()
+        self._probe: asyncio.Task[None] | None = None
+
+    async def run(self) -> str:
+        """Return why the engine has to be replaced, once it has."""
+        try:
+            while not self._hangs():
+                await self._clock.sleep(self._seconds / CHECKS)
+        finally:
+            if self._probe is not None:
+                self._probe.cancel()
+        return ENGINE_HUNG
+
+    def _hangs(self) -> bool:
+        """Look at the engine, and have health say what it does."""
+        now = self._clock.now()
+        is_stalled = self._lifecycle.state is State.UNHEALTHY
+        if self._engine.progress != self._progress:
+            self._progress, self._since = self._engine.progress, now
+            if is_stalled:
+                logger.warning("the engine makes progress again")
+                self._lifecycle.set_state(State.HEALTHY)
+        elif is_stalled:
+            if self._fatal_seconds and now - self._since >= self._fatal_seconds:
+                return True
+            if self._probe is None or (self._probe.done() and not self._engine.running_requests):
+                self._probe = asyncio.create_task(_ask(self._engine))
+        elif not self._engine.running_requests or self._lifecycle.state is State.ASLEEP:
+            self._since = now  # also while it sleeps with requests that it keeps
+        elif now - self._since >= self._seconds and self._lifecycle.state is State.HEALTHY:
+            logger.error(
+                "the engine holds %d requests and has completed no step for %.0f s "
+                "(LMI_STALL_TIMEOUT)",
+                self._engine.running_requests,
+                now - self._since,
+            )
+            self._lifecycle.set_state(State.UNHEALTHY)
+        return False
+
+
+class AnswerWatchdog:
+    """Repeats the warm-up after a request to the base model gave numbers that are not finite (NaN).
+
+    A single prompt may overflow half precision. If the warm-up fails in the same way, the engine
+    itself is corrupted, and the supervisor replaces it.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    async def run(self) -> str:
+        """Return why the engine has to be replaced, once it has."""
+        known = 0
+        while True:
+            await self._clock.sleep(ANSWER_CHECK_SECONDS)
+            if self._engine.not_finite != known:
+                known = self._engine.not_finite
+                if await self._is_corrupted(known):
+                    return MODEL_CORRUPTED
+
+    async def _is_corrupted(self, known: int) -> bool:
+        logger.error("the model's own numbers were not finite for a request: it is asked again")
+        try:
+            await warm_up(self._engine)
+        except LmiError as error:
+            logger.error("%s", error.text)
+            return self._engine.not_finite != known  # else it failed for another reason
+        return False
+
+
+async def _ask(engine: Engine) -> None:
+    try:
+        await warm_up(engine)
+    except LmiError as error:
+        logger.warning("the stalled engine gave no token: %s", error)
+
+
+@contextlib.asynccontextmanager
+async def watching(
+    service: InferenceService,
+    settings: Settings,
+    _: Mapping[str, str],
+    events: ServerEvents,
+) -> AsyncIterator[None]:
+    """Watch each engine as the settings of its model ask for it."""
+    asked = settings.extra(WatchdogSettings)
+
+    def take(settings: Settings, _: EngineArguments) -> None:
+        nonlocal asked
+        asked = settings.extra(WatchdogSettings)
+
+    async def stalls(engine: Engine, clock: Clock) -> str:
+        seconds, hang = asked.lmi_stall_timeout, asked.hang_seconds
+        if not seconds:
+            await asyncio.Event().wait()  # off
+        return await StallWatchdog(engine, service.lifecycle, seconds, clock, hang).run()
+
+    async def answers(engine: Engine, clock: Clock) -> str:
+        return await AnswerWatchdog(engine, clock).run()
+
+    events.on_plan.append(take)
+    events.watchdogs += (stalls, answers)
+    yield

@@ -1,0 +1,68 @@
+"""The warm-up: an engine is healthy only once it has answered for real."""
+
+import struct
+import uuid
+from typing import Final
+
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.errors import EngineFailureError, LmiError, StartupError
+from lmi_vllm.inference.pooling import GENERATE, pooling_kind
+from lmi_vllm.messages import GenerationJob, HttpCall, OpenAICall
+
+TRANSCRIBE: Final = "transcription"  # of models that hear and do nothing else
+WARM_UP_PROMPT: Final = "Hello"
+
+
+async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:
+    """Prove the engine: health is claimed only after a token, or a pooled answer, came out.
+
+    Raises:
+        StartupError: the engine refused, or generated nothing.
+    """
+    try:
+        if engine.task == GENERATE:
+            is_proven = await _generates(engine, has_logprobs=has_logprobs)
+        else:
+            is_proven = await (_transcribes if engine.task == TRANSCRIBE else _pools)(engine)
+    except LmiError as error:
+        raise StartupError(f"the engine started but cannot answer: {error.text}") from error
+    if not is_proven:
+        raise EngineFailureError("the engine started but generated no token")
+
+
+async def _generates(engine: Engine, *, has_logprobs: bool) -> bool:
+    # With log probabilities: vLLM compiles a part of them at their first use, on a GPU too.
+    sampling = {"max_tokens": 1, "temperature": 0.0, "logprobs": 1 if has_logprobs else None}
+    job = GenerationJob(f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, sampling)
+    chunks = [chunk async for chunk in engine.generate(job)]
+    return any(chunk.tokens for chunk in chunks)
+
+
+async def _pools(engine: Engine) -> bool:
+    body = {"input": WARM_UP_PROMPT}
+    answer = await engine.answer_openai(OpenAICall(pooling_kind(engine.task), body, {}, "warm-up"))
+    if answer.status != 200:  # noqa: PLR2004 (success)
+        raise EngineFailureError(answer.body.decode("utf-8", "replace"))
+    return True
+
+
+async def _transcribes(engine: Engine) -> bool:
+    """Transcribe a silence by its route, which is the only way to such a model."""
+    if engine.http is None:
+        return False
+    headers = {"Content-Type": "multipart/form-data; boundary=warm-up"}
+    file = b'Content-Disposition: form-data; name="file"; filename="silence.wav"\r\n\r\n'
+    body = b"--warm-up\r\n" + file + _silence() + b"\r\n--warm-up--\r\n"
+    path = "/v1/audio/transcriptions"
+    answer = await engine.http.call(HttpCall("POST", path, "", headers, body, "warm-up"))
+    if answer.status != 200:  # noqa: PLR2004 (success)
+        raise EngineFailureError(answer.body.decode("utf-8", "replace"))
+    return True
+
+
+def _silence() -> bytes:
+    """Return 0.1 s of silence as WAV: 16 kHz, 16 bits, one channel."""
+    samples = bytes(2 * 1600)
+    form = struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    head = struct.pack("<4sI4s4s", b"RIFF", 36 + len(samples), b"WAVE", b"fmt ")
+    return head + form + struct.pack("<4sI", b"data", len(samples)) + samples
