@@ -1,11 +1,12 @@
 """Hold the pages to our rules of prose: short sentences, and the glossary's words and spellings.
 
-    python scripts/lint_prose.py [PAGE ...]
+    python scripts/lint_prose.py [FILE ...]
 
 Prints one line for each finding and exits with 1 if there is one. What a page must not say stands
 in docs/glossary.md, in the column *not* of the table of spellings; a number there is any number.
-Code, links' addresses and HTML comments are not read. vale would do this, but its packages on PyPI
-and npm only download it from elsewhere.
+Code, links' addresses and HTML comments are not read. In the sources, comments and
+messages included, only `nobody` and its like are findings. vale would do this, but its packages on
+PyPI and npm only download it from elsewhere.
 """
 
 import re
@@ -23,6 +24,8 @@ WORDS_AT_MOST: Final = 30
 # Pages that are not read, and the heading from which on others are not: texts of other projects.
 UNREAD: Final = ("CHANGELOG.md",)
 FOREIGN: Final = "## Arguments of vLLM"
+SOURCES: Final = ("lmi_vllm/**/*.py", "lmi_vllm/**/*.js", "lmi_vllm/**/*.html", "scripts/**/*.py")
+PERSONS: Final = re.compile(r"\b(?:no|any|some|every)body\b|\bwhoever\b", re.IGNORECASE)
 
 _COMMENT: Final = re.compile(r"<!--.*?-->", re.DOTALL)
 _CODE: Final = re.compile(r"`[^`]*`")
@@ -105,18 +108,27 @@ def findings(page: str, rules: Iterable[Spelling]) -> Iterator[tuple[int, str]]:
                 yield passage.line, f"{found[0]!r}: write {rule.good}"
 
 
+def source_findings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a source that name a person without a noun."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if found := PERSONS.search(line):
+            yield number, f"{found[0]!r}: write the noun"
+
+
 def main(names: list[str]) -> int:
-    """Print the findings of the pages, or of every page of the site; return the exit code."""
+    """Print the findings of the files, or of all pages and sources; return the exit code."""
     rules = spellings(GLOSSARY.read_text(encoding="utf-8"))
-    paths = [Path(name).resolve() for name in names] or site_paths(ROOT)
+    pages = [path for path in site_paths(ROOT) if path.suffix == ".md"]
+    sources = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))]
     count = 0
-    for path in paths:
+    for path in [Path(name).resolve() for name in names] or [*pages, *sources]:
         name = str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-        if path.suffix != ".md" or name in UNREAD:
+        if name in UNREAD or path == Path(__file__):
             continue
         text = path.read_text(encoding="utf-8")
         text = text.partition("\n## Spellings\n")[0] if path == GLOSSARY else text
-        for line, finding in findings(text, rules):
+        found = findings(text, rules) if path.suffix == ".md" else source_findings(text)
+        for line, finding in found:
             print(f"{name}:{line}: {finding}")
             count += 1
     return min(count, 1)

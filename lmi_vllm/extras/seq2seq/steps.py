@@ -141,7 +141,7 @@ class StepThread:
             self._requests.discard(request)
 
     def _end(self, *, is_death: bool) -> None:
-        """Tell everybody who is left, and let the model go."""
+        """End the requests that are left with an error, and release the model."""
         with self._turn:
             self._is_over = True
             left = [request for request in self._requests if not request.is_aborted]

@@ -97,7 +97,7 @@ def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Ses
     is_enabled, setting = asked.enable_stateful_sessions, asked.given("sessions_path")
     root = Path(asked.sessions_path).absolute()
     if setting is None:
-        # /dev/shm is not everywhere, nor everybody's.
+        # /dev/shm is missing on some systems, and may belong to another user.
         if not os.access(root.parent, os.W_OK):
             root = Path(tempfile.gettempdir()) / DEFAULT_ROOT.name
         if is_enabled:

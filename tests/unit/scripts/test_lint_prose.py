@@ -68,3 +68,12 @@ def test_what_is_no_finding(page: Path, text: str) -> None:
     page.write_text(text)
     answer = lint(page)
     assert (answer.returncode, answer.stdout) == (0, "")
+
+
+def test_source_names_persons_by_a_noun(tmp_path: Path) -> None:
+    """Comments and messages of the code; the bound of a sentence is one of pages."""
+    source = tmp_path / "source.py"
+    source.write_text(f'"""{LONG}."""\n\nX = 1  # Nobody reads it.\n')
+    answer = lint(source)
+    assert answer.returncode == 1
+    assert answer.stdout == f"{source}:3: 'Nobody': write the noun\n"

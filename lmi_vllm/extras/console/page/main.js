@@ -24,7 +24,7 @@ const adapters = new Adapters($("adapters"), {
 });
 const settings = new SettingsView($("settings"), askForKey);
 
-// The poll: one at a time, none while nobody looks, slower while nobody answers.
+// The poll: one request at a time, none while the page is hidden, slower while the server does not answer.
 let timer = 0;
 let isAsking = false;
 let failures = 0;
