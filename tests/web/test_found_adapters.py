@@ -23,7 +23,7 @@ MESSAGES = HttpRoute(
 HEADER = {"X-Amzn-SageMaker-Adapter-Identifier": "fr"}
 
 
-class Finder:
+class OnDemandFinder:
     """Registers `fr`, and keeps the names that it was asked for."""
 
     def __init__(self, registry: AdapterRegistry) -> None:
@@ -38,9 +38,9 @@ class Finder:
             await self._registry.register(Adapter(name, "s3://x/fr/", path="/fr", is_found=True))
 
 
-def finder_of(client: TestClient) -> Finder:
+def finder_of(client: TestClient) -> OnDemandFinder:
     """Have something find the adapters of a client's server."""
-    return Finder(client.app[SERVICE].runtime.adapters)
+    return OnDemandFinder(client.app[SERVICE].runtime.adapters)
 
 
 @pytest.mark.parametrize(

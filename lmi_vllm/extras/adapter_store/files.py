@@ -85,7 +85,7 @@ class AdapterFiles:
 def claimed_files(
     place: str, environ: Mapping[str, str], most_bytes: int
 ) -> Iterator[AdapterFiles]:
-    """Yield the first folder of this store that no other process has, with what lies in it."""
+    """Lock and yield the first cache folder of this store that no other process holds."""
     root = cache_directory("", environ).parent.parent / "adapter_store"
     root /= hashlib.sha256(place.encode()).hexdigest()[:16]
     lock, number = _claim(root)

@@ -34,8 +34,8 @@ class AdapterStoreSettings(ExtraSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms adapters are found."""
+class CachePolicy:
+    """How fresh a cached adapter is, and the bounds of size and waiting."""
 
     limits: Limits  # of each
     refresh_seconds: float

@@ -11,9 +11,9 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.extras.adapter_store.files import claimed_files
-from lmi_vllm.extras.adapter_store.found import FoundAdapters
-from lmi_vllm.extras.adapter_store.names import NAME
-from lmi_vllm.extras.adapter_store.settings import GIB, AdapterStoreSettings, Terms
+from lmi_vllm.extras.adapter_store.negative_cache import NAME
+from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
+from lmi_vllm.extras.adapter_store.settings import GIB, AdapterStoreSettings, CachePolicy
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
@@ -46,7 +46,7 @@ class ColdRequests:
                 COLD_ADAPTER_SECONDS.observe(summary.first_token_seconds)
 
 
-class Finder:
+class OnDemandFinder:
     """Puts the store of the settings behind each model's adapters."""
 
     def __init__(self, service: InferenceService, environ: Mapping[str, str]) -> None:
@@ -66,15 +66,15 @@ class Finder:
         if not (place := self.asked.adapter_store):
             return
         if sources is None:
-            registry.find = self._asking(registry)
+            registry.find = self._forwarded_find(registry)
             return
         most_bytes = int(self.asked.adapter_store_cache_gb * GIB)
         files = self._running.enter_context(claimed_files(place, self._environ, most_bytes))
-        found = FoundAdapters(
+        found = OnDemandAdapters(
             registry,
             open_adapter_store(place, sources, self._environ),
             files,
-            Terms(
+            CachePolicy(
                 sources.limits,
                 self.asked.adapter_store_refresh_seconds,
                 lambda: self._service.profile.predict_timeout,
@@ -93,12 +93,12 @@ class Finder:
         """End what was begun for a model."""
         self._running.close()
 
-    def _asking(self, registry: AdapterRegistry) -> "Asking":
-        return Asking(registry, self.cold)
+    def _forwarded_find(self, registry: AdapterRegistry) -> "ForwardedFind":
+        return ForwardedFind(registry, self.cold)
 
 
-class Asking:
-    """`find` of a further process: what is not known here the first process may find."""
+class ForwardedFind:
+    """`find` in a further front-end process: it forwards unknown names to the first process."""
 
     def __init__(self, registry: AdapterRegistry, cold: ColdRequests) -> None:
         self._registry = registry
@@ -124,7 +124,7 @@ async def finding_adapters(
     events: ServerEvents,
 ) -> AsyncIterator[None]:
     """Find adapters as the settings of each model ask for it."""
-    finder = Finder(service, environ)
+    finder = OnDemandFinder(service, environ)
     finder.asked = settings.extra(AdapterStoreSettings)
     events.on_plan.append(finder.take)
     events.on_adapters.append(finder.serve)

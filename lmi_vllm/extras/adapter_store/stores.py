@@ -1,4 +1,4 @@
-"""What a store of adapters is: each lies in a folder of its own name. Every call here may block."""
+"""The kinds of adapter stores: one folder for each adapter's name. Every call may block."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _VERSION_DIGITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class FoundAdapter:
+class StoredAdapter:
     """An adapter as the store has it now; `version` changes whenever one of its files does."""
 
     name: str
@@ -32,10 +32,10 @@ class FoundAdapter:
 class AdapterStore(Protocol):
     """A place of adapters; both methods raise what sources raise."""
 
-    def look_up(self, name: str) -> FoundAdapter | None:
+    def look_up(self, name: str) -> StoredAdapter | None:
         """The adapter of that name; None where there is none."""
 
-    def bring(self, found: FoundAdapter, target: Path) -> str:
+    def fetch(self, found: StoredAdapter, target: Path) -> str:
         """The directory with its files, checked as those of every adapter are.
 
         They are fetched to `target`, which appears whole or not at all, unless they are here.
@@ -48,7 +48,7 @@ class _Remote:
 
     sources: AdapterSources
 
-    def bring(self, found: FoundAdapter, target: Path) -> str:
+    def fetch(self, found: StoredAdapter, target: Path) -> str:
         """Fetch it, unless an earlier process has; whatever came since it was looked up."""
         fetch_model(
             found.src,
@@ -65,7 +65,7 @@ class ObjectFolders(_Remote):
 
     store: ObjectStore
 
-    def look_up(self, name: str) -> FoundAdapter | None:
+    def look_up(self, name: str) -> StoredAdapter | None:
         """The objects below the name's folder, by one listing."""
         folder, limits = self.store.below(name), self.sources.limits
         objects = tuple(folder.list_objects(limits.files))
@@ -73,7 +73,7 @@ class ObjectFolders(_Remote):
             return None
         total = sum(stored.size for stored in objects)
         version = _digest((stored.name, stored.size, stored.etag) for stored in objects)
-        return FoundAdapter(name, folder.listed_url, version, len(objects), total)
+        return StoredAdapter(name, folder.listed_url, version, len(objects), total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class HubRepositories(_Remote):
     owner: str
     environ: Mapping[str, str]
 
-    def look_up(self, name: str) -> FoundAdapter | None:
+    def look_up(self, name: str) -> StoredAdapter | None:
         """The repository of that name at its newest commit; the hub hides what it refuses."""
         repository = f"{self.owner}/{name}"
         try:
@@ -93,7 +93,7 @@ class HubRepositories(_Remote):
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         if CONFIG not in sizes or not info.sha:
             return None
-        return FoundAdapter(
+        return StoredAdapter(
             name, repository, info.sha[:_VERSION_DIGITS], len(sizes), sum(sizes.values())
         )
 
@@ -105,7 +105,7 @@ class LocalFolders:
     root: Path
     sources: AdapterSources
 
-    def look_up(self, name: str) -> FoundAdapter | None:
+    def look_up(self, name: str) -> StoredAdapter | None:
         """The folder of that name."""
         folder = self.root / name
         if not (folder / CONFIG).is_file():
@@ -113,9 +113,9 @@ class LocalFolders:
         files = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
         version = _digest((str(path), found.st_size, found.st_mtime_ns) for path, found in files)
         total = sum(found.st_size for _, found in files)
-        return FoundAdapter(name, str(folder), version, len(files), total)
+        return StoredAdapter(name, str(folder), version, len(files), total)
 
-    def bring(self, found: FoundAdapter, target: Path) -> str:
+    def fetch(self, found: StoredAdapter, target: Path) -> str:
         """Check the folder."""
         return self.sources.resolve(found.src)
 

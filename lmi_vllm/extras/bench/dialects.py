@@ -226,7 +226,7 @@ class Answer:
     _rows: RowReader = field(default_factory=RowReader)
     _whole: list[bytes] = field(default_factory=list)
     _is_ended: bool = False
-    _told: int | None = None
+    _reported_tokens: int | None = None
 
     def feed(self, piece: bytes, now: float) -> None:
         """Take bytes that came at `now`; tokens that come together count as one gap."""
@@ -242,8 +242,8 @@ class Answer:
             self._take([self.dialect.read_row(row) for row in self._rows.end()], now)
         else:
             self._take([self._read_whole()], now)
-        if self._told is not None:
-            self.outcome.output_tokens = self._told
+        if self._reported_tokens is not None:
+            self.outcome.output_tokens = self._reported_tokens
         if not self._is_ended:
             self.outcome.fail("stream cut", "the answer ended without its last row")
 
@@ -263,6 +263,6 @@ class Answer:
             if one.error is not None:
                 self.outcome.fail("error in the answer", one.error)
             if one.output_tokens is not None:
-                self._told = one.output_tokens
+                self._reported_tokens = one.output_tokens
             if one.prompt_tokens is not None:
                 self.outcome.prompt_tokens = one.prompt_tokens

@@ -80,7 +80,7 @@ class SageMakerClient:
         try:
             self._invoke(request, outcome, now)
         except ClientError as error:  # EventStreamError is one
-            kind, text = _told(error)
+            kind, text = _error_of(error)
             outcome.fail(kind, text)
         except (BotoCoreError, HTTPError, OSError) as error:
             is_timeout = "timeout" in type(error).__name__.lower()
@@ -109,7 +109,7 @@ class SageMakerClient:
         answer.end(now())
 
 
-def _told(error: ClientError) -> tuple[str, str]:
+def _error_of(error: ClientError) -> tuple[str, str]:
     """Return the kind of a refusal, and what it says: of a model's own error, the model's words."""
     told = error.response
     details = told.get("Error", {})

@@ -57,11 +57,13 @@ class InputFormatter:
         Raises:
             CustomCodeError: it failed, or returned no payload.
         """
-        told = _told(self.caller, call, payload)
+        hooked = _hooked(self.caller, call, payload)
         if self.function.wants_input:
-            told = _told(self.caller, call, payload, self.caller.input(call, {"data": call.body}))
+            hooked = _hooked(
+                self.caller, call, payload, self.caller.input(call, {"data": call.body})
+            )
         made: dict[str, Any] = await self.caller.call(
-            FORMATTER_FAILED, _called, self.function, (told,), new_payload
+            FORMATTER_FAILED, _called, self.function, (hooked,), new_payload
         )
         return made
 
@@ -99,18 +101,18 @@ class OutputFormatter:
         Raises:
             CustomCodeError: it failed, or returned what has no JSON.
         """
-        told = _told(self.caller, call, payload)
+        hooked = _hooked(self.caller, call, payload)
         if answer.stream is not None:
             kind = FRAMINGS["jsonlines"].content_type
-            return Reply(200, kind, stream=self._lines(told, answer.stream, statuses))
+            return Reply(200, kind, stream=self._lines(hooked, answer.stream, statuses))
         response = answer.response
         if response is None:  # vLLM wrote these bytes itself
             response = orjson.loads(answer.body)
-        body = await self._format(response, told, new_body)
+        body = await self._format(response, hooked, new_body)
         return Reply(200, "application/json", body if body.endswith(b"\n") else body + b"\n")
 
     async def _lines(
-        self, told: Hooked, events: AsyncIterator[bytes], statuses: StatusTable
+        self, hooked: Hooked, events: AsyncIterator[bytes], statuses: StatusTable
     ) -> AsyncIterator[bytes]:
         """Yield a line for each of vLLM's events, and an empty one at the end."""
         try:
@@ -118,7 +120,7 @@ class OutputFormatter:
                 if event.startswith(SSE_ERROR):
                     yield error_row(error_of(event.removeprefix(b"data: ")), statuses)
                     return
-                line = await self._format(event.decode(), told, new_line)
+                line = await self._format(event.decode(), hooked, new_line)
                 if line:
                     yield line + b"\n"
             yield b"\n"
@@ -127,9 +129,9 @@ class OutputFormatter:
         finally:
             await close_iterator(events)
 
-    async def _format(self, response: Any, told: Hooked, read: Callable[[Any], bytes]) -> bytes:
+    async def _format(self, response: Any, hooked: Hooked, read: Callable[[Any], bytes]) -> bytes:
         made: bytes = await self.caller.call(
-            FORMATTER_FAILED, _called, self.function, (response, told), read
+            FORMATTER_FAILED, _called, self.function, (response, hooked), read
         )
         return made
 
@@ -143,7 +145,7 @@ def new_line(result: Any) -> bytes:
     return b"" if result is None else new_body(result)
 
 
-def _told(
+def _hooked(
     caller: CodeCaller, call: InferenceCall, payload: Any, given: Input | None = None
 ) -> Hooked:
     return Hooked(payload, caller.tokenizer, call.body, call.content_type, call.accept, given)

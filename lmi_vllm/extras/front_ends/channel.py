@@ -1,4 +1,4 @@
-"""What the first process and the other front-end processes say to each other, and how.
+"""The messages between the first process and the other front-end processes, and their channel.
 
 Both ends are this program, started by the same user over an inherited socket pair: pickles are
 read from no other program.
@@ -33,8 +33,8 @@ class Hello:
     settings: Settings
     environ: Mapping[str, str]
     arguments: EngineArguments
-    board: str  # the path of its file
-    processes: int  # rows of the board
+    counters: str  # path of the shared counters
+    processes: int  # rows of them
     row: int
 
 
@@ -67,7 +67,7 @@ class AdapterList:
 
 
 @dataclass(frozen=True, slots=True)
-class StateIs:
+class StateChanged:
     """The state of the server, and whether there is a model to ask."""
 
     state: State
@@ -77,7 +77,7 @@ class StateIs:
 
 @dataclass(frozen=True, slots=True)
 class EndAll:
-    """Requests in flight are to end now, each with its last word."""
+    """Cancel requests in flight; each is answered with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class RequestStarted:
     """A request goes to the engine, under this id of the engine's."""
 
     engine_request: str
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningRequests:
     """All requests that this process has in the engine."""
 
     engine_requests: tuple[str, ...]
@@ -152,7 +152,7 @@ class LoadAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class FailureCounted:
     """What a request was answered with: the fault of an error, or a status."""
 
     cause: Fault | int
@@ -179,7 +179,7 @@ class ChannelClosedError(Exception):
 
 @dataclass(slots=True)
 class Channel:
-    """One end of the line: messages in order, and questions with answers."""
+    """One end of a socket pair: ordered messages, and calls with answers."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter

@@ -1,4 +1,4 @@
-"""What the first process keeps for all of them: rows of the board, seats, and the engine itself."""
+"""The first process's side: counter rows and engine seats of the others, and their requests."""
 
 import contextlib
 import logging
@@ -11,8 +11,8 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine, OtherClients
 from lmi_vllm.errors import EngineDeadError
-from lmi_vllm.extras.front_ends.board import Board
-from lmi_vllm.extras.front_ends.channel import Counted, StateIs, TelemetryLine
+from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
+from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSeat, SharedAdapter
 
@@ -48,12 +48,12 @@ class SharedEngine(Engine, Protocol):
 
 
 class Seats:
-    """A row of the board and a seat at each engine for every process; the first row is our own."""
+    """Allocates a counter row and an engine seat to every process; row 0 is the first process."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self.rows = rows
-        self.board_path = folder / "board"
-        self.board = Board(self.board_path, rows)
+        self.counters_path = folder / "counters"
+        self.counters = SharedCounters(self.counters_path, rows)
         self._folder = folder
         self._engines = 0
         self._used: set[int] = set()  # rows whose seats at the engine are, or were, taken
@@ -91,7 +91,7 @@ class Seats:
 
 
 class FirstProcess:
-    """Does for requests of the other processes what is done in one place."""
+    """Serves the other processes' calls: adapter slots, adapter loads, aborts and records."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
@@ -103,7 +103,7 @@ class FirstProcess:
         self.engine, self._adapters = engine, adapters
 
     def leave(self) -> None:
-        """Have no engine: it ends, or is gone."""
+        """Forget the engine: it is closing, or has died."""
         self.engine = None
 
     @property
@@ -111,10 +111,10 @@ class FirstProcess:
         """The adapters that requests may name."""
         return () if self._adapters is None else tuple(self._adapters)
 
-    def state(self) -> StateIs:
-        """Return what the processes are told of the server."""
+    def state(self) -> StateChanged:
+        """Return the server's state as the message to the other processes."""
         lifecycle, queue = self._service.lifecycle, self._service.queue
-        return StateIs(lifecycle.state, queue.limit, lifecycle.has_model)
+        return StateChanged(lifecycle.state, queue.limit, lifecycle.has_model)
 
     @contextlib.asynccontextmanager
     async def hold(self, engine_id: int) -> AsyncIterator[None]:
@@ -145,10 +145,10 @@ class FirstProcess:
             logger.warning("%d requests of a process that ended are aborted", len(engine_requests))
             await self.engine.abort_for_another(engine_requests)
 
-    def note(self, message: Counted | TelemetryLine) -> None:
+    def note(self, message: FailureCounted | TelemetryLine) -> None:
         """Take note of what has happened to a request of another process."""
-        if isinstance(message, Counted):
+        if isinstance(message, FailureCounted):
             self._service.lifecycle.note_failure(message.cause)
             return
-        for tell in self._service.telemetry.on_line:
-            tell(message.text)
+        for callback in self._service.telemetry.on_line:
+            callback(message.text)

@@ -1,4 +1,4 @@
-"""The adapters of a front-end process that does not decide about them: it follows the first one."""
+"""The adapters of a further front-end process: a read-only replica of the first one's."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -43,7 +43,7 @@ class FollowedAdapters(AdapterRegistry):
         self._adapters = new
         return gone
 
-    async def let_go(self, gone: Collection[AdapterRef], timeout_seconds: float) -> None:
+    async def wait_unused(self, gone: Collection[AdapterRef], timeout_seconds: float) -> None:
         """Return when no request uses these loads any more, or the time is up."""
         await asyncio.gather(*(self._loads.unload(ref, timeout_seconds) for ref in gone))
 

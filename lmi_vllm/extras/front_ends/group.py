@@ -4,7 +4,7 @@ The first process is a whole server: it starts the engine, owns the adapters, an
 metrics and everything else there is one of. The others are further clients of the same engine
 behind the same port (SO_REUSEPORT): they answer inference, and hand the rest to the first. What has
 to be decided once is decided here: which adapters there are, which of them may be in the engine
-together, and, on the board, how many requests are in flight.
+together, and, on the counters, how many requests are in flight.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.extras.front_ends.board import Board
 from lmi_vllm.extras.front_ends.channel import Begin, EndAll, EngineGone, Hello, LogLevel
 from lmi_vllm.extras.front_ends.first import FirstProcess, Seats, SharedEngine
-from lmi_vllm.extras.front_ends.handle import EndedError, FrontEnd
+from lmi_vllm.extras.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
+from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
 from lmi_vllm.server.context import ProcessGroup
@@ -57,10 +57,10 @@ class SeveralFrontEnds(ProcessGroup):
         self._hello: Hello | None = None
         self._begin: Begin | None = None
         service.telemetry.series = series_of_all
-        service.queue.share(self._seats.board.row(0))
-        service.queue.subscribe_end(lambda: self._tell(EndAll()))
-        service.lifecycle.subscribe(lambda _: self._tell(self._first.state()))
-        service.telemetry.on_level.append(lambda level: self._tell(LogLevel(level)))
+        service.queue.share(self._seats.counters.row(0))
+        service.queue.subscribe_end(lambda: self._broadcast(EndAll()))
+        service.lifecycle.subscribe(lambda _: self._broadcast(self._first.state()))
+        service.telemetry.on_level.append(lambda level: self._broadcast(LogLevel(level)))
 
     def opened(self, address: ListenAddress) -> None:
         """Take the address where all of them are to answer."""
@@ -71,13 +71,13 @@ class SeveralFrontEnds(ProcessGroup):
         seats = self._seats
         self._settings = settings
         self._hello = self._hello or Hello(
-            settings, self._environ, arguments, str(seats.board_path), seats.rows, 0
+            settings, self._environ, arguments, str(seats.counters_path), seats.rows, 0
         )
         seats.begin(process.row for process in self._processes)
         self.failed.clear()  # the next engine has spare seats again
         self._start_missing()
         if self._watching is None:
-            watch = _end_hanging(self._processes, seats.board)
+            watch = _end_hanging(self._processes, seats.counters)
             self._watching = asyncio.create_task(watch)
 
     def new_seats(self) -> tuple[EngineSeat, ...]:
@@ -97,7 +97,7 @@ class SeveralFrontEnds(ProcessGroup):
         # Settings that give a model to another engine than vLLM are refused with these processes.
         shared = cast(SharedEngine, engine)
         self._first.use(shared, adapters)
-        shared.others = self._seats.board.row(0)
+        shared.others = self._seats.counters.row(0)
         adapters.publish = self._publish
         self._start_missing()
         self._begin = Begin(
@@ -113,13 +113,13 @@ class SeveralFrontEnds(ProcessGroup):
         )
         try:
             await asyncio.gather(*(self._join(process) for process in self._processes))
-        except EndedError as error:
+        except ProcessEndedError as error:
             raise EngineStartError(f"a front-end process did not start: {error}") from error
         logger.info("%d front-end processes answer at %s", self._count, self._address.url())
 
     def engine_died(self) -> None:
         """Have each of them end its requests."""
-        self._tell(EngineGone())
+        self._broadcast(EngineGone())
 
     async def detach(self) -> None:
         """Have the processes leave the engine; they answer on, with what the first process says."""
@@ -161,11 +161,11 @@ class SeveralFrontEnds(ProcessGroup):
             self.failed.set()
 
     async def _run(self, process: FrontEnd) -> None:
-        """Live with a process until it ends, then put another in its place."""
+        """Supervise one process: run it until it ends, then replace it."""
         if self._hello is None:
             raise RuntimeError("begin comes first")
         await process.run(replace(self._hello, row=process.row))
-        self._seats.board.row(process.row).clear()
+        self._seats.counters.row(process.row).clear()
         if process not in self._processes:
             return  # it was to end
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
@@ -177,7 +177,7 @@ class SeveralFrontEnds(ProcessGroup):
             self.failed.set()
             return
         for another in self._start_missing():
-            with contextlib.suppress(EndedError):  # said where it ends, and replaced again
+            with contextlib.suppress(ProcessEndedError):  # said where it ends, and replaced again
                 await self._join(another)
 
     async def _join(self, process: FrontEnd) -> None:
@@ -190,7 +190,7 @@ class SeveralFrontEnds(ProcessGroup):
         await process.wait_for(process.joined)
         process.is_routed = True
         process.channel.send(self._first.state())
-        await process.tell_adapters(self._first.adapters, engine.shared_adapters, 0.0)
+        await process.send_adapters(self._first.adapters, engine.shared_adapters, 0.0)
         process.is_serving.set()
 
     async def _publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
@@ -200,23 +200,23 @@ class SeveralFrontEnds(ProcessGroup):
         shared = engine.shared_adapters
         await asyncio.gather(
             *(
-                process.tell_adapters(adapters, shared, timeout_seconds)
+                process.send_adapters(adapters, shared, timeout_seconds)
                 for process in self._processes
                 if process.is_routed
             )
         )
 
-    def _tell(self, message: object) -> None:
+    def _broadcast(self, message: object) -> None:
         for process in self._processes:
-            process.tell(message)
+            process.send(message)
 
 
-async def _end_hanging(processes: Sequence[FrontEnd], board: Board) -> None:
-    """End processes that hang: the kernel goes on giving them connections."""
+async def _end_hanging(processes: Sequence[FrontEnd], counters: SharedCounters) -> None:
+    """Kill processes without a sign of life: the kernel still gives them connections."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         for process in processes:
-            silent = board.row(process.row).silent_seconds
+            silent = counters.row(process.row).silent_seconds
             if process.is_serving.is_set() and silent > SILENT_SECONDS:
                 logger.error("front-end process %d hangs: it is ended", process.pid)
                 process.kill()

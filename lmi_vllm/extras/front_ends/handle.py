@@ -1,4 +1,4 @@
-"""One of the other front-end processes, seen from the first: its line, and what it asks for."""
+"""The first process's handle of another front-end process: its channel and its calls."""
 
 import asyncio
 import contextlib
@@ -14,19 +14,19 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
-    Began,
     Channel,
     ChannelClosedError,
-    Counted,
     Detach,
     Done,
+    FailureCounted,
     Hello,
     Hold,
     Imported,
     LoadAdapter,
     Ready,
     Release,
-    Running,
+    RequestStarted,
+    RunningRequests,
     Stop,
     TelemetryLine,
 )
@@ -42,7 +42,7 @@ DETACH_SECONDS: Final = 8.0  # a client of a dead engine tells its requests firs
 ADAPTER_GRACE_SECONDS: Final = 15.0  # beyond the time that its requests get
 
 
-class EndedError(Exception):
+class ProcessEndedError(Exception):
     """The process ended before it had come so far."""
 
 
@@ -106,7 +106,7 @@ class FrontEnd:
         """Return when the process has come so far.
 
         Raises:
-            EndedError: it ended.
+            ProcessEndedError: it ended.
         """
         waits = [asyncio.create_task(one.wait()) for one in (event, self._ended)]
         try:
@@ -115,14 +115,14 @@ class FrontEnd:
             for wait in waits:
                 wait.cancel()
         if not event.is_set():
-            raise EndedError(self.ending)
+            raise ProcessEndedError(self.ending)
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         """Send a message, once the process has been started."""
         if self._line is not None:
             self._line.send(message)
 
-    async def tell_adapters(
+    async def send_adapters(
         self,
         adapters: Collection[Adapter],
         shared: Collection[SharedAdapter],
@@ -161,7 +161,7 @@ class FrontEnd:
 
     async def stop(self) -> None:
         """End the process."""
-        self.tell(Stop())
+        self.send(Stop())
         try:
             await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
         except TimeoutError:
@@ -182,16 +182,16 @@ class FrontEnd:
                 self.joined.set()
             case Done():
                 self.channel.answered(message)
-            case Began():
+            case RequestStarted():
                 self._engine_requests.add(message.engine_request)
-            case Running():
+            case RunningRequests():
                 self._engine_requests = set(message.engine_requests)
             case _:
                 self._serve(message)
 
     def _serve(self, message: object) -> None:
         match message:
-            case Counted() | TelemetryLine():
+            case FailureCounted() | TelemetryLine():
                 self.first.note(message)
             case Hold():
                 self._answer_later(message.number, self._hold(message))

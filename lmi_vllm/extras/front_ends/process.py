@@ -18,28 +18,28 @@ import uvloop
 from lmi_vllm.clock import CUT_OFF_ANSWER_SECONDS
 from lmi_vllm.commands.serve import configure_server_logging, end_process
 from lmi_vllm.engine.vllm.processes import end_with_parent
-from lmi_vllm.extras.front_ends.board import Board, BoardRow
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
     Begin,
     Channel,
     ChannelClosedError,
-    Counted,
     Detach,
     Done,
     EndAll,
     EngineGone,
+    FailureCounted,
     Hello,
     Imported,
     LogLevel,
     Ready,
-    Running,
-    StateIs,
+    RunningRequests,
+    StateChanged,
     Stop,
     TelemetryLine,
 )
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.extras.front_ends.seated import SeatedModel
+from lmi_vllm.extras.front_ends.shared_counters import CounterRow, SharedCounters
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.service import InferenceService
@@ -57,9 +57,9 @@ class FrontEndProcess:
     def __init__(self, channel: Channel, hello: Hello) -> None:
         self._channel = channel
         self._hello = hello
-        self._row: BoardRow = Board(Path(hello.board), hello.processes).row(hello.row)
+        self._row: CounterRow = SharedCounters(Path(hello.counters), hello.processes).row(hello.row)
         self._lifecycle = Lifecycle()
-        self._lifecycle.on_failure.append(lambda cause: channel.send(Counted(cause)))
+        self._lifecycle.on_failure.append(lambda cause: channel.send(FailureCounted(cause)))
         self._queue = Admission(self._lifecycle, slots=self._row)
         self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
         self._events = ServerEvents(is_first=False)
@@ -100,11 +100,11 @@ class FrontEndProcess:
             case Done():
                 self._channel.answered(message)
             case _:
-                self._be_told(message)
+                self._apply(message)
 
-    def _be_told(self, message: object) -> None:
+    def _apply(self, message: object) -> None:
         match message:
-            case StateIs():
+            case StateChanged():
                 self._queue.resize(message.limit)
                 self._lifecycle.mirror(message.state, has_model=message.has_model)
             case EndAll():
@@ -158,14 +158,14 @@ class FrontEndProcess:
         self._channel.send(Done(message.number))
 
     async def _tell_engine(self) -> None:
-        """Give a sign of life, and say what this process has in the engine."""
-        told: tuple[str, ...] = ()
+        """Report liveness and this process's requests in the engine, twice a second."""
+        reported: tuple[str, ...] = ()
         while True:
             figures = self._model.figures()
             self._row.report_engine(figures.running, figures.steps, figures.not_finite)
-            if figures.requests is not None and figures.requests != told:
-                told = figures.requests
-                self._channel.send(Running(told))
+            if figures.requests is not None and figures.requests != reported:
+                reported = figures.requests
+                self._channel.send(RunningRequests(reported))
             await asyncio.sleep(TELL_SECONDS)
 
     def _send_line(self, text: str) -> None:
@@ -183,7 +183,7 @@ class FrontEndProcess:
 
 
 async def serve(descriptor: int) -> None:
-    """Serve over this end of the line."""
+    """Run a front-end process over this end of the socket pair."""
     channel = await Channel.over(socket.socket(fileno=descriptor))
     hello = await channel.receive()
     if not isinstance(hello, Hello):
@@ -193,7 +193,7 @@ async def serve(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Be such a process."""
+    """Run as a child process; the arguments are the descriptor and the parent's id."""
     descriptor, parent = map(int, sys.argv[1:3])
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

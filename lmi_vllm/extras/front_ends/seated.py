@@ -13,12 +13,12 @@ from lmi_vllm.engine.vllm.factory import import_vllm
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
-    Began,
     Begin,
     Channel,
     Hold,
     LoadAdapter,
     Release,
+    RequestStarted,
 )
 from lmi_vllm.extras.front_ends.followed_adapters import FollowedAdapters
 from lmi_vllm.inference.context import Runtime
@@ -48,7 +48,7 @@ class SeatedModel:
     def __init__(self, service: InferenceService, events: ServerEvents, channel: Channel) -> None:
         self._service = service
         self._events = events
-        self._first = AskedFirst(channel)
+        self._first = RemoteAdapters(channel)
         self._channel = channel
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_turn = asyncio.Lock()
@@ -86,7 +86,7 @@ class SeatedModel:
         async with self._list_turn:  # an older list must not overwrite a newer one
             self._engine.share(message.shared)
             gone = await adapters.follow(message.adapters)
-        await adapters.let_go(gone, message.timeout_seconds)
+        await adapters.wait_unused(gone, message.timeout_seconds)
 
     def engine_died(self) -> None:
         """End the requests in the engine: its parent alone hears of its death."""
@@ -116,7 +116,7 @@ class SeatedModel:
             begin.arguments, begin.profile, self._thread, begin.seat, self._first
         )
         self._thread = None  # the engine's own from here on
-        engine.report_requests(lambda request: self._channel.send(Began(request)))
+        engine.report_requests(lambda request: self._channel.send(RequestStarted(request)))
         if engine.task == GENERATE:
             await warm_up(engine, has_logprobs=False)
         service, profile = self._service, begin.profile
@@ -130,12 +130,12 @@ class SeatedModel:
             is_enabled=profile.enable_lora,
             reserved_names=profile.served_names,
         )
-        for tell in self._events.on_adapters:
-            await tell(self._adapters, None)
+        for callback in self._events.on_adapters:
+            await callback(self._adapters, None)
         service.attach(Runtime(engine, profile, self._adapters))
 
 
-class AskedFirst:
+class RemoteAdapters:
     """The first process as the one that decides about adapters for all; see `SharedState`."""
 
     def __init__(self, channel: Channel) -> None:

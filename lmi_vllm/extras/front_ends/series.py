@@ -21,7 +21,7 @@ _FIRST_ONLY: Final = frozenset({"process_start_time_seconds", "process_max_fds"}
 
 
 def is_shared() -> bool:
-    """Whether the metrics of this process are kept where other processes' are."""
+    """Whether this process writes its metrics to the shared files (PROMETHEUS_MULTIPROC_DIR)."""
     return bool(values.ValueClass._multiprocess)
 
 
@@ -31,7 +31,7 @@ def series_of_all(names: Sequence[str] = ()) -> Collectable:
 
 
 def forget_process(pid: int) -> None:
-    """Say that a process has ended: what it counted stays, what it was is gone."""
+    """Drop the gauges of a process that has ended; its counters stay in the sums."""
     OTHER_PROCESSES.discard(pid)
     if is_shared():
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]

@@ -10,8 +10,8 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.extras.adapter_store.files import claimed_files
-from lmi_vllm.extras.adapter_store.found import FoundAdapters
-from lmi_vllm.extras.adapter_store.settings import Terms
+from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
+from lmi_vllm.extras.adapter_store.settings import CachePolicy
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
 from tests.support.adapter_files import CAPITALS, WEIGHTS, make_adapter
 from tests.support.s3_server import BUCKET, S3Server
@@ -40,12 +40,12 @@ class Bench:
         )
         self._running = contextlib.ExitStack()
 
-    def open(self, place: str = PLACE, most_bytes: int = 1 << 30) -> FoundAdapters:
+    def open(self, place: str = PLACE, most_bytes: int = 1 << 30) -> OnDemandAdapters:
         """Have the registry find adapters at `place`."""
         self.files = self._running.enter_context(claimed_files(place, self.environ, most_bytes))
         store = open_adapter_store(place, self.sources, self.environ)
-        terms = Terms(self.sources.limits, REFRESH, lambda: 5.0)
-        found = FoundAdapters(self.registry, store, self.files, terms, lambda: self.time)
+        terms = CachePolicy(self.sources.limits, REFRESH, lambda: 5.0)
+        found = OnDemandAdapters(self.registry, store, self.files, terms, lambda: self.time)
         self._running.callback(found.close)
 
         async def find(name: str) -> None:

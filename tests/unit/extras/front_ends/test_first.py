@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import EngineDeadError, Fault
-from lmi_vllm.extras.front_ends.channel import Counted, StateIs, TelemetryLine
+from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
 from lmi_vllm.extras.front_ends.first import FirstProcess, Seats
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
@@ -44,11 +44,11 @@ def test_what_happens_elsewhere_counts_here() -> None:
     first = FirstProcess(made)
     first.note(TelemetryLine("a line"))
     assert (lines, causes) == (["a line"], [])
-    first.note(Counted(Fault.ENGINE))
-    first.note(Counted(503))
+    first.note(FailureCounted(Fault.ENGINE))
+    first.note(FailureCounted(503))
     assert causes == [Fault.ENGINE, 503]
     made.lifecycle.set_state(State.HEALTHY)
-    assert first.state() == StateIs(State.HEALTHY, 7, has_model=True)
+    assert first.state() == StateChanged(State.HEALTHY, 7, has_model=True)
 
 
 async def test_without_an_engine_adapters_cannot_be_had() -> None:

@@ -46,7 +46,7 @@ async def test_a_list_is_followed_when_no_request_uses_another_load() -> None:
     await adapters.follow([loaded("a", 1)])
     async with adapters.hold("a") as old:
         gone = await adapters.follow([loaded("a", 7)])
-        change = asyncio.create_task(adapters.let_go(gone, 30))
+        change = asyncio.create_task(adapters.wait_unused(gone, 30))
         await asyncio.sleep(0.05)
         assert not change.done()
         async with adapters.hold("a") as new:
@@ -60,7 +60,7 @@ async def test_waits_no_longer_than_it_is_told() -> None:
     await adapters.follow([loaded("a", 1)])
     async with adapters.hold("a"):
         gone = await adapters.follow([])
-        await asyncio.wait_for(adapters.let_go(gone, 0.05), 5)
+        await asyncio.wait_for(adapters.wait_unused(gone, 0.05), 5)
 
 
 async def test_asks_for_an_adapter_that_is_not_loaded() -> None:

@@ -9,8 +9,8 @@ import pytest
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import NotReadyError, RequestError, UnknownAdapterError
-from lmi_vllm.extras.adapter_store import names as remembered
-from lmi_vllm.extras.adapter_store.names import ABSENT_SECONDS, AWAY_SECONDS, Absences
+from lmi_vllm.extras.adapter_store import negative_cache
+from lmi_vllm.extras.adapter_store.negative_cache import ABSENT_SECONDS, AWAY_SECONDS, NegativeCache
 from tests.support.adapter_files import CAPITALS, copy_adapter
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import Refusal
@@ -80,8 +80,8 @@ async def test_names_that_are_no_folder_never_reach_the_store(bench: Bench, name
 
 def test_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is forgotten; what a call removed is not pushed out by invented names."""
-    monkeypatch.setattr(remembered, "MOST_NAMES", 10)
-    absences = Absences(lambda: 0.0)
+    monkeypatch.setattr(negative_cache, "MOST_NAMES", 10)
+    absences = NegativeCache(lambda: 0.0)
     absences.remove("gone")
     for number in range(1000):
         absences.miss(f"n{number}")
@@ -212,7 +212,7 @@ async def test_unchanged_adapter_is_compared_once_in_each_period(bench: Bench) -
 
 
 async def test_damaged_change_leaves_the_old_one_and_is_not_fetched_twice(bench: Bench) -> None:
-    """A version that was refused is remembered."""
+    """A version that was refused is negative_cache."""
     bench.put("fr")
     bench.open()
     load = await use(bench, "fr")

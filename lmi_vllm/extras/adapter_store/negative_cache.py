@@ -1,4 +1,4 @@
-"""What is remembered of names that no adapter has; bounded: invented ones fill no memory."""
+"""The negative cache of adapter names; bounded, since clients can invent any number of names."""
 
 import re
 from collections import OrderedDict
@@ -16,7 +16,7 @@ AWAY_SECONDS: Final = 5.0  # a store that does not answer is not asked again for
 
 
 @dataclass(frozen=True, slots=True)
-class Absence:
+class NegativeEntry:
     """Why a name is not looked up before `until`: it is missing, or `error` refuses it."""
 
     until: float
@@ -25,12 +25,12 @@ class Absence:
     version: str = ""  # that is refused for what it is
 
 
-class Absences:
-    """The names that are absent, and those that a call has removed."""
+class NegativeCache:
+    """Names that the store lacks or that were refused, for a time; and those a DELETE removed."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._absent: OrderedDict[str, Absence] = OrderedDict()
+        self._absent: OrderedDict[str, NegativeEntry] = OrderedDict()
         self._removed: OrderedDict[str, None] = OrderedDict()  # which no invented name pushes out
 
     def __len__(self) -> int:
@@ -58,27 +58,27 @@ class Absences:
 
     def miss(self, name: str) -> None:
         """Remember that the store has no such adapter."""
-        self._note(name, Absence(self._now() + ABSENT_SECONDS))
+        self._note(name, NegativeEntry(self._now() + ABSENT_SECONDS))
 
     def refuse(self, name: str, error: type[LmiError], text: str, version: str = "") -> None:
         """Remember that it cannot be served; that a version cannot is remembered for good."""
-        self._note(name, Absence(self._now() + ABSENT_SECONDS, error, text, version))
+        self._note(name, NegativeEntry(self._now() + ABSENT_SECONDS, error, text, version))
 
     def fail(self, name: str, error: type[LmiError], text: str, *, for_long: bool) -> None:
         """Remember that it could not be looked up, for a few seconds or for long."""
         seconds = ABSENT_SECONDS if for_long else AWAY_SECONDS
-        self._note(name, Absence(self._now() + seconds, error, text))
+        self._note(name, NegativeEntry(self._now() + seconds, error, text))
 
     def remove(self, name: str) -> None:
-        """Have a name stay away: a call has removed it."""
+        """Hide a name that a DELETE has removed, until it is registered again."""
         _put(self._removed, name, None)
 
     def forget(self, name: str) -> None:
-        """Know nothing against the name: it is here."""
+        """Drop the entry of a name that has been registered."""
         self._absent.pop(name, None)
 
-    def _note(self, name: str, absence: Absence) -> None:
-        _put(self._absent, name, absence)
+    def _note(self, name: str, entry: NegativeEntry) -> None:
+        _put(self._absent, name, entry)
 
 
 def _put(names: OrderedDict[str, T], name: str, what: T) -> None:

@@ -1,4 +1,4 @@
-"""Adapters that requests name and no call has registered: found, kept while used, renewed."""
+"""Adapters on demand: looked up at the first request, cached while used, refreshed."""
 
 import asyncio
 import logging
@@ -21,11 +21,11 @@ from lmi_vllm.errors import (
     NotReadyError,
     RequestError,
 )
+from lmi_vllm.extras.adapter_store.cache import AdapterCache, CachedAdapter
 from lmi_vllm.extras.adapter_store.files import SEPARATOR, AdapterFiles
-from lmi_vllm.extras.adapter_store.kept import Kept, KeptAdapters
-from lmi_vllm.extras.adapter_store.names import NAME, Absences
-from lmi_vllm.extras.adapter_store.settings import Terms
-from lmi_vllm.extras.adapter_store.stores import AdapterStore, FoundAdapter
+from lmi_vllm.extras.adapter_store.negative_cache import NAME, NegativeCache
+from lmi_vllm.extras.adapter_store.settings import CachePolicy
+from lmi_vllm.extras.adapter_store.stores import AdapterStore, StoredAdapter
 from lmi_vllm.inference.hooks import NO_HOOKS
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.telemetry.metrics import ADAPTER_LOOKUPS
@@ -38,7 +38,7 @@ LOOKUPS_AT_ONCE: Final = 8
 FETCHES_AT_ONCE: Final = 4
 
 
-class FoundAdapters:
+class OnDemandAdapters:
     """Registers what the store has once a request names it; its `find` is the registry's.
 
     One piece of work at a time for each name, which goes on when the request that began it ends.
@@ -49,17 +49,17 @@ class FoundAdapters:
         registry: AdapterRegistry,
         store: AdapterStore,
         files: AdapterFiles,
-        terms: Terms,
+        policy: CachePolicy,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._store = store
         self._files = files
-        self._terms = terms
+        self._policy = policy
         self._now = now
-        self._absences = Absences(now)
+        self._negative = NegativeCache(now)
         self._work: dict[str, asyncio.Task[None]] = {}
-        self._kept = KeptAdapters(registry, files, terms, self._work.__contains__)
+        self._cache = AdapterCache(registry, files, policy, self._work.__contains__)
         self._lookups = ThreadPoolExecutor(LOOKUPS_AT_ONCE, "adapter-lookup")
         self._fetches = ThreadPoolExecutor(FETCHES_AT_ONCE, "adapter-fetch")
 
@@ -73,11 +73,14 @@ class FoundAdapters:
         if not NAME.fullmatch(name):
             return False
         if name not in self._registry:
-            return await self._bring_in(name)
-        kept = self._kept.by_name.get(name)
+            return await self._find_new(name)
+        kept = self._cache.by_name.get(name)
         if kept is not None and self._registry.is_found(name):
-            self._kept.touch(kept)
-            if self._now() >= kept.checked + self._terms.refresh_seconds and name not in self._work:
+            self._cache.touch(kept)
+            if (
+                self._now() >= kept.checked + self._policy.refresh_seconds
+                and name not in self._work
+            ):
                 kept.checked = self._now()  # others go on with what is loaded
                 await asyncio.wait({self._begin(name, self._renew)}, timeout=RENEW_WAIT_SECONDS)
         return False
@@ -86,16 +89,16 @@ class FoundAdapters:
         """End all work."""
         for task in self._work.values():
             task.cancel()
-        self._kept.close()
+        self._cache.close()
         for pool in (self._lookups, self._fetches):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _bring_in(self, name: str) -> bool:
-        await self._kept.wait_left(name)
-        if name not in self._work and (kept := self._kept.by_name.pop(name, None)) is not None:
-            self._absences.remove(name)
-            await self._kept.forget(kept.key)
-        if self._absences.is_absent(name):
+    async def _find_new(self, name: str) -> bool:
+        await self._cache.wait_evicted(name)
+        if name not in self._work and (kept := self._cache.by_name.pop(name, None)) is not None:
+            self._negative.remove(name)
+            await self._cache.forget(kept.key)
+        if self._negative.is_absent(name):
             return False
         work = self._work.get(name) or self._begin(name, self._load)
         await asyncio.wait({work})
@@ -116,7 +119,7 @@ class FoundAdapters:
         try:
             found = await self._look_up(name)
             if found is None:
-                self._absences.miss(name)
+                self._negative.miss(name)
                 return
             self._check_refused(found)
             version = found.version
@@ -127,10 +130,10 @@ class FoundAdapters:
             text = error.text
             logger.warning("adapter %s of the store cannot be served: %s", name, text)
             refused = version if isinstance(error, ManagementError) else ""
-            self._absences.refuse(name, RequestError, text, refused)
+            self._negative.refuse(name, RequestError, text, refused)
             raise RequestError(text) from error
 
-    async def _look_up(self, name: str) -> FoundAdapter | None:
+    async def _look_up(self, name: str) -> StoredAdapter | None:
         try:
             found = await _in(self._lookups, self._store.look_up, name)
         except (UnreachableError, InterruptedTransferError, DownloadError) as error:
@@ -150,23 +153,23 @@ class FoundAdapters:
         failure = NotReadyError if may_pass else RequestError
         text = f"The adapter {name} cannot be had from the store of adapters now"
         if name not in self._registry:
-            self._absences.fail(name, failure, text, for_long=not may_pass)
+            self._negative.fail(name, failure, text, for_long=not may_pass)
         return failure(text)
 
-    def _check_refused(self, found: FoundAdapter) -> None:
+    def _check_refused(self, found: StoredAdapter) -> None:
         """Return unless this very version has been refused: it is not fetched again."""
-        if reason := self._absences.refusal(found.name, found.version):
+        if reason := self._negative.refusal(found.name, found.version):
             raise AdapterRefusedError(reason)
 
-    async def _register(self, found: FoundAdapter) -> None:
-        key, path = await self._brought(found)
+    async def _register(self, found: StoredAdapter) -> None:
+        key, path = await self._fetched(found)
         adapter = Adapter(found.name, found.src, path=path, is_found=True)
         with suppress(AdapterConflictError):  # a call was faster
             await self._registry.register(adapter)
-            self._absences.forget(found.name)
-            self._kept.by_name[found.name] = Kept(found.version, key, self._now())
+            self._negative.forget(found.name)
+            self._cache.by_name[found.name] = CachedAdapter(found.version, key, self._now())
 
-    async def _brought(self, found: FoundAdapter) -> tuple[str, str]:
+    async def _fetched(self, found: StoredAdapter) -> tuple[str, str]:
         """Return the key of the adapter's files and their directory, once there is room for them.
 
         Raises:
@@ -174,11 +177,11 @@ class FoundAdapters:
             LmiError: it cannot be fetched, or is no good adapter.
         """
         key = f"{found.name}{SEPARATOR}{found.version}"
-        await self._kept.make_room(key, found)
+        await self._cache.make_room(key, found)
         try:
-            path = await _in(self._fetches, self._store.bring, found, self._files.path(key))
+            path = await _in(self._fetches, self._store.fetch, found, self._files.path(key))
         except BaseException as error:
-            await self._kept.forget(key)
+            await self._cache.forget(key)
             if isinstance(error, DownloadError):
                 raise self._failure(found.name, error, may_pass=True) from error
             raise
@@ -186,13 +189,13 @@ class FoundAdapters:
 
     async def _renew(self, name: str) -> None:
         """Load what the store has by now under a new id; on any failure the old one stays."""
-        kept, found = self._kept.by_name[name], None
+        kept, found = self._cache.by_name[name], None
         try:
             found = await self._look_up(name)
             if found is None:
                 logger.info("adapter %s is gone from the store", name)
-                self._absences.miss(name)
-                await self._kept.let_go(name, kept)
+                self._negative.miss(name)
+                await self._cache.drop(name, kept)
             elif found.version != kept.version:
                 self._check_refused(found)
                 await self._replace(found, kept)
@@ -202,21 +205,21 @@ class FoundAdapters:
             text, version = error.text, "" if found is None else found.version
             logger.warning("adapter %s has changed and cannot be loaded: %s", name, text)
             if version and not isinstance(error, (DownloadError, AdapterCapacityError)):
-                self._absences.refuse(name, RequestError, text, version)
+                self._negative.refuse(name, RequestError, text, version)
 
-    async def _replace(self, found: FoundAdapter, kept: Kept) -> None:
-        key, path = await self._brought(found)
+    async def _replace(self, found: StoredAdapter, kept: CachedAdapter) -> None:
+        key, path = await self._fetched(found)
         try:
             current = self._registry.describe(found.name)
             new = replace(current, path=path, ref=None, hooks=NO_HOOKS, is_found=True)
-            self._kept.by_name[found.name] = replace(kept, version=found.version, key=key)
-            await self._registry.replace(new, self._terms.drop_seconds())
+            self._cache.by_name[found.name] = replace(kept, version=found.version, key=key)
+            await self._registry.replace(new, self._policy.drop_seconds())
         except BaseException:
-            self._kept.by_name[found.name] = kept
-            await self._kept.forget(key)
+            self._cache.by_name[found.name] = kept
+            await self._cache.forget(key)
             raise
         logger.info("adapter %s has changed in the store: the new one is served", found.name)
-        await self._kept.forget(kept.key)
+        await self._cache.forget(kept.key)
 
 
 async def _in(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: object) -> T:

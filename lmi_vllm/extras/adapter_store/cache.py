@@ -1,4 +1,4 @@
-"""The adapters of the store that are registered, and the room that their files take."""
+"""The cache of adapters from the store: which are registered, and the disk that they use."""
 
 import asyncio
 import logging
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterCapacityError, ResourceNotFoundError
 from lmi_vllm.extras.adapter_store.files import SEPARATOR, AdapterFiles
-from lmi_vllm.extras.adapter_store.settings import Terms
-from lmi_vllm.extras.adapter_store.stores import FoundAdapter
+from lmi_vllm.extras.adapter_store.settings import CachePolicy
+from lmi_vllm.extras.adapter_store.stores import StoredAdapter
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Kept:
+class CachedAdapter:
     """An adapter of the store that is registered."""
 
     version: str
@@ -24,8 +24,8 @@ class Kept:
     checked: float  # when the store was asked last
 
 
-class KeptAdapters:
-    """What is registered of the store, by name; the least recently used makes room.
+class AdapterCache:
+    """Cached adapters by name, evicted by least recent use.
 
     One that `is_busy` names is being brought in or renewed, and stays.
     """
@@ -34,23 +34,23 @@ class KeptAdapters:
         self,
         registry: AdapterRegistry,
         files: AdapterFiles,
-        terms: Terms,
+        policy: CachePolicy,
         is_busy: Callable[[str], bool],
     ) -> None:
-        self.by_name: dict[str, Kept] = {}
+        self.by_name: dict[str, CachedAdapter] = {}
         self._registry = registry
         self._files = files
-        self._terms = terms
+        self._policy = policy
         self._is_busy = is_busy
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Lock()
 
-    def touch(self, kept: Kept) -> None:
+    def touch(self, kept: CachedAdapter) -> None:
         """Make it the most recently used."""
         self._files.touch(kept.key)
 
-    async def wait_left(self, name: str) -> None:
-        """Return once an adapter of that name that makes room has left."""
+    async def wait_evicted(self, name: str) -> None:
+        """Wait for a running eviction of that name."""
         if (leaving := self._leaving.get(name)) is not None:
             await asyncio.wait({leaving})
 
@@ -59,19 +59,19 @@ class KeptAdapters:
         for task in self._leaving.values():
             task.cancel()
 
-    async def make_room(self, key: str, found: FoundAdapter) -> None:
-        """Return once its files have room, which others that are not used have made.
+    async def make_room(self, key: str, found: StoredAdapter) -> None:
+        """Evict unused adapters until the files have room.
 
         Raises:
             DownloadError: it is larger than adapters may be.
             AdapterCapacityError: everything that is kept is in use.
         """
-        self._terms.limits.check(found.name, found.files, found.total_bytes)
+        self._policy.limits.check(found.name, found.files, found.total_bytes)
         self._files.limits.check(found.name, 0, found.total_bytes)
         async with self._room:
             while not self._files.has_room(found.total_bytes - self._files.size(key)):
                 victim = next(
-                    (one for one in self._files if one != key and self._may_go(one)), None
+                    (one for one in self._files if one != key and self._is_evictable(one)), None
                 )
                 if victim is None:
                     raise AdapterCapacityError(
@@ -81,10 +81,10 @@ class KeptAdapters:
                 await self._evict(victim)
             self._files.take(key, found.total_bytes)
 
-    async def let_go(self, name: str, kept: Kept) -> None:
+    async def drop(self, name: str, kept: CachedAdapter) -> None:
         """Unregister the adapter once its requests have ended, then delete its files."""
         with suppress(ResourceNotFoundError):
-            await self._registry.unregister(name, self._terms.drop_seconds(), only_found=True)
+            await self._registry.unregister(name, self._policy.drop_seconds(), only_found=True)
         self.by_name.pop(name, None)
         await self.forget(kept.key)
 
@@ -93,7 +93,7 @@ class KeptAdapters:
         await asyncio.to_thread(self._files.delete, key)
         self._files.forget(key)
 
-    def _may_go(self, key: str) -> bool:
+    def _is_evictable(self, key: str) -> bool:
         name = key.partition(SEPARATOR)[0]
         if self._is_busy(name) or name in self._leaving:
             return False
@@ -110,7 +110,7 @@ class KeptAdapters:
             await self.forget(key)
             return
         logger.info("adapter %s makes room for another", name)
-        leaving = self._leaving[name] = asyncio.create_task(self.let_go(name, kept))
+        leaving = self._leaving[name] = asyncio.create_task(self.drop(name, kept))
         leaving.add_done_callback(lambda _: self._leaving.pop(name))
         await asyncio.wait({leaving})
         leaving.result()

@@ -10,7 +10,7 @@ _FIELDS: Final = 5
 _BYTES: Final = 8
 
 
-class Board:
+class SharedCounters:
     """Numbers that all front-end processes of one server see: a small file, mapped by each.
 
     Every process writes its own row only, so that nothing has to be locked; sums are of the moment.
@@ -24,9 +24,9 @@ class Board:
             self._map = mmap.mmap(file.fileno(), size)
         self._numbers = memoryview(self._map).cast("q")
 
-    def row(self, process: int) -> "BoardRow":
+    def row(self, process: int) -> "CounterRow":
         """Return what the process with this index writes."""
-        return BoardRow(self._numbers, process)
+        return CounterRow(self._numbers, process)
 
     def close(self) -> None:
         """Give the memory back; no row can be used any more."""
@@ -34,8 +34,8 @@ class Board:
         self._map.close()
 
 
-class BoardRow:
-    """What one process says of itself on the board, and the sums over all."""
+class CounterRow:
+    """The row that one process writes, and the sums over all rows."""
 
     def __init__(self, numbers: memoryview, process: int) -> None:
         self._numbers = numbers
@@ -51,7 +51,7 @@ class BoardRow:
         return self._sum(0)
 
     def report_engine(self, running: int, steps: int, not_finite: int = 0) -> None:
-        """Say what this process has in the engine, and what it has seen of it so far."""
+        """Write this process's running requests, engine steps and NaN count, with the time."""
         self._numbers[self._first + 1] = running
         self._numbers[self._first + 2] = steps
         self._numbers[self._first + 3] = time.monotonic_ns()  # one clock for all processes
@@ -69,7 +69,7 @@ class BoardRow:
 
     @property
     def steps(self) -> int:
-        """Steps of the engine that they have seen; it grows while the engine gets on."""
+        """Sum of the engine steps that processes have seen; grows while the engine progresses."""
         return self._sum(2)
 
     @property
