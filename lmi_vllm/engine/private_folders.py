@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Self
 
 _LOCK_NAME: Final = ".lock"
 
@@ -17,6 +17,12 @@ class PrivateFolder:
 
     path: Path
     lock: IO[bytes]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def remove(self) -> None:
         """Remove the folder with all in it, then let go of the lock; may be called twice."""

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.engine.vllm.async_llm import (
     ClientAsyncLLM,
     GuardedAsyncLLM,
@@ -141,8 +141,8 @@ def starting(arguments: EngineArguments) -> Iterator[bool]:
     """
     is_cpu = runs_on_cpu()
     compiled_code = worked_around(Scope.COMPILED_CODE, is_cpu=is_cpu)
-    with tempfile.TemporaryDirectory(prefix="lmi-vllm-start-") as folder:
-        error_file = Path(folder) / "engine-errors"
+    with new_private_folder("lmi-vllm-start-") as folder:
+        error_file = folder.path / "engine-errors"
         with _engine_environment(error_file, is_cpu=is_cpu), compiled_code:
             try:
                 yield is_cpu

@@ -42,7 +42,7 @@ def test_new_private_folder_leaves_those_in_use(temporary_root: Path) -> None:
     second = new_private_folder("lmi-vllm-adapters-")
     assert first.path.is_dir()
     assert first.path != second.path
-    for folder in (first, second):
-        folder.remove()
+    with first, second:
+        assert len(list(temporary_root.iterdir())) == 2
     assert list(temporary_root.iterdir()) == []
     first.remove()
