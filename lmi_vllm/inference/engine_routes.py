@@ -15,7 +15,7 @@ import orjson
 from lmi_vllm.errors import NotReadyError
 from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.pipeline import ask
-from lmi_vllm.inference.request.limits import check_limits, sequence_count
+from lmi_vllm.inference.request.body import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import event_stream
 from lmi_vllm.inference.response.streams import DirectEventWriter
 from lmi_vllm.messages import (

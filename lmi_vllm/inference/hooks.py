@@ -11,7 +11,7 @@ from lmi_vllm.errors import StatusTable
 from lmi_vllm.messages import InferenceCall, OpenAIReply, Reply
 
 if TYPE_CHECKING:
-    from lmi_vllm.inference.request.payload import LmiRequest
+    from lmi_vllm.inference.lmi_lane import LmiRequest
 
 # Answers a request instead of the built-in handler, or returns None to leave it to that one.
 Handle = Callable[[InferenceCall, StatusTable], Awaitable[Reply | None]]

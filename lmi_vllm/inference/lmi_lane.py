@@ -1,12 +1,25 @@
-"""The LMI lane: an `inputs` payload to the engine's jobs, their results or rows to a reply."""
+"""The LMI lane: an `inputs` payload to a typed request, its jobs, their results or rows."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.context import RequestContext
-from lmi_vllm.inference.request.payload import LmiRequest, parse_lmi_request
+from lmi_vllm.inference.request.body import EXAMPLE_BODY, check_limits, check_logprobs
+from lmi_vllm.inference.request.parameters import (
+    GenerationParameters,
+    parse_parameters,
+    unread_names,
+)
+from lmi_vllm.inference.request.sampling import (
+    Candidates,
+    choose_candidates,
+    is_sampling,
+    request_sampling,
+    wants_details,
+)
 from lmi_vllm.inference.response.formatters import (
     Schema,
     StreamFormatter,
@@ -14,9 +27,44 @@ from lmi_vllm.inference.response.formatters import (
     encode_results,
     format_result,
     rank_candidates,
+    streams_by_default,
 )
 from lmi_vllm.inference.response.streams import DirectRowWriter, close_iterator, gathered
-from lmi_vllm.messages import FRAMINGS, AdapterRef, GenerationJob, Reply
+from lmi_vllm.messages import (
+    FRAMINGS,
+    METERED,
+    AdapterRef,
+    GenerationJob,
+    Reply,
+    ServingProfile,
+    TgiRoute,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LmiRequest:
+    """One LMI generation request, validated; `unread` names what of it has no effect."""
+
+    prompts: tuple[str, ...]
+    is_list: bool
+    is_streaming: bool
+    sampling: Mapping[str, object]
+    apply_model_defaults: bool
+    candidates: Candidates
+    truncate: int | None
+    priority: int
+    seed: int | None
+    details: bool
+    decoder_input_details: bool
+    return_full_text: bool
+    top_n_tokens: int
+    wants_logprobs: bool
+    unread: tuple[str, ...] = ()
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether the answer has more than the text."""
+        return self.is_streaming or self.details or self.candidates.returned > 1
 
 
 async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply:
@@ -111,3 +159,122 @@ async def _result(
         await close_iterator(chunks)
     ranked = rank_candidates(sequences, request.candidates)
     return format_result(request, job.prompt, ranked, schema)
+
+
+def parse_lmi_request(
+    payload: Mapping[str, Any], profile: ServingProfile, tgi_route: TgiRoute | None = None
+) -> LmiRequest:
+    """Return the typed request of an `inputs` payload; TGI's own routes have their defaults.
+
+    Raises:
+        PayloadError: names the field and what is allowed.
+    """
+    prompts, is_list = _prompts(payload, tgi_route)
+    parameters = _parameters(payload)
+    given = dict(parameters)
+    check_limits(given, profile.limits, "parameters.")
+    check_logprobs(given, profile.limits)
+    is_streaming = _is_streaming(payload, parameters, profile, tgi_route)
+    candidates = choose_candidates(parameters)
+    wants_logprobs = _wants_logprobs(parameters, profile, candidates, is_streaming=is_streaming)
+    request = LmiRequest(
+        prompts=prompts,
+        is_list=is_list,
+        is_streaming=is_streaming,
+        sampling=request_sampling(parameters, profile, candidates, wants_logprobs, tgi_route),
+        apply_model_defaults=is_sampling(parameters),
+        candidates=candidates,
+        truncate=parameters.truncate,
+        priority=parameters.priority or 0,
+        seed=parameters.seed,
+        details=wants_details(parameters, profile, tgi_route),
+        decoder_input_details=bool(parameters.decoder_input_details),
+        return_full_text=bool(parameters.return_full_text),
+        top_n_tokens=parameters.top_n_tokens or 0,
+        wants_logprobs=wants_logprobs,
+        unread=_unread(parameters, profile),
+    )
+    _check_stream(request, is_tgi=bool(tgi_route) or profile.tgi_compat)
+    return request
+
+
+def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[str, ...]:
+    names = [*unread_names(parameters)]
+    if parameters.adapter_id is not None and not profile.tgi_compat:
+        names.append("adapter_id")
+    if parameters.priority and not profile.uses_priority:
+        names.append("priority")
+    return tuple(names)
+
+
+def _wants_logprobs(
+    parameters: GenerationParameters,
+    profile: ServingProfile,
+    candidates: Candidates,
+    *,
+    is_streaming: bool,
+) -> bool:
+    """Whether rows carry log probabilities: streamed rows and detail tokens do unless told not to.
+
+    TGI's clients need them always.
+    """
+    if profile.tgi_compat:
+        return True
+    if parameters.logprobs is False or profile.output_formatter in METERED:
+        return False
+    if not is_streaming:
+        return bool(parameters.details) or candidates.returned > 1
+    return profile.stream_logprobs
+
+
+def _is_streaming(
+    payload: Mapping[str, Any],
+    parameters: GenerationParameters,
+    profile: ServingProfile,
+    tgi_route: TgiRoute | None,
+) -> bool:
+    stream = payload.get("stream")
+    stream = parameters.stream if stream is None else stream
+    if stream is not None and not isinstance(stream, bool):
+        raise PayloadError("stream: expected true or false")
+    if tgi_route:
+        return bool(stream if tgi_route.is_streaming is None else tgi_route.is_streaming)
+    return bool(stream) or streams_by_default(profile.output_formatter)
+
+
+def _check_stream(request: LmiRequest, *, is_tgi: bool) -> None:
+    if not request.is_streaming:
+        return
+    if request.is_list:
+        raise PayloadError("inputs: streaming takes one prompt, not a list")
+    if request.candidates.generated > 1:
+        raise PayloadError("parameters: n, best_of and num_beams above 1 cannot be streamed")
+    if request.decoder_input_details and is_tgi:  # as TGI has it
+        raise PayloadError("parameters.decoder_input_details: not available when streaming")
+
+
+def _prompts(
+    payload: Mapping[str, Any], tgi_route: TgiRoute | None
+) -> tuple[tuple[str, ...], bool]:
+    """The prompts, and whether they came as a list."""
+    if "inputs" not in payload:
+        raise PayloadError(f"inputs: expected text; example: {EXAMPLE_BODY}")
+    inputs = payload["inputs"]
+    if isinstance(inputs, str):
+        prompts, is_list = (inputs,), False
+    elif isinstance(inputs, list) and all(isinstance(item, str) for item in inputs):
+        prompts, is_list = tuple(inputs), True
+    else:
+        raise PayloadError("inputs: expected text or a list of texts")
+    if not prompts or "" in prompts:
+        raise PayloadError("inputs: an empty prompt is not allowed")
+    if tgi_route and is_list:
+        raise PayloadError("inputs: expected text; lists are for /invocations")
+    return prompts, is_list
+
+
+def _parameters(payload: Mapping[str, Any]) -> GenerationParameters:
+    raw = payload.get("parameters")
+    if raw is not None and not isinstance(raw, dict):
+        raise PayloadError("parameters: expected an object")
+    return parse_parameters(raw or {})

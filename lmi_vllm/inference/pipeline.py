@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
@@ -10,11 +11,10 @@ import orjson
 from lmi_vllm.errors import Dialect, PayloadError
 from lmi_vllm.inference.context import RequestContext, RequestStep, with_adapter_id
 from lmi_vllm.inference.hooks import InputHook, OutputHook
-from lmi_vllm.inference.lmi_lane import generate
+from lmi_vllm.inference.lmi_lane import generate, parse_lmi_request
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request, vectors_reply
-from lmi_vllm.inference.request.body import PayloadKind, decode_body, dispatch
-from lmi_vllm.inference.request.payload import parse_lmi_request
+from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
 from lmi_vllm.messages import FRAMINGS, OpenAIReply, Reply
@@ -22,6 +22,14 @@ from lmi_vllm.messages import FRAMINGS, OpenAIReply, Reply
 _SUCCESS = 200
 # Calls that only count or show tokens: nothing is generated for a hook to look at.
 _UNHOOKED_KINDS: Final = frozenset({"tokenize", "detokenize"})
+
+
+class PayloadKind(StrEnum):
+    """What a payload asks for; the first that matches wins."""
+
+    GENERATION = "generation"
+    COMPLETION = "completions"
+    CHAT = "chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +217,22 @@ def _decode(context: RequestContext) -> Any:
 
 def _unchanged(answer: OpenAIReply) -> Reply:
     return Reply(answer.status, answer.content_type, answer.body, answer.stream, answer.headers)
+
+
+def dispatch(payload: Mapping[str, Any]) -> PayloadKind:
+    """Return the kind of a payload.
+
+    Raises:
+        PayloadError: no key that any kind knows.
+    """
+    for key, kind in (
+        ("prompt", PayloadKind.COMPLETION),
+        ("inputs", PayloadKind.GENERATION),
+        ("messages", PayloadKind.CHAT),
+        ("prompt_embeds", PayloadKind.COMPLETION),
+    ):
+        if key in payload:
+            return kind
+    raise PayloadError(
+        f"Invalid payload: it must contain prompt, inputs, or messages; example: {EXAMPLE_BODY}"
+    )

@@ -10,14 +10,13 @@ from aiohttp import web
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import add_adapter_routes
-from lmi_vllm.web.connection import ClientPatience
+from lmi_vllm.web.connection import ClientPatience, WriteTurn
 from lmi_vllm.web.engine_routes import add_openai_routes
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.management_routes import add_front_page, add_management_routes
 from lmi_vllm.web.middleware import REQUEST_ID_HEADER, add_headers, allow_body, request_middleware
 from lmi_vllm.web.model_routes import add_model_routes
 from lmi_vllm.web.request import GROUPS, OPTIONS, SERVICE, WRITE_TURN, RouteGroup, Routes
-from lmi_vllm.web.row_writer import WriteTurn
 
 
 class ReverseProxy(Protocol):

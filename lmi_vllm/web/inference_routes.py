@@ -12,6 +12,7 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.request.body import check_values, form_field
 from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
+from lmi_vllm.web.connection import RowResponse, RowWriter
 from lmi_vllm.web.request import (
     OPTIONS,
     REQUEST_ID,
@@ -19,7 +20,6 @@ from lmi_vllm.web.request import (
     WRITE_TURN,
     check_method,
 )
-from lmi_vllm.web.row_writer import RowResponse, RowWriter
 
 CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 PING_METHODS: Final = ("GET", "HEAD", "POST")

@@ -19,7 +19,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import HttpRoute, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
-from lmi_vllm.web.row_writer import WriteTurn
+from lmi_vllm.web.connection import WriteTurn
 
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions

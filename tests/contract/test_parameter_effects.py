@@ -16,9 +16,8 @@ from transformers import AutoTokenizer
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.lmi_lane import gather_results, make_job
+from lmi_vllm.inference.lmi_lane import gather_results, make_job, parse_lmi_request
 from lmi_vllm.inference.request.parameters import GenerationParameters
-from lmi_vllm.inference.request.payload import parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
     LMI_SCHEMA,
     TGI_SCHEMA,

@@ -10,9 +10,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from lmi_vllm.messages import Reply
+from lmi_vllm.web.connection import UNWRITTEN_BYTES, RowWriter, WriteTurn
 from lmi_vllm.web.inference_routes import send
 from lmi_vllm.web.request import WRITE_TURN
-from lmi_vllm.web.row_writer import UNWRITTEN_BYTES, RowWriter, WriteTurn
 
 Serve = Callable[..., Awaitable[TestServer]]
 

@@ -19,8 +19,8 @@ from lmi_vllm.extras.custom_code.functions import (
     new_body,
     new_payload,
 )
+from lmi_vllm.inference.lmi_lane import LmiRequest
 from lmi_vllm.inference.request.body import decode_body
-from lmi_vllm.inference.request.payload import LmiRequest
 from lmi_vllm.inference.response.openai_events import SSE_ERROR, error_of
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import FRAMINGS, InferenceCall, OpenAIReply, Reply

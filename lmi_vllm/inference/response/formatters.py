@@ -26,7 +26,7 @@ from lmi_vllm.messages import (
 )
 
 if TYPE_CHECKING:  # requests ask here which formatters stream
-    from lmi_vllm.inference.request.payload import LmiRequest
+    from lmi_vllm.inference.lmi_lane import LmiRequest
 
 
 # vLLM's finish reasons in LMI's words; `stop` is told apart by its stop reason.
