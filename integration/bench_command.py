@@ -110,7 +110,7 @@ def test_sagemaker_is_asked_with_signatures(
         assert "no AWS credentials" in without.stderr
 
 
-def test_errors_are_told_by_kind(server_process: StartServer) -> None:
+def test_errors_are_counted_by_kind(server_process: StartServer) -> None:
     """What the server refuses is counted beside what it answers; the code says if any was good."""
     environ = {"SERVING_JOB_QUEUE_SIZE": "1", "LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.05"}
     server = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)

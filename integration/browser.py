@@ -89,5 +89,5 @@ class Visit:
         """Close the page; fail if it broke its own rules meanwhile."""
         self.context.close()
         foreign = [url for url in self.requests if not url.startswith(self.url)]
-        assert foreign == [], "the page asked somebody else"
+        assert foreign == [], "the page made a request to another host"
         assert self.complaints == []

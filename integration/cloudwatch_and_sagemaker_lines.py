@@ -9,7 +9,7 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 from tests.unit.extras.exporters.test_emf import parsed
 
 
-def test_each_sink_tells_of_the_same_requests(server_process: StartServer, tmp_path: Path) -> None:
+def test_exporters_count_the_same_requests(server_process: StartServer, tmp_path: Path) -> None:
     """Five requests and a drain: every line is well-formed, the counts add up."""
     model, telemetry = tmp_path / "model", tmp_path / "telemetry"
     model.mkdir()

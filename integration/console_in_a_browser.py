@@ -370,7 +370,7 @@ def disconnects(url: str) -> float:
     return sum(float(row.split()[-1]) for row in rows)
 
 
-def test_nobody_looks_nobody_asks(shared_scripted_server: RunningServer, visit: Open) -> None:
+def test_hidden_page_does_not_poll(shared_scripted_server: RunningServer, visit: Open) -> None:
     """A hidden page does not poll; a shown one does again, at once."""
     one = visit(shared_scripted_server.url, until=None)
     page = one.page

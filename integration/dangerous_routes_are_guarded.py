@@ -148,7 +148,7 @@ def test_profile_is_written(guarded: Guarded) -> None:
     ids=["sleep", "pause"],
 )
 def test_engine_that_sleeps_refuses_by_name(guarded: Guarded, rest: str, wake: str) -> None:
-    """On a CPU it keeps its memory and schedules nothing: nobody waits for what will not come."""
+    """On a CPU it keeps its memory and schedules nothing: requests are refused, not held."""
     assert guarded.act(rest).status == 200
     assert guarded.act("/is_sleeping", method="GET").json() == {"is_sleeping": True}
     for path, body in (

@@ -47,7 +47,7 @@ def test_second_signal_ends_at_once(scripted_server: RunningServer) -> None:
     client.drop()
 
 
-def test_drain_deadline_ends_what_does_not_finish(server_process: StartServer) -> None:
+def test_drain_deadline_ends_unfinished_requests(server_process: StartServer) -> None:
     """SERVING_SHUTDOWN_TIMEOUT bounds the drain; the stream ends with an error row."""
     server = server_process(
         "--demo", "--port", "0", "--engine", "scripted",

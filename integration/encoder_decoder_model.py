@@ -227,7 +227,7 @@ def test_adapters_end_the_start(server_process: StartServer, t5_folder: Path) ->
         assert words in last
 
 
-def test_step_that_fails_is_told_and_ends_the_process(
+def test_failing_step_is_logged_and_ends_the_process(
     server_process: StartServer, t5_folder: Path, tmp_path: Path
 ) -> None:
     """Who runs gets an error row; the log has the cause, the exit code says so."""

@@ -109,7 +109,7 @@ def test_engine_that_dies_while_it_comes_back_counts(server_process: StartServer
 
 
 def test_fail_fast_ends_at_once_with_137(server_process: StartServer) -> None:
-    """SERVING_FAIL_FAST: nobody is waited for."""
+    """SERVING_FAIL_FAST: the process ends at once."""
     server, _ = start(server_process, SERVING_FAIL_FAST="true")
     engine_of(server).kill()
     assert server.wait_exit(10) == 137

@@ -1,4 +1,4 @@
-"""Two front-end processes over one real engine: one server to whoever asks, and to whoever ends it.
+"""Two front-end processes over one real engine: one server to every client.
 
 Each scenario asks both processes: a connection belongs to the one that accepted it, which the
 kernel tells (`through`).
@@ -246,7 +246,7 @@ def test_the_queue_is_one(two: RunningServer) -> None:
 
 
 def test_metrics_are_those_of_both(two: RunningServer) -> None:
-    """What either process answered is counted once, whoever is asked; tokens as well."""
+    """What either process answered is counted once, in the metrics of both; tokens as well."""
     pids = front_ends(two.process)
     labels = {"route": "/predictions/{model}", "status": "200"}
     before = counted(two.url, "lmi_requests_total", **labels)
@@ -284,7 +284,7 @@ def test_sessions_deferred_answers_and_levels_are_shared(two: RunningServer) -> 
     assert ask(two.url, one, "/server/logging?level=info", method="POST").status == 200
 
 
-def test_a_process_that_dies_is_replaced(two: RunningServer) -> None:
+def test_process_that_dies_is_replaced(two: RunningServer) -> None:
     """The first goes on answering; its place is taken, and nothing that was counted is lost."""
     first, second = front_ends(two.process)
     ask(two.url, second, "/predictions/model", SHORT)
@@ -378,7 +378,7 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     for connection, response in open_streams:
         assert json.loads(response.read().splitlines()[-1])["code"] == 500
         connection.close()
-    # The ports stay open: whoever asks meanwhile is answered, by either process.
+    # The ports stay open: requests meanwhile are answered, by either process.
     deadline = time.monotonic() + 90
     while call(url, "/ping").status != 200:
         assert time.monotonic() < deadline, server.describe()

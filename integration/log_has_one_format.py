@@ -9,7 +9,7 @@ from integration.conftest import RunningServer, StartServer
 RAW = ("[W", "Loading safetensors", "")
 
 
-def test_lines_are_json_where_nobody_sits_at_a_terminal(demo_server: RunningServer) -> None:
+def test_lines_are_json_without_a_terminal(demo_server: RunningServer) -> None:
     """Also those of the engine's process; the start is one line with everything in it."""
     server = demo_server.process
     others = [line for line in server.stderr.splitlines() if not line.startswith('{"time":')]
@@ -28,7 +28,7 @@ def test_lines_are_json_where_nobody_sits_at_a_terminal(demo_server: RunningServ
     assert start["curl"].startswith(f"curl -s {demo_server.url}/invocations")
 
 
-def test_the_engine_tells_its_throughput(demo_server: RunningServer) -> None:
+def test_engine_logs_its_throughput(demo_server: RunningServer) -> None:
     """LMI_STATS_INTERVAL: vLLM's own line, after the traffic of the last seconds."""
     url, server = demo_server.url, demo_server.process
     assert call(url, "/invocations", {"inputs": "The sea", "parameters": {}}).status == 200

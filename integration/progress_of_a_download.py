@@ -13,9 +13,7 @@ from tests.support.hub_server import Repository, hub_server
 WEIGHTS = bytes(40 << 20)  # the hub library writes pieces of 10 MiB
 
 
-def test_progress_is_told_to_people_and_machines(
-    server_process: StartServer, tmp_path: Path
-) -> None:
+def test_progress_is_in_log_ping_and_metrics(server_process: StartServer, tmp_path: Path) -> None:
     """Half of the bytes are there: all three say so, and inference says which phase it is."""
     files = {
         "config.json": b'{"architectures": ["LlamaForCausalLM"]}',

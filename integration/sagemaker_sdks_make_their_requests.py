@@ -21,7 +21,7 @@ ENVIRON = {
     "PATH": os.environ.get("PATH", ""),
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
-    "HOME": "/nonexistent",  # no credentials and no settings of whoever runs this
+    "HOME": "/nonexistent",  # no credentials and no settings of the user who runs this
 }
 
 pytestmark = pytest.mark.skipif(not os.environ.get("LMI_TEST_SDKS"), reason="needs LMI_TEST_SDKS=1")

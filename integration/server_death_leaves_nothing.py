@@ -39,7 +39,7 @@ def is_free(url: str) -> bool:
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:
-    """Whether none of the processes runs; a zombie nobody reaped yet runs no more."""
+    """Whether none of the processes runs; a zombie that is not reaped yet runs no more."""
     return not survivors(processes)
 
 
@@ -82,10 +82,10 @@ def test_sigkill_takes_the_engine_along_and_frees_the_port(
     server.wait_exit()
     assert wait_until(lambda: are_gone(children), GONE_SECONDS), survivors(children)
     assert is_free(url)
-    client.rest()  # ends: nobody else holds the connection open
+    client.rest()  # ends: no other process holds the connection open
 
 
-def test_engine_death_tells_clients_and_ends_the_process(server_process: StartServer) -> None:
+def test_engine_death_fails_requests_and_ends_the_process(server_process: StartServer) -> None:
     """The engine killed: the stream ends with an error row, the process with 1 and a reason."""
     server, url = start(server_process)
     client = OpenStream(url, "/invocations", LONG)

@@ -37,7 +37,7 @@ def end(server: ServerProcess, url: str) -> None:
 
 
 def test_before_the_port_is_open(server_process: StartServer) -> None:
-    """So early that nobody listens to signals yet: the signal itself ends the process."""
+    """Before a signal handler is installed: the signal itself ends the process."""
     server = server_process("--demo", "--port", "0")
     assert wait_until(lambda: psutil.Process(server.process.pid).cpu_times().user > 0.05, 10)
     server.process.send_signal(signal.SIGTERM)
@@ -77,7 +77,7 @@ def test_while_the_model_is_fetched(server_process: StartServer, tmp_path: Path)
 @pytest.mark.vllm
 @pytest.mark.parametrize("wanted", ["adapters", "warm-up"])
 def test_while_the_model_becomes_ready(server_process: StartServer, wanted: str) -> None:
-    """The last steps of a start: the engine is there, and nobody was told."""
+    """The last steps of a start: the engine is there, and the server is not ready yet."""
     server = server_process("--demo", "--port", "0")
     url = server.wait_listening()
     assert wait_until(lambda: phase(url) in (wanted, "warm-up", "Healthy"), 120)

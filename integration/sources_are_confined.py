@@ -1,7 +1,7 @@
 """Adapter sources named at run time: only the operator's hub and S3 endpoints are ever contacted.
 
 The server runs in a network namespace whose loopback also answers at 169.254.169.254, where clouds
-keep the machine's credentials; whatever a client names, nobody may knock there.
+keep the machine's credentials; no client may have the server connect there.
 """
 
 import socket
@@ -76,7 +76,7 @@ def counting_callers() -> Iterator[list[str]]:
 def test_no_source_leads_to_the_metadata_service(
     server_process: StartServer, tmp_path: Path
 ) -> None:
-    """Each source is refused with its status, nothing is registered, and nobody was called."""
+    """Each source is refused with its status, nothing is registered, and no host was called."""
 
     def body() -> None:
         allowed = tmp_path / "allowed"

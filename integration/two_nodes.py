@@ -155,7 +155,7 @@ def tokens(url: str, prompt: str) -> list[int]:
 
 
 def health(url: str) -> tuple[int, str]:
-    """Return the status of /ping and its body; 0 when nobody listens."""
+    """Return the status of /ping and its body; 0 when the port is closed."""
     try:
         answer = call(url, "/ping", seconds=10)
     except OSError:

@@ -95,7 +95,7 @@ BREAKAGES: Final = (
     Breakage("security: headers may take for ever",
         '            self._start("LMI_HEADER_TIMEOUT", self._patience.header)\n',
         "            pass\n",
-        "integration/slow_and_rude_clients.py"),
+        "integration/slow_clients_are_cut_off.py"),
     Breakage("security: a body of a million values is parsed",
         "    check_values(body)\n", "",
         "tests/web/test_limits.py"),

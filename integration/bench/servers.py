@@ -52,7 +52,7 @@ class Running:
 
 
 def free_port() -> int:
-    """Return a port nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -91,7 +91,7 @@ def their_command(port: int) -> list[str]:
 def start(
     command: list[str], environ: Mapping[str, str] = MappingProxyType({})
 ) -> "subprocess.Popen[bytes]":
-    """Start a server whose output nobody reads; `environ` is added to this process's own."""
+    """Start a server whose output is not read; `environ` is added to this process's own."""
     paced = {"OPTION_WORKER_CLS": PACED_WORKER} if os.environ.get(STEP_VARIABLE) else {}
     return subprocess.Popen(
         command,

@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_base_and_adapters_differ_alone_and_in_one_batch(
     adapters: Loader, folders: list[Path]
 ) -> None:
-    """Base and each of three adapters give their own answer, whoever else is in the batch."""
+    """Base and each of three adapters give their own answer, whatever else is in the batch."""
     refs = [
         None,
         adapters.load(DEMO_ADAPTERS / "capitals"),

@@ -48,7 +48,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 def test_hostile_constraint_is_refused_and_others_go_on(
     run: LoopThread, vllm_engine: Engine, constraint: dict[str, Any], text: str
 ) -> None:
-    """A constraint that would stall the engine is the client's fault, and nobody else waits."""
+    """A constraint that would stall the engine is the client's fault, and no other one waits."""
 
     async def scenario() -> None:
         before = set(psutil.Process().children())

@@ -206,7 +206,7 @@ def test_return_full_text_puts_the_prompt_in_front(ask: Ask) -> None:
     assert ask(in_stream=True, return_full_text=True)[-1]["generated_text"] == text(whole)
 
 
-def test_details_tell_tokens_and_reason(ask: Ask) -> None:
+def test_details_hold_tokens_and_reason(ask: Ask) -> None:
     """Without details there is only the text; with them the tokens add up to it."""
     assert set(ask()) == {"generated_text"}
     answer = ask(details=True)

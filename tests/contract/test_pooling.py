@@ -206,7 +206,7 @@ def test_embedder_refuses_in_vllm_s_words(run: LoopThread, embedder: Engine) -> 
     assert ask("embeddings", input="x")[0] == 200
 
 
-def test_generating_model_embeds_when_told_to(run: LoopThread, tmp_path: Path) -> None:
+def test_generating_model_embeds_with_task_embed(run: LoopThread, tmp_path: Path) -> None:
     """A text-embedding task on a causal model answers with vectors and not with tokens."""
     engine = _start(run, DEMO_MODEL_DIR, runner="auto", convert="embed")
     try:

@@ -1,4 +1,4 @@
-"""The Transformers engine answers as Transformers' own `generate`, whoever else is in its batch."""
+"""The Transformers engine answers as Transformers' own `generate`, whatever is in its batch."""
 
 import asyncio
 import itertools
@@ -79,7 +79,7 @@ def text(chunks: list[GenerationChunk]) -> str:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64])
-def test_tokens_equal_transformers_whoever_joins_midway(
+def test_tokens_equal_transformers_when_requests_join_midway(
     run: LoopThread, t5_folder: Path, reference: Reference, rows: int
 ) -> None:
     """Prompts and answers of many lengths, each joining while others are at another token."""
@@ -468,7 +468,7 @@ def test_negative_stop_token_and_huge_bias_do_no_harm(run: LoopThread, t5_engine
     assert ids(forced) == [30] * 4
 
 
-def test_failing_step_ends_the_engine_and_tells_all(run: LoopThread, t5_folder: Path) -> None:
+def test_failing_step_ends_the_engine_and_all_requests(run: LoopThread, t5_folder: Path) -> None:
     """A step that fails ends what runs, what waits and what comes, and the wait for its death."""
     engine: Any = start_t5_engine(run, t5_folder, max_num_seqs=1)
 

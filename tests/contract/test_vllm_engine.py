@@ -254,7 +254,7 @@ def test_engine_that_another_thread_reaps_has_ended() -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_engine_death_is_told_to_all(run: LoopThread, vllm_engine: Engine) -> None:
+def test_engine_death_reaches_every_process(run: LoopThread, vllm_engine: Engine) -> None:
     """Killing the engine process ends what runs, what comes, and the wait for its death.
 
     Closed, it leaves no descriptor: vLLM leaves nine, which restarts would add up.

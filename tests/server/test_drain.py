@@ -48,7 +48,7 @@ async def test_new_work_is_refused_while_running_work_ends(serve: Serve, engines
     assert await server.ended() == (0, "")
 
 
-async def test_the_deadline_ends_what_does_not_finish(serve: Serve, engines: Engines) -> None:
+async def test_deadline_ends_unfinished_requests(serve: Serve, engines: Engines) -> None:
     """SERVING_SHUTDOWN_TIMEOUT: what is still running then gets an error of the shutdown."""
     server, request, _ = await draining(serve, engines)
     await server.clock.advance(29)

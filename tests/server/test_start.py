@@ -25,7 +25,7 @@ async def test_ready_after_a_real_answer(serve: Serve, engines: Engines) -> None
     assert engine.is_closed
 
 
-async def test_ping_tells_the_phase_and_its_time(serve: Serve, engines: Engines) -> None:
+async def test_ping_shows_the_phase_and_its_seconds(serve: Serve, engines: Engines) -> None:
     """While the engine starts: 503 with the phase and the seconds; requests are refused."""
     engines.gate.clear()
     server = await serve()

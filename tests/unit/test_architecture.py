@@ -1,4 +1,4 @@
-"""The rooms and who may import whom (ARCHITECTURE.md); fails on any other import."""
+"""The packages and their allowed imports (ARCHITECTURE.md); fails on any other import."""
 
 import ast
 import re

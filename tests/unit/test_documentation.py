@@ -55,7 +55,7 @@ def test_block_says_what_it_is(block: Block) -> None:
 
 @pytest.mark.parametrize("page", pages())
 def test_no_command_stands_outside_of_a_fence(page: str) -> None:
-    """Indented code would be run by nobody."""
+    """Indented code would not be run."""
     outside = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
     assert not re.findall(rf"^(?: {{4,}}|\t)(?:{PROGRAMS}).*$", outside, re.MULTILINE)
 

@@ -106,7 +106,7 @@ def test_release_has_an_environment_of_its_own(
     assert not (tmp_path / ".venv").exists()
 
 
-def test_release_that_pip_has_not_is_told_with_those_it_has(
+def test_unknown_release_is_refused_with_the_known_ones(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest six; and how to bring a wheel."""

@@ -28,7 +28,7 @@ def test_every_release_that_is_allowed_is_recorded() -> None:
     assert list(PAGE.recorded()) == [f"0.{minor}" for minor in range(low, high)]
 
 
-def test_entry_says_by_whom_and_why() -> None:
+def test_entry_says_who_answers_and_why() -> None:
     """What goes to vLLM says what it does; what does not says the reason."""
     for path, row in PAGE.answers().items():
         if row["by"] == "bridge":

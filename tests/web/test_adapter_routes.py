@@ -210,7 +210,7 @@ async def test_not_preloaded_adapter_is_usable_and_removable(
         assert (await call(lora, "DELETE", f"/adapters/{name}"))[0] == 200
 
 
-async def test_unregister_waits_for_its_requests_and_for_nobody_else(
+async def test_unregister_waits_only_for_its_own_requests(
     lora: TestClient, engine: ScriptedEngine
 ) -> None:
     """New requests are refused at once, running ones end, other names go on meanwhile."""

@@ -69,7 +69,7 @@ async def test_openai_payloads_count_as_openai_wherever_they_come(serve: ServeSc
         assert more[key("lmi_requests_total", **labels)] == 1, path
 
 
-async def test_what_strangers_type_becomes_no_label(serve: ServeScripted) -> None:
+async def test_names_that_clients_choose_become_no_label(serve: ServeScripted) -> None:
     """Neither unknown paths nor unknown adapters nor odd methods."""
     client = await serve(ServingProfile(model_name="demo", enable_lora=True))
     before = await samples(client)

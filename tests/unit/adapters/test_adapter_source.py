@@ -77,7 +77,7 @@ def test_ring_of_links_is_refused(tmp_path: Path) -> None:
 
 
 def test_adapters_of_the_model_need_no_root(adapter: Path) -> None:
-    """What came with the model was put there by the operator; nobody else's path is that free."""
+    """What came with the model was put there by the operator; paths of clients are confined."""
     environ = {"LMI_ADAPTER_ROOTS": "/elsewhere"}
     sources = AdapterSources(environ, own=frozenset({str(adapter)}))
     assert sources.resolve(str(adapter)) == str(adapter)

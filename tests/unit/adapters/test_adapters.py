@@ -33,7 +33,7 @@ def registry_over(engine: ScriptedEngine) -> AdapterRegistry:
 
 
 async def test_abandoned_registration_is_carried_out() -> None:
-    """A client that goes away leaves no weights behind that nobody can remove."""
+    """A client that goes away leaves no weights behind that no call can remove."""
     engine = SlowEngine()
     registry = registry_over(engine)
     call = asyncio.create_task(registry.register(Adapter("a", "/a")))
@@ -41,7 +41,7 @@ async def test_abandoned_registration_is_carried_out() -> None:
     call.cancel()
     await asyncio.wait([call])
     engine.gate.set()
-    while "a" not in registry:  # noqa: ASYNC110 (the call is nobody's any more)
+    while "a" not in registry:  # noqa: ASYNC110 (the call has no client any more)
         await asyncio.sleep(0)
     await registry.unregister("a", 1)
     assert engine.adapters == {}
@@ -130,7 +130,7 @@ async def test_new_engine_gets_every_loaded_adapter() -> None:
         assert held.ref == engine.adapters["a"]
 
 
-async def test_adapter_that_does_not_come_back_keeps_nobody_waiting() -> None:
+async def test_adapter_that_is_not_restored_delays_no_request() -> None:
     """One adapter lost at an engine restart: the others are there, it says why on its next use."""
     registry = registry_over(ScriptedEngine())
     await registry.register(Adapter("a", "/a"))

@@ -1,4 +1,4 @@
-"""Slots for adapters: never more distinct ones in the engine than fit, nobody waits for ever."""
+"""Slots for adapters: never more distinct ones in the engine than fit, and no starvation."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ async def test_third_adapter_waits_for_one_of_two_slots() -> None:
     assert third.is_in
 
 
-async def test_nobody_is_overtaken_for_long() -> None:
+async def test_waiting_adapters_are_not_starved() -> None:
     """After a while newcomers wait behind the one who waits for a slot."""
     now = 0.0
     slots = AdapterSlots(1, clock=lambda: now)
@@ -98,7 +98,7 @@ async def test_pin_waits_for_others_and_gives_up_in_time() -> None:
 
 @pytest.mark.parametrize("is_granted", [False, True])
 async def test_cancelled_waiter_leaves_its_slot(is_granted: bool) -> None:
-    """A client that goes away while it waits, or just as it may come in, blocks nobody."""
+    """A client that goes away while it waits, or just as it is admitted, blocks no other."""
     slots = AdapterSlots(1)
     first, waiting = Holder(slots, 1), Holder(slots, 2)
     await settle()

@@ -138,7 +138,7 @@ def test_lifecycle_hides_a_failure_where_asked() -> None:
         made.check_ready()
 
 
-def test_lifecycle_tells_its_watchers() -> None:
+def test_lifecycle_notifies_its_subscribers() -> None:
     """Each change of the state, and none that is refused."""
     made, seen = lifecycle(State.HEALTHY), []
     made.subscribe(seen.append)

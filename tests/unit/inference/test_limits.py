@@ -99,7 +99,7 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("passes", "refused", "text"), BOUNDS.values(), ids=BOUNDS)
-def test_limits_bound_what_multiplies_work(
+def test_limits_bound_fields_that_multiply_work(
     passes: dict[str, Any], refused: dict[str, Any], text: str
 ) -> None:
     """Each bound is exact and its refusal names field, bound, setting and what came."""

@@ -292,7 +292,7 @@ UNREAD: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize(("given", "names"), UNREAD.values(), ids=UNREAD)
 def test_parameters_without_effect_are_listed(given: dict[str, Any], names: list[str]) -> None:
-    """Names that nobody reads are known, for one warning each."""
+    """Names without effect are known, for one warning each."""
     assert list(unread_names(parse_parameters(given))) == names
 
 

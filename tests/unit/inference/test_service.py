@@ -41,7 +41,7 @@ async def infer(service: InferenceService, **payload: Any) -> Reply:
     return await service.infer(InferenceCall(orjson.dumps(payload), request_id="r"))
 
 
-async def test_service_stream_nobody_started_is_over_when_closed(
+async def test_unstarted_stream_is_released_when_closed(
     service: InferenceService, engine: ScriptedEngine
 ) -> None:
     """Closed before its first byte, a reply has ended its engine request and left its place."""
@@ -52,7 +52,7 @@ async def test_service_stream_nobody_started_is_over_when_closed(
     assert (engine.running_requests, service.queue.in_flight) == (0, 0)
 
 
-async def test_service_openai_stream_nobody_started_is_over_when_closed(
+async def test_unstarted_openai_stream_is_released_when_closed(
     service: InferenceService, engine: ScriptedEngine
 ) -> None:
     """The same holds for vLLM's own streams, with and without their framing."""

@@ -31,7 +31,7 @@ class Rows:
 
 @pytest.fixture
 def source() -> Rows:
-    """Return rows nobody has read."""
+    """Return rows that have not been read."""
     return Rows()
 
 

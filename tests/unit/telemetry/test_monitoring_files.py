@@ -74,7 +74,7 @@ def test_every_metric_of_ours_that_can_move_is_on_the_dashboard() -> None:
 
 
 def test_reader_finds_what_is_wrong() -> None:
-    """A name or a label that nobody exports is named."""
+    """A name or a label that is not exported is reported."""
     exported = Exposition.read('# TYPE lmi_a counter\nlmi_a{x="1",y="a b"} 2\nlmi_b 3 4\n')
     assert wrong_uses('sum by (x, instance) (rate(lmi_a{y="a"}[5m]))', exported) == []
     assert wrong_uses("lmi_c", exported) == ["lmi_c is not exported"]

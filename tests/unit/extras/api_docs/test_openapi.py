@@ -146,7 +146,7 @@ async def test_openapi_takes_vllm_s_schemas_from_the_engine(
     assert body["content"]["application/json"]["schema"] == {"type": "object"}
 
 
-async def test_openapi_tells_the_dialect_of_errors(serve: ServeScripted) -> None:
+async def test_openapi_describes_errors_by_dialect(serve: ServeScripted) -> None:
     """In TGI mode the inference routes refuse as TGI does."""
     client = await serve(ServingProfile(model_name="demo", tgi_compat=True))
     document = await (await client.get("/openapi.json")).json()
@@ -156,7 +156,7 @@ async def test_openapi_tells_the_dialect_of_errors(serve: ServeScripted) -> None
     assert {"$ref": "#/components/schemas/TgiError"} in shapes
 
 
-async def test_openapi_tells_both_forms_of_tokenize(serve: ServeScripted) -> None:
+async def test_openapi_describes_both_forms_of_tokenize(serve: ServeScripted) -> None:
     """TGI's body, answer and errors beside vLLM's, in TGI mode only."""
     client = await serve(ServingProfile(model_name="demo", tgi_compat=True))
     document = await (await client.get("/openapi.json")).json()

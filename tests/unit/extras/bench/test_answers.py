@@ -77,9 +77,7 @@ def test_a_stream_without_its_end_is_an_error(dialect: str) -> None:
     ],
     ids=["lmi", "tgi", "chat", "no JSON"],
 )
-def test_an_error_in_the_stream_is_told_in_its_own_words(
-    dialect: str, body: bytes, said: str
-) -> None:
+def test_error_in_the_stream_is_reported_as_it_came(dialect: str, body: bytes, said: str) -> None:
     """Although the status was 200."""
     outcome = read(dialect, body, 10_000)
     assert outcome.error == "error in the answer"

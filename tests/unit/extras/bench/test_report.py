@@ -66,7 +66,7 @@ def test_errors_are_counted_by_kind_with_an_example() -> None:
     assert made.lines()[-3:] == ["errors", "      2  HTTP 503: b", "      1  timeout: a"]
 
 
-def test_adapters_are_told_apart_where_there_are_any() -> None:
+def test_figures_are_by_adapter_where_there_are_several() -> None:
     """Requests without one are `base`; without adapters there is no such table."""
     assert report(outcome(0, 2)).document()["adapters"] == {}
     found = report(outcome(0, 2), outcome(0, 2, "a"), outcome(0, 2, "a")).document()["adapters"]

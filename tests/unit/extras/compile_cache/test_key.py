@@ -107,7 +107,7 @@ def test_device_counts_threads_on_a_cpu(tmp_path: Path) -> None:
     assert device_identity({"OMP_NUM_THREADS": "7"}, proc)["threads"] == "7"
 
 
-def test_device_without_proc_is_told_all_the_same(tmp_path: Path) -> None:
+def test_device_is_identified_without_proc(tmp_path: Path) -> None:
     """Elsewhere than on Linux the machine's architecture is what there is."""
     assert device_identity({}, tmp_path / "none")["machine"]
 

@@ -259,7 +259,7 @@ def test_slow_store_is_not_waited_for(
 
 
 def test_start_that_compiled_nothing_saves_nothing(tmp_path: Path, store: Path) -> None:
-    """An empty entry would help nobody."""
+    """An empty entry is of no use."""
     only = container(tmp_path, store, "only")
     only.start()
     only.become_ready()
@@ -277,7 +277,7 @@ def test_disk_that_cannot_be_written_is_a_warning(
     assert "compile cache: NOT used" in caplog.text
 
 
-def test_folders_that_somebody_set_stay_theirs(tmp_path: Path, store: Path) -> None:
+def test_folders_that_the_user_set_are_kept(tmp_path: Path, store: Path) -> None:
     """Of Inductor and Triton; vLLM's root is where our folder is made."""
     only = container(tmp_path, store, "only")
     only.start()

@@ -119,7 +119,7 @@ def test_folder_that_everybody_may_write_is_not_written(folder: Path, archive: P
 def test_folder_below_one_that_everybody_may_write_is_not_read(
     tmp_path: Path, folder: Path, archive: Path
 ) -> None:
-    """Whoever can rename the folder can put another there; below /tmp nobody can."""
+    """A user who can rename the folder can replace it; the sticky bit of /tmp prevents that."""
     store = FolderStore(folder)
     store.put(NAME, archive)
     folder.parent.chmod(0o1777)

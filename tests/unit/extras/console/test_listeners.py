@@ -25,7 +25,7 @@ from lmi_vllm.server.listeners import ListenerContext
         ("off", "http://127.0.0.1:8080", True, False),
     ],
 )
-def test_console_is_where_no_stranger_sees_it(
+def test_console_is_on_by_default_only_on_loopback_or_with_a_key(
     told: str, address: str, has_key: bool, expected: bool
 ) -> None:
     """By itself on loopback, or behind a key; else as it was told."""

@@ -1,4 +1,4 @@
-"""The console over HTTP: its page for everybody, its data for nobody else."""
+"""The console over HTTP: its page without a key, its data with one."""
 
 import logging
 import re
@@ -165,7 +165,7 @@ async def test_cors_settings_do_not_open_the_console(serve: ServeScripted) -> No
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-async def test_state_tells_of_a_start(serve: ServeScripted) -> None:
+async def test_state_shows_a_start(serve: ServeScripted) -> None:
     """While the model loads: phase, seconds of each, and how far a download is."""
     client = await serve(options=options(), is_ready=False)
     start = lifecycle_of(client).start

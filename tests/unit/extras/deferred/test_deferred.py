@@ -126,7 +126,7 @@ async def test_deferred_stream_that_fails_ends_with_its_error_row(
 @pytest.mark.parametrize(
     "token", ["", "x", "00000000-0000-4000-8000-000000000000", "0" * 36 + "-1"]
 )
-async def test_deferred_token_that_nobody_gave(serve: ServeScripted, token: str) -> None:
+async def test_unknown_deferred_token(serve: ServeScripted, token: str) -> None:
     """400 that repeats it."""
     answer = await read(await serve(), token)
     assert answer.status == 400
@@ -156,7 +156,7 @@ async def test_deferred_pieces_come_in_batches(serve: ServeScripted, engine: Gat
 
 
 async def test_deferred_results_are_bounded(serve: ServeScripted, engine: GatedEngine) -> None:
-    """The one that nobody asked for longest goes, a running one is aborted, the last stays."""
+    """The least recently read one goes, a running one is aborted, the last stays."""
     client = await serve()
     results = keep(client, DeferredResults(capacity=2))
     tokens = [await start(client) for _ in range(2)]

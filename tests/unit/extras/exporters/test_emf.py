@@ -63,7 +63,7 @@ def test_a_line_sums_counts_and_keeps_every_latency(ended: Ended) -> None:
     assert "QueueTime" not in document
 
 
-def test_failures_are_told_apart(ended: Ended) -> None:
+def test_failures_are_counted_by_cause(ended: Ended) -> None:
     """Refused for want of room, our own fault, and clients that went away."""
     emf, lines = writer()
     for request in (

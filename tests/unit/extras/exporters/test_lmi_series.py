@@ -38,7 +38,7 @@ def test_requests_are_counted_by_lmis_names(ended: Ended) -> None:
     assert value("QueueTime", {"Model": "demo"}) == 250_000
 
 
-def test_start_is_told_by_lmis_names() -> None:
+def test_start_is_exported_under_lmis_names() -> None:
     """In microseconds as well."""
     registry = CollectorRegistry()
     LmiSeries(lambda: "demo", registry).take_start({"download": 2.0, "engine": 3.0, "warm-up": 1.0})

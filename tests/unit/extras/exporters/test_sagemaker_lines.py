@@ -59,7 +59,7 @@ def test_malformed_records_are_dropped_with_a_warning(
     assert "dropped from telemetry" in caplog.text
 
 
-def test_requests_that_failed_by_our_fault_are_told_of(
+def test_server_faults_are_written_as_telemetry_lines(
     telemetry: TelemetryFile, tmp_path: Path, ended: Ended
 ) -> None:
     """And those that user code broke; a client's own mistakes are not."""

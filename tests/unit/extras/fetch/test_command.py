@@ -82,7 +82,7 @@ def test_to_never_replaces_foreign_files(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A directory with somebody's files is refused with exit code 1 and the reason on one line."""
+    """A directory with files of a user's is refused with exit code 1 and the reason on one line."""
     (tmp_path / "mine.txt").touch()
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     with pytest.raises(SystemExit) as ended:

@@ -61,14 +61,14 @@ async def test_messages_arrive_in_order_and_whole() -> None:
 
 
 async def test_a_question_is_answered_refused_or_left_alone() -> None:
-    """By number; whoever asks a process that ends is told so and does not wait."""
+    """By number; a call to a process that ends fails and does not wait."""
     here, there = await two_ends()
     asking = [asyncio.create_task(here.ask(LoadAdapter(number, "a"))) for number in range(3)]
     for _ in asking:
         assert isinstance(await there.receive(), LoadAdapter)
     here.answered(Done(1))
     here.answered(Done(0, UnknownAdapterError("a")))
-    here.answered(Done(99))  # nobody's
+    here.answered(Done(99))  # of no call
     await asking[1]
     with pytest.raises(UnknownAdapterError):
         await asking[0]

@@ -54,8 +54,8 @@ async def test_a_list_is_followed_when_no_request_uses_another_load() -> None:
     await asyncio.wait_for(change, 5)
 
 
-async def test_waits_no_longer_than_it_is_told() -> None:
-    """A request that does not end delays nobody for ever."""
+async def test_waits_no_longer_than_the_limit() -> None:
+    """A request that does not end delays an unload by the limit at most."""
     adapters = following()
     await adapters.follow([loaded("a", 1)])
     async with adapters.hold("a"):

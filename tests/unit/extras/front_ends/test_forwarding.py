@@ -168,7 +168,7 @@ async def test_a_refusal_passes_through(second: TestClient[Any, Any]) -> None:
 
 
 async def test_what_is_wrong_with_a_request_is_said_here(second: TestClient[Any, Any]) -> None:
-    """An expectation nobody meets, a body that does not unpack, and a path that is none."""
+    """An unknown expectation, a body that does not unpack, and a path that is none."""
     answer = await second.post("/adapters", data=b"x", headers={"Expect": "miracles"})
     assert answer.status == 417
     damaged = await second.put("/x", data=b"text", headers={"Content-Encoding": "gzip"})
@@ -184,7 +184,7 @@ async def test_what_is_wrong_with_a_request_is_said_here(second: TestClient[Any,
 
 
 async def test_the_first_process_hears_whose_request_it_is(second: TestClient[Any, Any]) -> None:
-    """And believes nobody else: what a client says about it is dropped."""
+    """The header of a client is dropped."""
     told = await (await second.get("/x", headers={PEER: "somebody"})).json()
     assert [line for line in told["headers"] if line.lower().startswith(PEER)] == [
         f"{PEER}: 127.0.0.1"

@@ -50,7 +50,7 @@ assert not os.path.exists(folder)
 
 
 def test_series_of_two_processes_add_up(tmp_path: Path) -> None:
-    """Counters and histograms of both, gauges of whoever set them last, memory of who still runs.
+    """Counters and histograms of both, gauges by their last writer, memory of running ones.
 
     In processes of its own: prometheus_client decides at its import how it counts.
     """

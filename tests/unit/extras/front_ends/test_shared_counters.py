@@ -36,7 +36,7 @@ def test_rows_add_up_and_an_ended_process_frees_its_slots(tmp_path: Path) -> Non
 
 
 def test_another_process_sees_the_board(tmp_path: Path) -> None:
-    """It is a file: whoever maps it sees what others wrote, and is seen."""
+    """It is a file that every process maps, reads and writes."""
     counters = SharedCounters(tmp_path / "counters", 2)
     counters.row(0).add(5)
     code = (

@@ -68,7 +68,7 @@ def test_start_ends_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) 
         assert {path.rpartition("/")[2] for path in hub.paths("GET")} == {"config.json"}
 
 
-def test_cpu_is_told_that_nothing_is_kept(explained: ExplainRun) -> None:
+def test_cpu_is_warned_that_nothing_is_kept(explained: ExplainRun) -> None:
     """LMCache starts there and finds no connector."""
     for gpus, count in (("0", 1), ("1", 0)):
         warnings = explained(ASKS[0], "", "--gpus", gpus).warnings

@@ -96,7 +96,7 @@ def test_lmcache_without_model_size_ends_the_start(tmp_path: Path) -> None:
 def test_lmcache_overwritten_variables_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A value that somebody set and that changes is a warning; an equal one is not."""
+    """A value of the user's that changes is a warning; an equal one is not."""
     sparse(tmp_path / "x.bin", GIB)
     environ = {"LMCACHE_LOCAL_DISK": "file:///data/", "PYTHONHASHSEED": "0"}
     with caplog.at_level(logging.WARNING):

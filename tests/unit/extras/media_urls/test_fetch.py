@@ -118,7 +118,7 @@ async def test_fetch_media_connects_to_no_private_address(
 
 
 async def test_fetch_media_says_the_same_of_closed_ports() -> None:
-    """A refused address cannot be told from one where nobody listens."""
+    """A refused address cannot be told from a closed port."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(MediaRefusedError, match="does not lead to a public address"):

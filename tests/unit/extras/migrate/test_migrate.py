@@ -308,7 +308,7 @@ def test_server_setting_without_effect_is_not_carried(migrated: Migrate, tmp_pat
     ],
 )
 def test_setting_of_the_environment_stays_one(name: str, text: str, migrated: Migrate) -> None:
-    """In the file nobody would know it, and it would be lost with a warning."""
+    """In the file it would be an unknown name, and lost with a warning."""
     _, document = migrated({name: text, "OPTION_MODEL_ID": "a/b"})
     assert document["properties"] == {"option.model_id": "a/b"}
     assert document["environment"] == {name: text}

@@ -54,7 +54,7 @@ def test_secure_mode_needs_its_controls() -> None:
 
 
 def test_secure_mode_knows_its_controls() -> None:
-    """A misspelt control protects nobody: it is refused, and the known ones are named."""
+    """A misspelt control protects nothing: it is refused, and the known ones are named."""
     (text,) = violations("DISALLOW_PICKLES")
     assert "DISALLOW_PICKLES" in text
     assert "DISALLOW_PICKLE_FILES" in text
@@ -80,7 +80,7 @@ def test_secure_mode_refuses_option_variables_outside_its_list() -> None:
     assert "OPTION_TOKENIZER_MODE" in text
 
 
-def test_secure_mode_allows_its_list_and_what_nobody_wrote() -> None:
+def test_secure_mode_allows_its_list_and_defaults() -> None:
     """Listed options pass, as do platform variables and our own defaults."""
     properties = (
         "option.dtype=bf16\nengine=Python\njob_queue_size=5\noption.entryPoint=djl_python.x"
@@ -98,7 +98,7 @@ def test_secure_mode_allows_its_list_and_what_nobody_wrote() -> None:
 
 
 def test_secure_mode_does_not_check_the_embedded_models_own_file() -> None:
-    """`--demo` brings options that nobody set."""
+    """`--demo` brings options that the user did not set."""
     environ = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": ALL}
     settings = load_settings(environ, CommandLine(demo=True))
     assert settings.properties is not None

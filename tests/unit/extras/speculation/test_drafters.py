@@ -83,7 +83,7 @@ def test_method_that_was_set_wins(tmp_path: Path, explained: ExplainRun) -> None
     assert config == {"method": "draft_model", "model": str(local)}
 
 
-def test_drafter_of_a_hub_is_told_when_it_is_here(explained: ExplainRun) -> None:
+def test_kind_of_a_hub_drafter_is_read_once_it_is_fetched(explained: ExplainRun) -> None:
     """Not before: its folder says more than its name."""
     config = explained("option.speculative_draft_model=acme/EAGLE-LLaMA3").engine_args
     assert "method" not in config["speculative_config"]

@@ -89,7 +89,7 @@ SLIDING = (  # config.json, layers that see everything, layers with a window
 
 
 @pytest.mark.parametrize(("config", "full", "sliding"), SLIDING)
-def test_layers_with_a_window_are_told_apart(
+def test_layers_with_a_window_are_counted_apart(
     config: Mapping[str, object], full: int, sliding: int
 ) -> None:
     """As the families state them."""

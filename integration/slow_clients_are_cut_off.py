@@ -123,7 +123,7 @@ def test_slow_reader_is_cut_off_and_its_place_is_free(impatient: RunningServer) 
 
 @pytest.mark.vllm
 def test_clients_that_do_not_read_cost_no_memory(server_process: StartServer) -> None:
-    """What a stream nobody reads keeps is bounded by its length, and free for the next one."""
+    """A stream that is not read keeps memory bounded by its length, and frees it later."""
     server = server_process("--demo", "--port", "0", environ={"LMI_SEND_TIMEOUT": "2"})
     url = server.url_when_ready()
     process = psutil.Process(server.process.pid)
@@ -170,7 +170,7 @@ RUDE = {
 
 
 @pytest.mark.parametrize("sent", RUDE.values(), ids=RUDE)
-def test_rubbish_is_a_400_in_json(sent: bytes, shared_scripted_server: RunningServer) -> None:
+def test_malformed_http_is_400_in_json(sent: bytes, shared_scripted_server: RunningServer) -> None:
     """Too much, and what is no HTTP, is refused with our kind of body and no trace in the log."""
     raw = open_socket(shared_scripted_server.url)
     raw.sendall(sent)

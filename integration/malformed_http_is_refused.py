@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from integration.client import call, wait_until
 from integration.conftest import StartServer
-from integration.slow_and_rude_clients import open_socket, read_all
+from integration.slow_clients_are_cut_off import open_socket, read_all
 
 EXAMPLES = 800
 QUIET_SECONDS = 0.05

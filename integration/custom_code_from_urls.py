@@ -69,7 +69,7 @@ def test_entry_point_is_fetched_once_and_kept(server_process: StartServer, tmp_p
 def test_entry_point_over_https_needs_a_known_certificate(
     server_process: StartServer, tmp_path: Path
 ) -> None:
-    """A certificate nobody vouches for ends the start; with its authority the code is used."""
+    """A certificate without a known authority ends the start; with it the code is used."""
     pair = make_pair(tmp_path)
     with web_server(pair) as (address, asked):
         environ = {
