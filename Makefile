@@ -72,8 +72,8 @@ storm: setup      ## the isolation storm over adapters, five minutes unless ARGS
 chaos: setup      ## mixed traffic, rubbish, hang-ups and engine kills, ten minutes unless ARGS says otherwise
 	$(PY) -m integration.chaos --seconds 600 $(ARGS)
 
-fleet: setup      ## four servers behind HAProxy, killed and rolled under load: requests lost, answers crossed, S3 calls
-	$(PYTEST) integration/fleet_behind_a_proxy.py -s $(ARGS)
+fleet: setup      ## four real servers behind a proxy, killed and rolled under load, 200 adapters in S3; ARGS="--proxy nginx"
+	$(PY) -m integration.fleet $(ARGS)
 
 pictures: setup   ## the pictures of config/console.md, taken by the tests of the console
 	LMI_CONSOLE_PICTURES=$(CURDIR)/config/console $(PYTEST) integration/console_in_a_browser.py $(ARGS)

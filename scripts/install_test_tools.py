@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Install what only tests need (Chromium, HAProxy, Prometheus) from the distribution, if it may.
+"""Install what only tests need (Chromium, HAProxy, nginx, Prometheus) from the distribution.
 
-It may on a Debian-like machine where we are root: a container. Elsewhere, and with
+It may do so on a Debian-like machine where we are root: a container. Elsewhere, and with
 LMI_TEST_TOOLS=none, nothing is installed; the tests that need a missing tool are then skipped and
 named at the end. Never fails: without a network those tests are skipped as well.
 """
@@ -15,6 +15,7 @@ import sys
 TOOLS = {
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
     "haproxy": ("haproxy",),
+    "nginx-light": ("nginx",),
     "prometheus": ("promtool",),
 }
 SECONDS = 600
