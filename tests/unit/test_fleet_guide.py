@@ -1,0 +1,31 @@
+"""docs/fleet.md: its options are valid, and its lines for proxies are those that are tested."""
+
+import pytest
+
+from integration.fleet.proxies import PROXIES
+from tests.support.documentation import Block, blocks_of
+from tests.unit.conftest import ExplainRun
+
+BLOCKS = list(blocks_of("docs/fleet.md"))
+OPTIONS = [block for block in BLOCKS if block.language == "properties"]
+LINES = [line for block in BLOCKS if block.language == "text" for line in block.text.splitlines()]
+
+
+@pytest.mark.parametrize("block", OPTIONS, ids=lambda block: block.name)
+def test_options_of_a_step_are_valid(block: Block, explained: ExplainRun) -> None:
+    """Each alone: known names, values that are understood, nothing that is missing."""
+    names = [line.partition("=")[0].removeprefix("option.") for line in block.text.splitlines()]
+    found = explained(block.text)
+    said = [*found.errors, *found.warnings]
+    assert [text for text in said if any(name in text for name in names)] == []
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_line_of_a_proxy_is_run_by_the_test_of_a_fleet(line: str) -> None:
+    """What is recommended is what was measured."""
+    assert any(line in proxy.template for proxy in PROXIES.values())
+
+
+def test_steps_are_found() -> None:
+    """The tests above see the page."""
+    assert (len(OPTIONS), len(LINES)) == (5, 7)
