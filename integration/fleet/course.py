@@ -9,6 +9,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,13 +254,17 @@ def _memory(server: ServerProcess) -> int:
 
 def _ask_everything(fleet: Fleet, load: Load, found: Found) -> None:
     """Have every server answer for every adapter, and compare; without weights for the shared."""
-    names = load.names if fleet.plan.is_real else ()
-    for url in fleet.urls:
-        for name in [*names, *sorted(fleet.shared)]:
+    names = [*(load.names if fleet.plan.is_real else ()), *sorted(fleet.shared)]
+
+    def ask_all(url: str) -> None:
+        for name in names:
             try:
                 load.compare(name, ask(url, name))
             except Exception as error:  # noqa: BLE001 (whatever it is, the adapter was not had)
                 found.unknown.append(f"{url}: {name}: {error!r}")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(ask_all, fleet.urls))
 
 
 def _count_calls(fleet: Fleet, found: Found) -> None:
