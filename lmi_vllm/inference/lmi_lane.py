@@ -61,11 +61,6 @@ class LmiRequest:
     wants_logprobs: bool
     unread: tuple[str, ...] = ()
 
-    @property
-    def shows_tokens(self) -> bool:
-        """Whether the answer has more than the text."""
-        return self.is_streaming or self.details or self.candidates.returned > 1
-
 
 async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply:
     """Answer an `inputs` payload: one prompt or a list, whole or as a stream.
