@@ -26,7 +26,7 @@ class Shared:
 
     @classmethod
     def read(cls, content: bytes, place: str) -> "Shared":
-        """Return what an object says.
+        """Return the parsed object.
 
         Raises:
             ModelSourceError: it is not ours; writing over it would lose what it is.
@@ -59,7 +59,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What one replica has: its generation, and by name what it is without and why."""
+    """The status of one replica: its generation, and the adapters it lacks, with reasons."""
 
     generation: int
     missing: Mapping[str, str]
@@ -82,7 +82,7 @@ class StateObject:
         return bool(self._etag)
 
     def read(self) -> Shared | None:
-        """Return what it says by now; None where it has not changed, or is not there."""
+        """Return the object; None where it has not changed since the last read, or is missing."""
         content, etag = self._folder.read_newer(self._name, self._etag)
         shared = None if content is None else Shared.read(content, self.place)
         self._etag = etag
@@ -97,7 +97,7 @@ class StateObject:
         self._etag = self._folder.write(self._name, shared.written(), self._etag)
 
     def report(self, report: ReplicaReport) -> None:
-        """Say what this replica has."""
+        """Write this replica's report."""
         content = {"generation": report.generation, "missing": dict(report.missing)}
         self._reports.write(f"{self.replica}.json", json.dumps(content).encode())
 
@@ -121,7 +121,7 @@ class StateObject:
         return found
 
     def leave(self) -> None:
-        """Take back what this replica has said."""
+        """Delete this replica's report."""
         self._reports.delete(f"{self.replica}.json")
 
 

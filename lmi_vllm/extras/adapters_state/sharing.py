@@ -80,7 +80,7 @@ class ReplicaAdapters:
                 return
 
     async def run(self) -> None:
-        """Keep them the same until cancelled."""
+        """Synchronize periodically until cancelled."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._refresh_seconds)
@@ -181,7 +181,7 @@ class ReplicaAdapters:
                 self._pending.pop(name, None)
 
     async def _report(self) -> None:
-        """Say what is here, where that has changed or a while has passed."""
+        """Write the report if it has changed, or is due again."""
         report = ReplicaReport(self._shared.generation, self.missing)
         if self._reported is not None:
             before, at = self._reported

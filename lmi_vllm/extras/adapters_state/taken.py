@@ -58,7 +58,7 @@ class TakenAdapters:
         return _same(self.own(name), self._taken.get(name))
 
     def missing(self, wanted: Mapping[str, Adapter | None]) -> Mapping[str, str]:
-        """Return what the registry does not have as it is wanted, with the reason."""
+        """Return the adapters that differ from `wanted` in the registry, with the reason."""
         names = {*self._taken, *wanted}
         lacking = [name for name in names if not _same(self.own(name), wanted.get(name))]
         failures = self._failures
@@ -67,7 +67,7 @@ class TakenAdapters:
         }
 
     def written(self, name: str, adapter: Adapter | None) -> None:
-        """Take note that what the registry has is what is shared."""
+        """Record that the registry's entry equals the shared one."""
         self._failures.pop(name, None)
         if adapter is None:
             self._taken.pop(name, None)

@@ -1,4 +1,4 @@
-"""What every route is for, takes and answers: the one table behind /openapi.json and /docs.
+"""The table of operations behind /openapi.json and /docs: each route's bodies and answers.
 
 A route that is not here fails `tests/unit/extras/api_docs/test_openapi.py`.
 """

@@ -1,4 +1,4 @@
-"""`bench`: load on any end point that speaks one of the dialects, and what came of it."""
+"""`bench`: put load on any endpoint that speaks one of the dialects, and report latencies."""
 
 from types import MappingProxyType
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a run came to: figures, a table for people, a document for scripts."""
+"""The report of a run: figures, a text table, a JSON document."""
 
 import statistics
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""The run: who is sent when, and what has become of them so far."""
+"""A load run: when each request is sent, and the outcomes so far."""
 
 import asyncio
 import contextlib

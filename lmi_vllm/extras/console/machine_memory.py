@@ -1,4 +1,4 @@
-"""Memory as the machine sees it: processes and limit on Linux, GPUs as the driver tells.
+"""Memory in use: of processes and cgroup on Linux, of GPUs by nvidia-smi.
 
 Read from `/proc` and cgroup files rather than asked of torch, which would take memory of the GPU
 only to say how much is left.

@@ -1,4 +1,4 @@
-"""What every call of user code has: its thread, its time limit, and what it is told."""
+"""Calls of user code: on its thread, within its time limit, with LMI's `Input`."""
 
 import logging
 from collections.abc import Callable, Mapping

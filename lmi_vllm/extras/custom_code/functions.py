@@ -24,7 +24,7 @@ class HookError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hooked:
-    """What a hook may be told about its request; `request` is the payload."""
+    """The context that a hook can take as argument; `request` is the payload."""
 
     request: Any
     tokenizer: Any = None
@@ -61,13 +61,13 @@ class InputFunction:
         wants_input = first is not None and first.annotation in (Input, "Input")
         return cls(function, names, wants_input)
 
-    def call(self, told: Hooked) -> Any:
+    def call(self, context: Hooked) -> Any:
         """Return what the function makes of the request; a coroutine where it is async."""
         if self.is_sagemaker:
-            return self.function(told.body, told.content_type)
-        known = {"tokenizer": told.tokenizer}
+            return self.function(context.body, context.content_type)
+        known = {"tokenizer": context.tokenizer}
         arguments = {name: known[name] for name in self.names}
-        return self.function(told.input if self.wants_input else told.request, **arguments)
+        return self.function(context.input if self.wants_input else context.request, **arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ class OutputFunction:
             )
         return cls(function, names, takes_request=bool(extra))
 
-    def call(self, response: Any, told: Hooked) -> Any:
+    def call(self, response: Any, context: Hooked) -> Any:
         """Return what the function makes of the response; a coroutine where it is async."""
         if self.is_sagemaker:
-            return self.function(response, told.accept or "application/json")
-        request = told.request if isinstance(told.request, dict) else {}
+            return self.function(response, context.accept or "application/json")
+        request = context.request if isinstance(context.request, dict) else {}
         known = {
-            "tokenizer": told.tokenizer,
+            "tokenizer": context.tokenizer,
             "request": request,
             "parameters": request.get("parameters") or {},
         }

@@ -1,4 +1,4 @@
-"""Failures within a time window: what turns `/ping` bad although the engine is alive."""
+"""Error rates over a time window, which make `/ping` 503 although the engine is alive."""
 
 import contextlib
 import re
@@ -79,7 +79,7 @@ async def counting_errors(
     _: Mapping[str, str],
     events: "ServerEvents",
 ) -> AsyncIterator[None]:
-    """Count what requests are answered with, in the process that answers for health."""
+    """Count the faults of answers, in the process that serves `/ping`."""
     asked = settings.extra(ErrorRateSettings)
     texts = {
         ErrorKind.WORKLOAD: asked.error_rate_wlm,

@@ -83,7 +83,7 @@ class EmfWriter:
             counts[name] += 1
 
     def flush(self) -> None:
-        """Write what has come together since the last line; zeros are values, too."""
+        """Write the requests since the last line; a line of zeros is written, too."""
         counts, self._counts = self._counts, dict.fromkeys(COUNTERS, 0)
         values, self._values = self._values, {}
         units = dict.fromkeys([*counts, *(gauges := self.gauges())], COUNT)

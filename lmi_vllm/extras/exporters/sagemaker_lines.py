@@ -25,7 +25,7 @@ _TAGGED: Final = re.compile(rf"({'|'.join(TAGS)}):")
 _LINE: Final = re.compile(
     rf"({'|'.join(TAGS)}): *([A-Za-z][\w ]*?) *: *(-?\d+(?:\.\d+)?) +([A-Za-z%/]+)\s*"
 )
-# What of our own requests is told, by fault.
+# The kind that a telemetry line states, by fault.
 _FAULTS: Final = {
     Fault.CUSTOM_CODE: "UserScriptError: custom code failure: 1 count",
     Fault.ENGINE: "ModelServerError: engine failure: 1 count",
@@ -80,5 +80,5 @@ class TelemetryFile(logging.Handler):
 
 
 def failure_line(summary: RequestSummary) -> str | None:
-    """Return what is told of a request that failed by our fault, or by that of user code."""
+    """Return the telemetry line of a request that failed by a server or custom code fault."""
     return None if summary.fault is None else _FAULTS.get(summary.fault)

@@ -136,7 +136,7 @@ class Baichuan2AlibiForCausalLM(_WithAlibi, Baichuan2ForCausalLM):
 
 
 class MllamaTextForCausalLM(LlamaForCausalLM):
-    """Llama 3.2 Vision without eyes.
+    """Llama 3.2 Vision for text only.
 
     Its layers that read pictures are skipped where there is none; what remains is Llama 3.1.
     """

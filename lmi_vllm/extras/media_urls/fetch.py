@@ -1,4 +1,4 @@
-"""Fetch what a message's URL names, as a stranger may ask for it: public addresses only.
+"""The client for URLs inside messages: it connects to public addresses only (no SSRF).
 
 The check sits where a socket is made: it sees the address that is connected to, whatever the host
 was written as, whatever it resolves to a second time, and on every redirect.

@@ -1,4 +1,4 @@
-"""Several nodes that serve one model: who leads, what the others do, how they find each other."""
+"""One model over several nodes: the leader, its followers, and their rendezvous."""
 
 from typing import Final
 

@@ -112,7 +112,7 @@ def _refuse(draft: ArgumentDraft, size: Setting) -> None:
 
 
 def _warn_of_one_node(draft: ArgumentDraft) -> None:
-    """Say that a node number or a leader means nothing by itself: a size was forgotten."""
+    """Warn of a node number or leader without a cluster size, which has no effect."""
     for name in (*_RANKS, *_LEADERS[:2]):
         setting = _setting(draft.settings, name)
         if setting is not None and setting.value != 0:
@@ -123,7 +123,7 @@ def _warn_of_one_node(draft: ArgumentDraft) -> None:
 
 
 def _warn_of_others(draft: ArgumentDraft, names: tuple[str, ...]) -> None:
-    """Name the settings that say something else than the one that counts."""
+    """Warn of settings that contradict the one that is used."""
     found = [setting for name in names if (setting := _setting(draft.settings, name)) is not None]
     for other in found[1:]:
         if other.value != found[0].value:

@@ -128,7 +128,7 @@ class Follower:
         self._executor.start_worker_monitor(inline=True)
 
     def leave(self) -> None:
-        """Have the leader name this node, before its engine dies of what it does not know."""
+        """Close the connection to the leader, which then names this node in its log."""
         with contextlib.suppress(OSError):  # it went first
             self._link.shutdown(socket.SHUT_RDWR)
 

@@ -55,7 +55,7 @@ class StepRequest:
 
 
 class _BatchRow:
-    """One sequence: its tokens, its text and what of both has not been delivered yet."""
+    """One sequence: its tokens and text, and the part of both that is not delivered yet."""
 
     def __init__(
         self, request: StepRequest, index: int, chooser: TokenChooser, text: TextStream

@@ -102,7 +102,7 @@ def runs_here(architectures: Sequence[str], arguments: Mapping[str, object]) -> 
 
 
 def choose_engine(draft: ArgumentDraft) -> None:
-    """Say that the model gets our own engine, and what of the settings that does not have."""
+    """Choose the Transformers engine; report settings that it does not support."""
     own = runs_here(draft.architectures, draft.values)
     if own is None:
         return

@@ -89,7 +89,7 @@ class StepThread:
             request.deliver(EngineDeadError())
 
     def run(self) -> None:
-        """Step until told to stop, or until a step fails."""
+        """Run steps until `stop` is called or a step fails."""
         try:
             with torch.inference_mode():
                 while self._has_work():

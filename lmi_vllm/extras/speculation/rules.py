@@ -27,7 +27,7 @@ _OLD_DRAFT_NAMES: Final = (
 _NO_MODELS: Final = (
     "ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class",
 )  # fmt: skip
-# How vLLM 0.32 tells an EAGLE head: by its path, which a head that was fetched need not have kept.
+# vLLM 0.32 recognizes an EAGLE head by its path, which a fetched head need not have kept.
 _NAMED_METHODS: Final = (("eagle-", "eagle"), ("eagle3", "eagle3"))
 
 

@@ -1,4 +1,4 @@
-"""What TGI's own routes answer beside generated text."""
+"""The answers of TGI's `/info` and `/tokenize`."""
 
 from collections.abc import Mapping
 from typing import Any

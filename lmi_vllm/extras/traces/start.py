@@ -39,7 +39,7 @@ async def tracing(
 ) -> AsyncIterator[None]:
     """Trace the requests to engines that have an endpoint; the last spans are sent at a drain."""
     traces = Traces(service.telemetry, environ)
-    # The engine's arguments tell: an option may say what the variables do not.
+    # The engine's arguments decide: an option may set what the variables do not.
     events.on_plan.append(lambda _, arguments: traces.prepare(arguments))
     events.on_ready.append(lambda _: traces.begin())
     events.on_drained.append(traces.close)
