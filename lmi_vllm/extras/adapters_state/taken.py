@@ -13,7 +13,8 @@ from lmi_vllm.errors import AdapterConflictError, LmiError, ResourceNotFoundErro
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 30.0  # until an adapter that could not be taken over is tried again
+FIRST_RETRY_SECONDS: Final = 2.0  # until an adapter that could not be taken over is tried again
+RETRY_SECONDS: Final = 30.0  # the most that it is, as each try doubles it
 TAKEN_AT_ONCE: Final = 4
 
 
@@ -23,6 +24,7 @@ class Failure:
 
     text: str
     again_at: float
+    tries: int = 1
 
 
 class TakenAdapters:
@@ -109,7 +111,10 @@ class TakenAdapters:
                 await self._put(wanted)
         except LmiError as error:
             logger.error("adapter %s, which is shared, cannot be had here: %s", name, error.text)
-            self._failures[name] = Failure(error.text, self._now() + RETRY_SECONDS)
+            before = self._failures.get(name)
+            tries = 1 if before is None else before.tries + 1
+            pause = min(FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 8), RETRY_SECONDS)
+            self._failures[name] = Failure(error.text, self._now() + pause, tries)
         else:
             self._failures.pop(name, None)
 

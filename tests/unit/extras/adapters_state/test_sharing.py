@@ -33,6 +33,7 @@ class Replica:
     def __init__(self, s3: S3Server, name: str) -> None:
         self.engine = ScriptedEngine()
         self.refused: set[str] = set()
+        self.asked = 0  # times that a source was looked up
         self.registry = AdapterRegistry(self.engine, self._resolve, is_enabled=True)
         store = store_of(FOLDER)
         assert store is not None
@@ -58,6 +59,7 @@ class Replica:
         return sorted(adapter.name for adapter in self.registry)
 
     def _resolve(self, src: str) -> str:
+        self.asked += 1
         if src in self.refused:
             raise AdapterRefusedError(f"{src} is not here")
         return src
@@ -267,11 +269,25 @@ async def test_adapter_that_cannot_be_had_is_tried_again(start: Start) -> None:
     b.refused.clear()
     await b.sync()
     assert b.names == ["de"]
-    b.time += taken.RETRY_SECONDS
+    b.time += taken.FIRST_RETRY_SECONDS
     await b.sync()
     assert b.names == ["de", "fr"]
     await a.sync()
     assert a.names == ["de", "fr"]
+
+
+async def test_tries_become_rarer(start: Start) -> None:
+    """A store that stumbles once costs seconds; what is broken for good costs little."""
+    a, b = await start("a").begin(), await start("b").begin()
+    b.refused.add("/fr")
+    await a.registry.register(Adapter("fr", "/fr"))
+    tries: list[float] = []
+    while b.time < 40:
+        before = b.asked
+        await b.sync()
+        tries += [b.time] * (b.asked - before)
+        b.time += 1.0
+    assert tries == [0, 2, 6, 14, 30]
 
 
 async def test_calls_at_rest(start: Start, empty_store: S3Server) -> None:
