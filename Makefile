@@ -7,7 +7,7 @@ PYTEST := $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 REAL := tests integration --ignore tests/unit --ignore tests/web --ignore tests/server
 
-.PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz pictures
+.PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz gpu pictures
 .PHONY: constraints release clean
 
 setup:            ## build .venv for this machine (cheap when it is there)
@@ -65,6 +65,9 @@ fuzz: setup       ## atheris on every parser, two minutes each, then schemathesi
 
 bench: setup
 	$(PY) -m integration.bench $(ARGS)
+
+gpu: setup        ## the suite for a machine with a GPU, and its report in gpu-report/; without one its CPU form
+	$(PY) -m integration.gpu $(ARGS)
 
 storm: setup      ## the isolation storm over adapters, five minutes unless ARGS says otherwise
 	$(PY) -m integration.storm --seconds 300 $(ARGS)

@@ -1,0 +1,135 @@
+"""Checks of a server's life: its device, sleep, death, drain, and what it compiled."""
+
+import concurrent.futures
+import re
+import time
+from typing import Any
+
+import psutil
+
+from integration.client import call, running_requests, wait_until
+from integration.conftest import ServerProcess
+from integration.gpu.models import copy_demo, write_shape
+from integration.gpu.suite import READY_SECONDS, Suite, answer, text_of
+
+KEY = "gpu-suite"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+AWAKE_SECONDS = 120.0
+
+
+def starts_on_the_device(suite: Suite) -> str:
+    """The engine's process holds memory of the device; elsewhere the server says it is a CPU."""
+    with suite.server("--demo") as (server, url):
+        assert text_of(url)
+        ids = {child.pid for child in server.children()}
+        if suite.machine.has_gpu:
+            used = suite.machine.memory_used()
+            assert used > 0
+            # Inside a container the driver may name processes of another namespace, or none.
+            shown = ids & suite.machine.processes()
+            return f"{used} MiB in use, processes of ours shown by the driver: {len(shown)}"
+    return f"on the CPU, {len(ids)} process of the engine"
+
+
+def sleep_and_wake(suite: Suite) -> str:
+    """Asleep it refuses and gives its memory back; awake it says what it said before."""
+    suite.needs_gpu("vLLM's sleep mode is for CUDA and HIP")
+    switches = {
+        "OPTION_ENABLE_SLEEP_MODE": "true", "LMI_API_KEY": KEY, "VLLM_SERVER_DEV_MODE": "1",
+    }  # fmt: skip
+    model = write_shape(suite)
+    with suite.server("--model", str(model), **switches) as (_, url):
+        before, used = _text(url), suite.machine.memory_used()
+        assert call(url, "/sleep?level=1", {}, headers=AUTHORIZED).status == 200
+        asleep = suite.machine.memory_used()
+        assert call(url, "/ping").status == 503
+        assert call(url, "/wake_up", {}, headers=AUTHORIZED).status == 200
+        assert wait_until(lambda: call(url, "/ping").status == 200, AWAKE_SECONDS)
+        assert _text(url) == before
+    assert asleep < used / 2, f"{used} MiB awake, {asleep} asleep"
+    return f"{used} MiB awake, {asleep} asleep, the same answer afterwards"
+
+
+def _text(url: str) -> Any:
+    payload = {"inputs": "The river runs", "parameters": {"max_new_tokens": 8}}
+    return call(url, "/invocations", payload, headers=AUTHORIZED).json()["generated_text"]
+
+
+def engine_death(suite: Suite) -> str:
+    """A killed engine comes back with its adapters, and what it held is free again."""
+    with suite.server("--demo", SERVING_RETRY_THRESHOLD="1") as (server, url):
+        alone = [text_of(url, adapter=name) for name in ("", "json")]
+        used = suite.machine.memory_used()
+        (engine, *_) = server.children()
+        began = time.monotonic()
+        engine.kill()
+        assert wait_until(lambda: call(url, "/ping").status != 200, 60)
+        assert wait_until(lambda: _is_healthy(server, url), READY_SECONDS)
+        took = time.monotonic() - began
+        assert [text_of(url, adapter=name) for name in ("", "json")] == alone
+        return f"back after {took:.1f} s; {suite.freed(used)}"
+
+
+def _is_healthy(server: ServerProcess, url: str) -> bool:
+    assert server.process.poll() is None, server.describe()
+    return call(url, "/ping").status == 200
+
+
+def drain_leaves_nothing(suite: Suite) -> str:
+    """SIGTERM under load: what was asked is answered, then no process and no memory is left."""
+    before = suite.machine.memory_used()
+    with suite.server("--demo") as (server, url):
+        children = server.children()
+        whole = text_of(url, tokens=200)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(text_of, url, tokens=200) for _ in range(8)]
+            assert wait_until(lambda: running_requests(url) > 0, 30)
+            server.process.terminate()
+            assert {future.result() for future in asked} == {whole}
+        assert server.wait_exit(60) == 0
+        gone, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive, alive
+        left = {child.pid for child in children} & suite.machine.processes()
+        assert not left, left
+    return f"{len(gone)} processes ended; {suite.freed(before)}"
+
+
+def compile_cache(suite: Suite) -> str:
+    """What one start compiled, the next one on an empty disk finds: it is faster by that."""
+    store, seconds, texts = suite.scratch(), [], []
+    model = copy_demo(suite.scratch() / "model", enforce_eager="false", enable_lora="false")
+    for number in range(2):
+        disk = suite.scratch()
+        own = {"HOME": str(disk), "XDG_CACHE_HOME": str(disk / ".cache")}
+        own["LMI_CACHE_URI"] = str(store / "cache")
+        began = time.monotonic()
+        with suite.server("--model", str(model), **own) as (server, url):
+            seconds.append(time.monotonic() - began)
+            texts.append(text_of(url))
+            if number == 0:
+                assert wait_until(lambda: any((store / "cache").rglob("*.tar.gz")), 120)
+            else:
+                assert re.search("restored", server.stderr), "nothing was restored"
+    assert texts[0] == texts[1]
+    assert seconds[1] < seconds[0]
+    return f"ready after {seconds[0]:.1f} s, with the cache {seconds[1]:.1f} s"
+
+
+def tensor_parallel(suite: Suite) -> str:
+    """`max` takes every device, and the answers are those of one."""
+    whole = str(suite.machine.count)
+    with suite.server("--demo", OPTION_TENSOR_PARALLEL_DEGREE="1") as (_, url):
+        alone = text_of(url)
+    with suite.server("--demo", OPTION_TENSOR_PARALLEL_DEGREE="max") as (server, url):
+        assert wait_until(lambda: any(map(_names_arguments, server.log)), 30)
+        told = next(filter(_names_arguments, server.log))
+        size = told["engine_arguments"]["tensor_parallel_size"]["value"]
+        assert str(size) == whole, f"{size} of {whole} devices"
+        assert text_of(url) == alone
+        assert answer(url, {"inputs": "A"})
+    return f"tensor_parallel_size={size}"
+
+
+def _names_arguments(row: dict[str, Any]) -> bool:
+    """Whether a line of the log is the one of a finished start; it may come after `Ready on`."""
+    return "engine_arguments" in row

@@ -1,0 +1,133 @@
+"""Throughput, time to first token and the front end's CPU, against vLLM's two front ends.
+
+Every server gets the same dummy weights and the same engine arguments, one server at a time: each
+takes the whole device. Prompts are equal words, all answers have the same length.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from integration.bench.cpu_time import cpu_seconds
+from integration.bench.rust_front_end import NoRustFrontEndError, rust_binary, rust_environment
+from integration.bench.servers import Running, running
+from integration.bench.serving import Load, load
+from integration.gpu.models import engine_arguments, write_shape
+from integration.gpu.suite import Suite
+
+LEVELS: Final = (1, 64, 256, 512)
+CPU_LEVELS: Final = (1, 8)
+TOKENS: Final = 128
+ROUNDS: Final = 4  # requests of each stream
+HEAD: Final = [
+    "server", "streams", "tokens/s", "first token p50, ms", "p99, ms", "front-end CPU, µs a token",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One server: how it is started, where it says that it is ready, what it is asked in."""
+
+    name: str
+    command: Callable[[int], list[str]]
+    health: str
+    dialects: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+def throughput(suite: Suite) -> str:
+    """Measure every server at every number of streams; a server that cannot be had is named."""
+    model = write_shape(suite)
+    levels = LEVELS if suite.machine.has_gpu else CPU_LEVELS
+    rows: list[list[str]] = []
+    best: dict[str, float] = {}
+    found, missing = candidates(suite, model)
+    for candidate in found:
+        with running(candidate.command, candidate.health, candidate.environ) as server:
+            for dialect in candidate.dialects:
+                name = f"{candidate.name} ({dialect})"
+                for streams in levels:
+                    measured, micros = measure(server, dialect, streams)
+                    best[name] = max(best.get(name, 0.0), measured.tokens_per_second)
+                    rows.append(_row(name, streams, measured, micros))
+    suite.tables.append((f"Dummy weights of the {suite.shape} shape", HEAD, rows))
+    said = "; ".join(f"{name} at most {rate:.0f} tokens/s" for name, rate in best.items())
+    return "; ".join(filter(None, (said, missing)))
+
+
+def measure(server: Running, dialect: str, streams: int) -> tuple[Load, float]:
+    """Return what the load command found, and CPU microseconds of the front end for each token."""
+    load(server, dialect, streams, streams, 8)  # warm up
+    before = cpu_seconds(server.process.pid)
+    measured = load(server, dialect, streams, streams * ROUNDS, TOKENS)
+    spent = cpu_seconds(server.process.pid) - before
+    return measured, spent / (streams * ROUNDS * TOKENS) * 1e6
+
+
+def candidates(suite: Suite, model: Path) -> tuple[list[Candidate], str]:
+    """Return the servers that can be had here, and which one cannot."""
+    flags = vllm_flags(suite)
+    own = dict(suite.environ)
+    ours = Candidate("lmi_vllm", partial(our_command, model), "/ping", ("lmi", "chat"), own)
+    theirs = Candidate(
+        "vllm serve", partial(their_command, model, flags), "/health", ("chat",), own
+    )
+    try:
+        binary = installed_rust() or rust_binary()
+    except NoRustFrontEndError as error:
+        return [ours, theirs], f"vllm-rs was not measured: {error}"
+    environ = own if installed_rust() else own | rust_environment()
+    command = partial(rust_command, binary, model, flags)
+    return [ours, theirs, Candidate("vllm-rs", command, "/health", ("chat",), environ)], ""
+
+
+def vllm_flags(suite: Suite) -> list[str]:
+    """Return the engine arguments as flags of vLLM."""
+    flags: list[str] = []
+    for name, value in engine_arguments(suite).items():
+        flags.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            flags.append(str(value))
+    return flags
+
+
+def our_command(model: Path, port: int) -> list[str]:
+    """Return our server; the model's folder says the rest."""
+    return [sys.executable, "-m", "lmi_vllm", "serve", "--model", str(model), "--port", str(port)]
+
+
+def their_command(model: Path, flags: list[str], port: int) -> list[str]:
+    """Return `vllm serve`."""
+    return [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        "--served-model-name", "lmi", "--host", "127.0.0.1", "--port", str(port), *flags,
+    ]  # fmt: skip
+
+
+def rust_command(binary: Path, model: Path, flags: list[str], port: int) -> list[str]:
+    """Return vLLM's front end in Rust."""
+    return [
+        str(binary), "serve", str(model), "--served-model-name", "lmi", "--port", str(port),
+        "--python", sys.executable, "--", *flags,
+    ]  # fmt: skip
+
+
+def installed_rust() -> Path | None:
+    """Return the front end that the installed wheel carries; the one for a CPU carries none."""
+    found = importlib.util.find_spec("vllm")
+    places = (found.submodule_search_locations if found else None) or ()
+    return next(
+        (path for place in places if os.access(path := Path(place) / "vllm-rs", os.X_OK)), None
+    )
+
+
+def _row(name: str, streams: int, measured: Load, micros: float) -> list[str]:
+    return [
+        name, str(streams), f"{measured.tokens_per_second:.0f}",
+        f"{measured.first_token_p50:.1f}", f"{measured.first_token_p99:.1f}", f"{micros:.0f}",
+    ]  # fmt: skip
