@@ -77,6 +77,8 @@ def candidates(suite: Suite, model: Path) -> tuple[list[Candidate], str]:
     theirs = Candidate(
         "vllm serve", partial(their_command, model, flags), "/health", ("chat",), own
     )
+    if not suite.machine.has_gpu:
+        return [ours, theirs], "vllm-rs is measured on a GPU only"
     try:
         binary = installed_rust() or rust_binary()
     except NoRustFrontEndError as error:
