@@ -21,6 +21,10 @@ from lmi_vllm.sources.base import InterruptedTransferError, ObjectChangedError, 
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 20.0
+# That a start waits for an adapter which cannot be had, through some tries: a source that stumbles
+# costs a new server none, and one that is broken for good does not keep every new server away.
+READY_SECONDS: Final = 15.0
+READY_PAUSE_SECONDS: Final = 1.0
 WRITE_SECONDS: Final = 5.0  # that a call waits for its change to be written
 TAKE_OVER_SECONDS: Final = 1.0  # that writing waits for what is taken over
 CONFIRM_SECONDS: Final = 30.0  # less than the minute that proxies wait for an answer
@@ -64,10 +68,13 @@ class ReplicaAdapters:
     async def begin(self) -> None:
         """Return when everything that is shared is here, however long the store is away.
 
+        An adapter that cannot be had is tried again for `READY_SECONDS`, and then named.
+
         Raises:
             ModelSourceError: the object is not ours.
             DownloadError: the store refuses.
         """
+        until = self._now() + READY_SECONDS
         while True:
             try:
                 await self.sync(all_of_it=True)
@@ -75,9 +82,15 @@ class ReplicaAdapters:
                 logger.warning(
                     "%s cannot be read, so this server waits: %s", self._state.place, error
                 )
-                await asyncio.sleep(min(self._refresh_seconds, 1.0))
-            else:
-                return
+                await asyncio.sleep(min(self._refresh_seconds, READY_PAUSE_SECONDS))
+                until = self._now() + READY_SECONDS
+                continue
+            if self.missing and self._now() < until:
+                await asyncio.sleep(READY_PAUSE_SECONDS)
+                continue
+            for name, reason in self.missing.items():
+                logger.error("this server is ready without adapter %s: %s", name, reason)
+            return
 
     async def run(self) -> None:
         """Synchronize periodically until cancelled."""

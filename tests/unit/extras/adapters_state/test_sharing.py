@@ -276,6 +276,46 @@ async def test_adapter_that_cannot_be_had_is_tried_again(start: Start) -> None:
     assert a.names == ["de", "fr"]
 
 
+async def test_new_replica_tries_a_source_that_stumbles_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready once it has the adapter."""
+    late, begun = await begun_without(start, monkeypatch)
+    late.refused.clear()
+    late.time += taken.FIRST_RETRY_SECONDS
+    await asyncio.wait_for(begun, 60)
+    assert late.names == ["fr"]
+
+
+async def test_source_that_is_gone_does_not_keep_new_replicas_away(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is missing is named."""
+    late, begun = await begun_without(start, monkeypatch)
+    late.time += sharing.READY_SECONDS
+    await asyncio.wait_for(begun, 60)
+    assert late.names == []
+    assert "ready without adapter fr: Adapter fr: /fr is not here" in caplog.text
+
+
+async def begun_without(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Replica, asyncio.Task[Replica]]:
+    """Return a new replica that could not have the one adapter that is shared, and its start."""
+    await (await start("a").begin()).registry.register(Adapter("fr", "/fr"))
+    monkeypatch.setattr(sharing, "READY_PAUSE_SECONDS", 0.01)
+    late: Replica = start("late")
+    late.refused.add("/fr")
+    begun = asyncio.create_task(late.begin())
+    deadline = time.monotonic() + 60
+    while not late.shared.missing.get("fr", "not yet").startswith("Adapter fr"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert not begun.done()
+    return late, begun
+
+
 async def test_tries_become_rarer(start: Start) -> None:
     """A store that stumbles once costs seconds; what is broken for good costs little."""
     a, b = await start("a").begin(), await start("b").begin()
