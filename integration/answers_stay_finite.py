@@ -30,13 +30,13 @@ import pathlib, runpy, sys
 import lmi_vllm.engine.vllm.workarounds.cpu_worker as worker
 mark = pathlib.Path(__file__).with_name("spoil")
 execute = worker.GuardedCpuWorker.execute_model
-def spoilt(self, *arguments, **named):
+def corrupted(self, *arguments, **named):
     if mark.exists():
         mark.unlink()
         for weights in self.model_runner.model.parameters():
             weights.data.fill_(float("nan"))
     return execute(self, *arguments, **named)
-worker.GuardedCpuWorker.execute_model = spoilt
+worker.GuardedCpuWorker.execute_model = corrupted
 sys.argv[1:3] = []
 runpy.run_module("lmi_vllm", run_name="__main__")
 """

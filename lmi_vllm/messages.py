@@ -120,7 +120,7 @@ class SharedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSeat:
+class EngineSlot:
     """A place at an engine that another process started: the addresses of one of its clients.
 
     `index` counts the clients from 0, which is the one that started it. `base_adapter` is the path

@@ -93,7 +93,7 @@ BREAKAGES: Final = (
         "if count is not None and count > limits.max_sequences:", "if False:",
         "tests/unit/inference/test_limits.py"),
     Breakage("security: headers may take for ever",
-        '            self._start("LMI_HEADER_TIMEOUT", self._patience.header)\n',
+        '            self._start("LMI_HEADER_TIMEOUT", self._timeouts.header)\n',
         "            pass\n",
         "integration/slow_clients_are_cut_off.py"),
     Breakage("security: a body of a million values is parsed",

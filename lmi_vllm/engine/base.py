@@ -82,7 +82,7 @@ NO_OTHERS: Final = _NoOthers()
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptersAtWork:
+class ActiveAdapters:
     """The adapters of requests, by name: in a slot of the engine, as pinned ones, or waiting."""
 
     slots: int = 0  # 0: the engine takes no adapters
@@ -116,7 +116,7 @@ class HttpApplication(Protocol):
         ...
 
     @property
-    def is_watched(self) -> bool:
+    def has_user_middleware(self) -> bool:
         """Whether code of the user's is around it, which is to see every OpenAI request."""
         ...
 
@@ -220,7 +220,7 @@ class Engine(EngineProcess, Protocol):
         ...
 
     @property
-    def adapters_at_work(self) -> AdaptersAtWork:
+    def active_adapters(self) -> ActiveAdapters:
         """Which adapters requests run on or wait for, those of its other clients included."""
         ...
 

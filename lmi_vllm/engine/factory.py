@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 
 
 class EngineFactory(Protocol):
@@ -39,9 +39,9 @@ class EngineFactory(Protocol):
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        seats: tuple[EngineSeat, ...] = (),
+        slots: tuple[EngineSlot, ...] = (),
     ) -> Engine:
-        """Return a running engine; other processes may take `seats` at it.
+        """Return a running engine; other processes may take `slots` at it.
 
         Raises:
             ConfigurationError: it refuses an argument.

@@ -11,12 +11,12 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmi_vllm.engine.base import AdaptersAtWork, DirectChunks, DirectEvents, Engine, HttpApplication
+from lmi_vllm.engine.base import ActiveAdapters, DirectChunks, DirectEvents, Engine, HttpApplication
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    EngineSeat,
+    EngineSlot,
     GeneratedToken,
     GenerationChunk,
     GenerationJob,
@@ -86,7 +86,7 @@ class ScriptedEngine:
     running_requests: int = 0
     progress: int = 0
     not_finite: int = 0
-    adapters_at_work: AdaptersAtWork = field(default_factory=AdaptersAtWork)
+    active_adapters: ActiveAdapters = field(default_factory=ActiveAdapters)
     logged_statistics: int = 0
     is_closed: bool = False
     can_be_killed: bool = True
@@ -272,7 +272,7 @@ class ScriptedFactory:
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        seats: tuple[EngineSeat, ...] = (),
+        slots: tuple[EngineSlot, ...] = (),
     ) -> Engine:
         """Return the next engine; see `EngineFactory.start`."""
         return self._make()

@@ -139,10 +139,10 @@ class InferenceService:
         return None if application is None else application.find(method, path)
 
     @property
-    def is_watched(self) -> bool:
+    def has_user_middleware(self) -> bool:
         """Whether all requests go to the engine's application, past our lanes (user middleware)."""
         application = None if self._runtime is None else self._runtime.engine.http
-        return application is not None and application.is_watched
+        return application is not None and application.has_user_middleware
 
     async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
         """Answer a route of the engine's own HTTP application."""

@@ -19,7 +19,7 @@ from lmi_vllm.extension import extras
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 
 
 class ProcessGroup:
@@ -36,8 +36,8 @@ class ProcessGroup:
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
         """Start the processes unless they run: they load what they need while the engine starts."""
 
-    def new_seats(self) -> tuple[EngineSeat, ...]:
-        """Return the seats to reserve at the engine that is started next."""
+    def new_seats(self) -> tuple[EngineSlot, ...]:
+        """Return the slots to reserve at the engine that is started next."""
         return ()
 
     async def join(

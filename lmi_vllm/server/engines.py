@@ -10,7 +10,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.scripted import ScriptedEngine, ScriptedFactory
 from lmi_vllm.engine.vllm.factory import VllmFactory
-from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 
 SCRIPTED_SECONDS: Final = "LMI_SCRIPTED_SECONDS_PER_TOKEN"
 
@@ -63,10 +63,10 @@ class EnginesByModel:
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        seats: tuple[EngineSeat, ...] = (),
+        slots: tuple[EngineSlot, ...] = (),
     ) -> Engine:
         """Start the engine of the model, whose files are here; see `EngineFactory.start`."""
-        return await self._of(arguments).start(arguments, profile, seats)
+        return await self._of(arguments).start(arguments, profile, slots)
 
     def abandon(self) -> None:
         """See `EngineFactory.abandon`."""

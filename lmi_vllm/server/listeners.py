@@ -19,7 +19,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.ports import open_port, share_port
 from lmi_vllm.web.app import ReverseProxy, WebOptions
 from lmi_vllm.web.connection import (
-    ClientPatience,
+    ClientTimeouts,
 )
 from lmi_vllm.web.request import RouteGroup, Routes
 from lmi_vllm.web.tls import tls_context
@@ -181,7 +181,7 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
         allows_handler_override=settings.server.allow_request_handler_override,
         cors_headers=MappingProxyType(cors),
         default_accept=server.sagemaker_default_invocations_accept or "",
-        patience=ClientPatience(
+        timeouts=ClientTimeouts(
             server.lmi_header_timeout, server.lmi_body_timeout, server.lmi_send_timeout
         ),
     )

@@ -156,10 +156,10 @@ class ModelStart:
             raise EngineStartError(self._files.with_failures(error.text)) from error
 
     async def _start_engine(self, ready: ReadyFiles) -> Engine:
-        seats = self._context.processes.new_seats()
+        slots = self._context.processes.new_seats()
         try:
             return await self._context.engine_factory.start(
-                ready.arguments, self._plan.profile, seats
+                ready.arguments, self._plan.profile, slots
             )
         except EngineStartError as error:
             raise EngineStartError(self._files.with_failures(error.text)) from error

@@ -16,7 +16,7 @@ from lmi_vllm.web.app import WebOptions, create_app
 from lmi_vllm.web.connection import (
     TLS_HANDSHAKE_SECONDS,
     ClientConnection,
-    ClientPatience,
+    ClientTimeouts,
 )
 
 BACKLOG: Final = 2048
@@ -30,14 +30,14 @@ class _Site(web.BaseSite):
         runner: web.AppRunner,
         address: ListenAddress,
         tls: ssl.SSLContext | None,
-        patience: ClientPatience,
+        timeouts: ClientTimeouts,
         *,
         reuse_port: bool = False,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
         self._address = address
         self._reuse_port = reuse_port
-        self._patience = patience
+        self._timeouts = timeouts
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class _Site(web.BaseSite):
         server = self._runner.server
         if server is None:
             raise RuntimeError("the runner is not set up")
-        connection = partial(ClientConnection, server, self._patience, loop=loop, access_log=None)
+        connection = partial(ClientConnection, server, self._timeouts, loop=loop, access_log=None)
         if self._address.path:
             self._server = await loop.create_unix_server(
                 connection, self._address.path, backlog=self._backlog
@@ -90,8 +90,8 @@ async def open_port(
         # Two servers that both share their port would share it with each other, unawares.
         await _check_free(address)
         inner = ListenAddress("unix", path=inner_socket)
-        await _listen(_Site(runner, inner, None, options.patience))
-    await _listen(_Site(runner, address, tls, options.patience, reuse_port=bool(inner_socket)))
+        await _listen(_Site(runner, inner, None, options.timeouts))
+    await _listen(_Site(runner, address, tls, options.timeouts, reuse_port=bool(inner_socket)))
     if not address.path:  # port 0 means any free one
         address = replace(address, port=runner.addresses[-1][1])
     return runner, address
@@ -109,7 +109,7 @@ async def share_port(
         StartupError: the address cannot be shared.
     """
     runner = await _set_up(service, options)
-    await _listen(_Site(runner, address, tls, options.patience, reuse_port=True))
+    await _listen(_Site(runner, address, tls, options.timeouts, reuse_port=True))
     return runner
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.adapter_routes import add_adapter_routes
-from lmi_vllm.web.connection import ClientPatience, WriteTurn
+from lmi_vllm.web.connection import ClientTimeouts, WriteTurn
 from lmi_vllm.web.engine_routes import add_openai_routes
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.management_routes import add_front_page, add_management_routes
@@ -39,7 +39,7 @@ class WebOptions:
     routes: Routes = Routes.ALL
     default_accept: str = ""  # of /invocations and the like, where a request asks for nothing
     allows_handler_override: bool = False  # LMI's switch: else a `handler` property is 400
-    patience: ClientPatience = field(default_factory=ClientPatience)
+    timeouts: ClientTimeouts = field(default_factory=ClientTimeouts)
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     groups: tuple[RouteGroup, ...] = ()  # besides those of extras that every listener has
     proxy: ReverseProxy | None = None  # None: this process answers everything itself

@@ -45,7 +45,7 @@ UNWRITTEN_BYTES: Final = 64 << 10  # as much as a transport takes before it want
 
 
 @dataclass(frozen=True, slots=True)
-class ClientPatience:
+class ClientTimeouts:
     """How long a client may take, in seconds, 0 being for ever; settings are LMI_<NAME>_TIMEOUT."""
 
     header: float = 30.0  # from the first byte of a request, or the connection, to its last header
@@ -56,18 +56,18 @@ class ClientPatience:
 class ClientConnection(web.RequestHandler):
     """aiohttp's connection with timers for headers and for readers."""
 
-    __slots__ = ("_is_idle", "_patience", "_timers")
+    __slots__ = ("_is_idle", "_timeouts", "_timers")
 
-    def __init__(self, server: web.Server, patience: ClientPatience, **options: Any) -> None:
+    def __init__(self, server: web.Server, timeouts: ClientTimeouts, **options: Any) -> None:
         super().__init__(server, keepalive_timeout=KEEP_ALIVE_SECONDS, **options)
-        self._patience = patience
+        self._timeouts = timeouts
         self._is_idle = True
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
-        self._start("LMI_HEADER_TIMEOUT", self._patience.header)
+        self._start("LMI_HEADER_TIMEOUT", self._timeouts.header)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget every timer."""
@@ -78,13 +78,13 @@ class ClientConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Begin to wait for the rest of the headers with the first byte of a request."""
         if self._is_idle and data:
-            self._start("LMI_HEADER_TIMEOUT", self._patience.header)
+            self._start("LMI_HEADER_TIMEOUT", self._timeouts.header)
         super().data_received(data)
 
     def pause_writing(self) -> None:
         """Begin to wait for the client to read."""
         super().pause_writing()
-        self._start("LMI_SEND_TIMEOUT", self._patience.send)
+        self._start("LMI_SEND_TIMEOUT", self._timeouts.send)
 
     def resume_writing(self) -> None:
         """The client has read enough for us to go on."""

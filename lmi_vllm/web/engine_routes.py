@@ -61,7 +61,7 @@ def _lane(kind: str) -> Handler:
         check_method(request, ("POST",))
         service.expect_room()
         call = await read_call(request, request_properties(request.headers))
-        payload = None if service.is_watched else plain_payload(call)
+        payload = None if service.has_user_middleware else plain_payload(call)
         if payload is None and (route := service.find_route("POST", request.path)):
             return await _hand_on(request, call, route)
         return await send(request, await service.answer_openai(call, kind, payload))

@@ -132,7 +132,7 @@ def _one_request(request: web.Request, options: "WebOptions") -> Iterator[None]:
     connection = request.protocol
     if isinstance(connection, ClientConnection):
         connection.request_began()
-    timer = watch_body(request, options.patience.body)
+    timer = watch_body(request, options.timeouts.body)
     try:
         yield
     finally:

@@ -89,11 +89,11 @@ def test_request_that_ends_in_the_step_that_spoils_it(adapters: Loader, tmp_path
     expected = adapters.ask()
     bad = adapters.load(make_adapter(tmp_path / "bad", 1, NOT_A_NUMBER))
 
-    spoilt = replace(job(bad, 100), prompt=LONG_PROMPT)
+    corrupted = replace(job(bad, 100), prompt=LONG_PROMPT)
 
     async def hang_up(delay: float) -> None:
         with pytest.raises((TimeoutError, EngineFailureError)):
-            await asyncio.wait_for(collect(adapters.engine, spoilt), delay)
+            await asyncio.wait_for(collect(adapters.engine, corrupted), delay)
 
     for number in range(30):
         adapters.run(hang_up(0.002 + number / 2000))
@@ -106,7 +106,7 @@ def test_openai_calls_end_with_an_error(adapters: Loader, tmp_path: Path) -> Non
 
     async def answered(body: dict[str, Any]) -> tuple[int, bytes]:
         request = {"model": bad.name, "prompt": PROMPT, "max_tokens": 8, **body}
-        call = OpenAICall("completions", request, {}, f"spoilt-{next(IDS)}", bad)
+        call = OpenAICall("completions", request, {}, f"corrupted-{next(IDS)}", bad)
         reply = await adapters.engine.answer_openai(call)
         events = b"" if reply.stream is None else b"".join([one async for one in reply.stream])
         return reply.status, reply.body + events
@@ -123,7 +123,7 @@ def test_beam_search_ends_with_an_error(adapters: Loader, tmp_path: Path) -> Non
     """A beam search has no beam left."""
     bad = adapters.load(make_adapter(tmp_path / "bad", 1, NOT_A_NUMBER))
     body = {"model": bad.name, "prompt": PROMPT, "max_tokens": 8, "use_beam_search": True, "n": 2}
-    call = OpenAICall("completions", body, {}, f"spoilt-{next(IDS)}", bad)
+    call = OpenAICall("completions", body, {}, f"corrupted-{next(IDS)}", bad)
     assert adapters.run(adapters.engine.answer_openai(call)).status == 500
 
 
@@ -167,8 +167,8 @@ def test_blocks_of_a_spoilt_request_are_forgotten_before_they_are_freed() -> Non
             return []
 
     class Guarded(_EndsHarmful, Plain):
-        def _forget_blocks(self, spoilt: Iterable[str]) -> None:
-            steps.append(("forgotten", list(spoilt)))
+        def _forget_blocks(self, corrupted: Iterable[str]) -> None:
+            steps.append(("forgotten", list(corrupted)))
 
     assert GuardedScheduler.update_from_output is _EndsHarmful.update_from_output
     scheduler: Any = Guarded.__new__(Guarded)

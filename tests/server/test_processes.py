@@ -82,7 +82,7 @@ async def test_they_leave_a_dead_engine_and_join_the_next(kept: Kept, engines: E
 async def test_too_many_lost_processes_are_a_failure_of_the_engine(
     kept: Kept, engines: Engines
 ) -> None:
-    """Its seats are used up: another engine has new ones, within the threshold."""
+    """Its slots are used up: another engine has new ones, within the threshold."""
     kept.processes.failed.set()
     await kept.became(State.PENDING)
     await kept.clock.advance(RESTART_PAUSE_SECONDS)

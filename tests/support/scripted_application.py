@@ -39,7 +39,7 @@ class ScriptedApplication:
 
     engine: Engine
     routes: tuple[HttpRoute, ...] = ROUTES
-    is_watched: bool = False
+    has_user_middleware: bool = False
 
     @property
     def paths(self) -> dict[str, dict[str, Any]]:

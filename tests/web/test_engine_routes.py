@@ -38,7 +38,7 @@ class Application:
     dies_after: int | None = None  # so many chunks of a stream
     content_type: str = "text/event-stream"
     closed: int = 0
-    is_watched: bool = False
+    has_user_middleware: bool = False
 
     paths: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -345,13 +345,13 @@ async def test_engine_that_sleeps_refuses_by_name_until_it_is_woken(
     assert (await client.get("/ping")).status == 200
 
 
-@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("has_user_middleware", [False, True])
 async def test_user_s_middleware_sees_completions_too(
-    serve: ServeScripted, application: Application, is_watched: bool
+    serve: ServeScripted, application: Application, has_user_middleware: bool
 ) -> None:
     """It is around the engine's application, so the lane of our own is not taken."""
-    application.is_watched = is_watched
+    application.has_user_middleware = has_user_middleware
     client = await serve()
     body = {"prompt": "x", "max_tokens": 1}
     assert (await client.post(COMPLETIONS.path, json=body)).status == 200
-    assert [call.path for call in application.calls] == [COMPLETIONS.path] * is_watched
+    assert [call.path for call in application.calls] == [COMPLETIONS.path] * has_user_middleware

@@ -28,7 +28,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
 
-from lmi_vllm.engine.base import AdaptersAtWork
+from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
@@ -92,10 +92,10 @@ class EngineAdapters:
         self._loaded: dict[int, LoadedAdapter] = {}
 
     @property
-    def at_work(self) -> AdaptersAtWork:
+    def at_work(self) -> ActiveAdapters:
         """Which adapters requests run on or wait for, by the names that requests give."""
         slots = self._slots
-        return AdaptersAtWork(slots.count, self._names(slots.taken), self._names(slots.awaited))
+        return ActiveAdapters(slots.count, self._names(slots.taken), self._names(slots.awaited))
 
     def _names(self, engine_ids: Collection[int]) -> tuple[str, ...]:
         found = {one.shown for one in self._loaded.values() if one.engine_id in engine_ids}

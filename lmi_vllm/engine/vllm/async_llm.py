@@ -29,7 +29,7 @@ from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, has_name, replace
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import EngineStartError, LmiError
-from lmi_vllm.messages import EngineSeat
+from lmi_vllm.messages import EngineSlot
 from lmi_vllm.telemetry.records import current_record
 
 KILL_POLL_SECONDS: Final = 0.01
@@ -221,7 +221,9 @@ class ClientAsyncLLM(GuardedAsyncLLM):
         return tuple(self.output_processor.request_states)
 
 
-def with_clients(seats: tuple[EngineSeat, ...]) -> contextlib.AbstractContextManager[object]:
+def with_clients(
+    slots: tuple[EngineSlot, ...],
+) -> contextlib.AbstractContextManager[object]:
     """Have the engine that is started in the body serve these clients, too.
 
     Raises:
@@ -236,8 +238,8 @@ def with_clients(seats: tuple[EngineSeat, ...]) -> contextlib.AbstractContextMan
         def launch_with_clients(
             config: Any, executor_class: Any, log_stats: bool, addresses: Any
         ) -> Any:
-            addresses.inputs.extend(seat.input_address for seat in seats)
-            addresses.outputs.extend(seat.output_address for seat in seats)
+            addresses.inputs.extend(slot.input_address for slot in slots)
+            addresses.outputs.extend(slot.output_address for slot in slots)
             return launch(config, executor_class, log_stats, addresses)
 
         return launch_with_clients
@@ -245,15 +247,18 @@ def with_clients(seats: tuple[EngineSeat, ...]) -> contextlib.AbstractContextMan
     return replace(LAUNCH, with_addresses)
 
 
-def client_options(seat: EngineSeat) -> dict[str, Any]:
+def client_options(slot: EngineSlot) -> dict[str, Any]:
     """Return what `AsyncLLM.from_vllm_config` takes for one more client."""
-    addresses = {"input_address": seat.input_address, "output_address": seat.output_address}
-    if seat.stats_address is not None:
-        addresses["stats_update_address"] = seat.stats_address
+    addresses = {
+        "input_address": slot.input_address,
+        "output_address": slot.output_address,
+    }
+    if slot.stats_address is not None:
+        addresses["stats_update_address"] = slot.stats_address
     return {
         "client_addresses": addresses,
-        "client_count": seat.clients,
-        "client_index": seat.index,
+        "client_count": slot.clients,
+        "client_index": slot.index,
     }
 
 

@@ -169,7 +169,7 @@ class Bridge:
         )
 
     @functools.cached_property
-    def is_watched(self) -> bool:
+    def has_user_middleware(self) -> bool:
         """Whether `--middleware` put something around it."""
         return bool(self.app.state.args.middleware)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from lmi_vllm.engine.base import (
     NO_OTHERS,
-    AdaptersAtWork,
+    ActiveAdapters,
     DirectChunks,
     DirectEvents,
     OtherClients,
@@ -35,7 +35,7 @@ from lmi_vllm.errors import EngineDeadError, EngineStartError, LmiError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    EngineSeat,
+    EngineSlot,
     GenerationChunk,
     GenerationJob,
     OpenAICall,
@@ -62,22 +62,22 @@ async def start_vllm_engine(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
-    seats: tuple[EngineSeat, ...] = (),
+    slots: tuple[EngineSlot, ...] = (),
 ) -> "VllmEngine":
     """Start vLLM and everything request handling needs of it.
 
     `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
-    processes may join it as the clients that `seats` describe.
+    processes may join it as the clients that `slots` describe.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up.
     """
-    started = await start_vllm(arguments, thread, seats)
+    started = await start_vllm(arguments, thread, slots)
     async with ended_unless_ready(started):
         adapters = await started.llm.guard(is_cpu=started.is_cpu)
         bridge, task = await prepared(started, profile)
-        return (LeadingEngine if seats else VllmEngine)(started, bridge, task, adapters)
+        return (LeadingEngine if slots else VllmEngine)(started, bridge, task, adapters)
 
 
 @contextlib.asynccontextmanager
@@ -135,9 +135,9 @@ class VllmClient:
         return self.http.schemas
 
     @property
-    def adapters_at_work(self) -> AdaptersAtWork:
+    def active_adapters(self) -> ActiveAdapters:
         """Nothing is known here of an engine that was started elsewhere."""
-        return AdaptersAtWork()
+        return ActiveAdapters()
 
     @property
     def running_requests(self) -> int:
@@ -225,7 +225,7 @@ class VllmEngine(VllmClient):
         self.adapters = adapters
 
     @property
-    def adapters_at_work(self) -> AdaptersAtWork:
+    def active_adapters(self) -> ActiveAdapters:
         """Which adapters requests run on or wait for, those of other clients included."""
         return self.adapters.at_work
 
@@ -272,8 +272,8 @@ class LeadingEngine(VllmEngine):
         if not self._llm.errored:
             await self._llm.engine_core.abort_requests_async(list(engine_requests))
 
-    def complete(self, seat: EngineSeat) -> EngineSeat:
-        """Return the seat with what is only known of a running engine."""
+    def complete(self, slot: EngineSlot) -> EngineSlot:
+        """Return the slot with what is only known of a running engine."""
         stats: str | None = self._llm.engine_core.stats_update_address
         base = self.adapters.base
-        return replace(seat, stats_address=stats, base_adapter="" if base is None else base.path)
+        return replace(slot, stats_address=stats, base_adapter="" if base is None else base.path)

@@ -40,7 +40,7 @@ from lmi_vllm.engine.vllm.processes import (
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
-from lmi_vllm.messages import EngineArguments, EngineSeat
+from lmi_vllm.messages import EngineArguments, EngineSlot
 
 logger = logging.getLogger(__name__)
 
@@ -84,29 +84,31 @@ def check_arguments(arguments: EngineArguments) -> None:
 
 
 async def start_vllm(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, seats: tuple[EngineSeat, ...] = ()
+    arguments: EngineArguments,
+    thread: ThreadPoolExecutor,
+    slots: tuple[EngineSlot, ...] = (),
 ) -> StartedEngine:
     """Start an engine on `thread`; the event loop stays free meanwhile.
 
-    Each of `seats` can be taken by another process with `join_vllm`.
+    Each of `slots` can be taken by another process with `join_vllm`.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up; the text is the root cause.
     """
-    start = partial(_start, arguments, thread, seats)
+    start = partial(_start, arguments, thread, slots)
     return await asyncio.get_running_loop().run_in_executor(thread, start)
 
 
 async def join_vllm(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, seat: EngineSeat
+    arguments: EngineArguments, thread: ThreadPoolExecutor, slot: EngineSlot
 ) -> StartedEngine:
     """Join, as one more client, the engine that another process has started with `arguments`.
 
     Raises:
         EngineStartError: it did not work out; the text is the root cause.
     """
-    join = partial(_join, arguments, thread, seat)
+    join = partial(_join, arguments, thread, slot)
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, join)
     except Exception as error:
@@ -126,10 +128,12 @@ def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
 
 
 def _start(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, seats: tuple[EngineSeat, ...]
+    arguments: EngineArguments,
+    thread: ThreadPoolExecutor,
+    slots: tuple[EngineSlot, ...],
 ) -> StartedEngine:
     with starting(arguments) as is_cpu:
-        return _start_configured(arguments, thread, seats, is_cpu=is_cpu)
+        return _start_configured(arguments, thread, slots, is_cpu=is_cpu)
 
 
 @contextlib.contextmanager
@@ -155,23 +159,23 @@ def starting(arguments: EngineArguments) -> Iterator[bool]:
 def _start_configured(
     arguments: EngineArguments,
     thread: ThreadPoolExecutor,
-    seats: tuple[EngineSeat, ...],
+    slots: tuple[EngineSlot, ...],
     *,
     is_cpu: bool,
 ) -> StartedEngine:
     if is_cpu:
         arguments = adjusted_for_cpu(arguments)
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = engine_config(namespace, 1 + len(seats), 0, is_cpu=is_cpu)
+    config = engine_config(namespace, 1 + len(slots), 0, is_cpu=is_cpu)
     if is_cpu:
         _prepare_fork()
     own_length = config.model_config.max_model_len
-    with with_clients(seats) if seats else contextlib.nullcontext():
+    with with_clients(slots) if slots else contextlib.nullcontext():
         llm = GuardedAsyncLLM.from_vllm_config(
             config,
             enable_log_requests=namespace.enable_log_requests,
             disable_log_stats=namespace.disable_log_stats,
-            client_count=1 + len(seats),
+            client_count=1 + len(slots),
         )
     if (fitted := config.model_config.max_model_len) < own_length:
         logger.warning(
@@ -192,19 +196,19 @@ def _prepare_fork() -> None:
 
 
 def _join(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, seat: EngineSeat
+    arguments: EngineArguments, thread: ThreadPoolExecutor, slot: EngineSlot
 ) -> StartedEngine:
     os.environ[SERVER_PID_VARIABLE] = str(os.getpid())  # of the children that try grammars
     is_cpu = runs_on_cpu()
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = engine_config(namespace, seat.clients, seat.index, is_cpu=is_cpu)
+    config = engine_config(namespace, slot.clients, slot.index, is_cpu=is_cpu)
     if is_cpu and sys.platform == "linux":
         adopt_forked_engines()
     llm = ClientAsyncLLM.from_vllm_config(
         config,
         enable_log_requests=namespace.enable_log_requests,
         disable_log_stats=namespace.disable_log_stats,
-        **client_options(seat),
+        **client_options(slot),
     )
     return StartedEngine(llm, namespace, is_cpu, thread, arguments)
 

@@ -21,7 +21,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import Fault, LmiError, NotReadyError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import ModelInfo
-from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile, SharedAdapter
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile, SharedAdapter
 
 _LENGTH: Final = struct.Struct("!I")
 
@@ -46,7 +46,7 @@ class Begin:
     """
 
     settings: Settings
-    seat: EngineSeat
+    slot: EngineSlot
     arguments: EngineArguments
     profile: ServingProfile
     model: ModelInfo

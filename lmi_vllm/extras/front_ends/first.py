@@ -1,4 +1,4 @@
-"""The first process's side: counter rows and engine seats of the others, and their requests."""
+"""The first process's side: counter rows and engine slots of the others, and their requests."""
 
 import contextlib
 import logging
@@ -14,13 +14,13 @@ from lmi_vllm.errors import EngineDeadError
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineSeat, SharedAdapter
+from lmi_vllm.messages import EngineArguments, EngineSlot, SharedAdapter
 
 logger = logging.getLogger(__name__)
 
 
 class SharedEngine(Engine, Protocol):
-    """An engine that has seats for other processes."""
+    """An engine that has slots for other processes."""
 
     others: OtherClients
 
@@ -42,13 +42,13 @@ class SharedEngine(Engine, Protocol):
         """End requests of another client, by their ids in the engine."""
         ...
 
-    def complete(self, seat: EngineSeat) -> EngineSeat:
-        """Return a seat that can be taken."""
+    def complete(self, slot: EngineSlot) -> EngineSlot:
+        """Return a slot that can be taken."""
         ...
 
 
-class Seats:
-    """Allocates a counter row and an engine seat to every process; row 0 is the first process."""
+class EngineSlots:
+    """Allocates a counter row and an engine slot to every process; row 0 is the first process."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self.rows = rows
@@ -56,23 +56,23 @@ class Seats:
         self.counters = SharedCounters(self.counters_path, rows)
         self._folder = folder
         self._engines = 0
-        self._used: set[int] = set()  # rows whose seats at the engine are, or were, taken
-        self._seats: tuple[EngineSeat, ...] = ()
+        self._used: set[int] = set()  # rows whose slots at the engine are, or were, taken
+        self._slots: tuple[EngineSlot, ...] = ()
 
     def begin(self, rows: Iterable[int]) -> None:
-        """Have every seat free for the next engine but those of processes with these rows."""
+        """Have every slot free for the next engine but those of processes with these rows."""
         self._used = set(rows)
 
-    def new(self) -> tuple[EngineSeat, ...]:
-        """Return the seats at the engine that is started next."""
+    def new(self) -> tuple[EngineSlot, ...]:
+        """Return the slots at the engine that is started next."""
         self._engines += 1
         folder = self._folder / f"engine-{self._engines}"
         folder.mkdir()
-        self._seats = tuple(
-            EngineSeat(index, self.rows, f"ipc://{folder}/in{index}", f"ipc://{folder}/out{index}")
+        self._slots = tuple(
+            EngineSlot(index, self.rows, f"ipc://{folder}/in{index}", f"ipc://{folder}/out{index}")
             for index in range(1, self.rows)
         )
-        return self._seats
+        return self._slots
 
     @property
     def are_used_up(self) -> bool:
@@ -80,14 +80,14 @@ class Seats:
         return len(self._used) == self.rows - 1
 
     def take(self) -> int:
-        """Take the first row whose seat at the engine has not been taken, and return it."""
+        """Take the first row whose slot at the engine has not been taken, and return it."""
         row = min(set(range(1, self.rows)) - self._used)
         self._used.add(row)
         return row
 
-    def of(self, row: int) -> EngineSeat:
-        """Return the seat that belongs to a row."""
-        return self._seats[row - 1]
+    def of(self, row: int) -> EngineSlot:
+        """Return the slot that belongs to a row."""
+        return self._slots[row - 1]
 
 
 class FirstProcess:

@@ -22,17 +22,17 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.extras.front_ends.channel import Begin, EndAll, EngineGone, Hello, LogLevel
-from lmi_vllm.extras.front_ends.first import FirstProcess, Seats, SharedEngine
+from lmi_vllm.extras.front_ends.first import EngineSlots, FirstProcess, SharedEngine
 from lmi_vllm.extras.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 from lmi_vllm.server.context import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-SPARE_SEATS: Final = 3  # processes that may be replaced during the life of one engine
+SPARE_SLOTS: Final = 3  # processes that may be replaced during the life of one engine
 SILENT_SECONDS: Final = 15.0  # a process tells every half second; one that hangs is ended
 LOOK_SECONDS: Final = 1.0
 
@@ -49,7 +49,7 @@ class SeveralFrontEnds(ProcessGroup):
         self._first = FirstProcess(service)
         self._private = new_private_folder("lmi-vllm-fronts-")  # for us alone: 0700
         self.first_socket = str(self._private.path / "first.sock")
-        self._seats = Seats(self._private.path, count + SPARE_SEATS)
+        self._slots = EngineSlots(self._private.path, count + SPARE_SLOTS)
         self._processes: list[FrontEnd] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -57,7 +57,7 @@ class SeveralFrontEnds(ProcessGroup):
         self._hello: Hello | None = None
         self._begin: Begin | None = None
         service.telemetry.series = series_of_all
-        service.queue.share(self._seats.counters.row(0))
+        service.queue.share(self._slots.counters.row(0))
         service.queue.subscribe_end(lambda: self._broadcast(EndAll()))
         service.lifecycle.subscribe(lambda _: self._broadcast(self._first.state()))
         service.telemetry.on_level.append(lambda level: self._broadcast(LogLevel(level)))
@@ -68,21 +68,26 @@ class SeveralFrontEnds(ProcessGroup):
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
         """Start the processes unless they run: they load what they need while the engine starts."""
-        seats = self._seats
+        slots = self._slots
         self._settings = settings
         self._hello = self._hello or Hello(
-            settings, self._environ, arguments, str(seats.counters_path), seats.rows, 0
+            settings,
+            self._environ,
+            arguments,
+            str(slots.counters_path),
+            slots.rows,
+            0,
         )
-        seats.begin(process.row for process in self._processes)
-        self.failed.clear()  # the next engine has spare seats again
+        slots.begin(process.row for process in self._processes)
+        self.failed.clear()  # the next engine has spare slots again
         self._start_missing()
         if self._watching is None:
-            watch = _end_hanging(self._processes, seats.counters)
+            watch = _end_hanging(self._processes, slots.counters)
             self._watching = asyncio.create_task(watch)
 
-    def new_seats(self) -> tuple[EngineSeat, ...]:
-        """Return the seats to reserve at the engine that is started next."""
-        return self._seats.new()
+    def new_seats(self) -> tuple[EngineSlot, ...]:
+        """Return the slots to reserve at the engine that is started next."""
+        return self._slots.new()
 
     async def join(
         self, engine: Engine, profile: ServingProfile, adapters: AdapterRegistry
@@ -97,12 +102,12 @@ class SeveralFrontEnds(ProcessGroup):
         # Settings that give a model to another engine than vLLM are refused with these processes.
         shared = cast(SharedEngine, engine)
         self._first.use(shared, adapters)
-        shared.others = self._seats.counters.row(0)
+        shared.others = self._slots.counters.row(0)
         adapters.publish = self._publish
         self._start_missing()
         self._begin = Begin(
             settings=self._settings,
-            seat=shared.complete(self._seats.of(1)),
+            slot=shared.complete(self._slots.of(1)),
             arguments=shared.arguments,
             profile=replace(profile, task=engine.task),
             model=self._service.model,
@@ -144,7 +149,7 @@ class SeveralFrontEnds(ProcessGroup):
     def _start_missing(self) -> list[FrontEnd]:
         """Start as many processes as there should be, and return them."""
         started = [
-            FrontEnd(self._first, self._seats.take())
+            FrontEnd(self._first, self._slots.take())
             for _ in range(self._count - 1 - len(self._processes))
         ]
         self._processes += started
@@ -165,14 +170,14 @@ class SeveralFrontEnds(ProcessGroup):
         if self._hello is None:
             raise RuntimeError("begin comes first")
         await process.run(replace(self._hello, row=process.row))
-        self._seats.counters.row(process.row).clear()
+        self._slots.counters.row(process.row).clear()
         if process not in self._processes:
             return  # it was to end
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
         self._processes.remove(process)
         if self._begin is None:
             return  # `begin` or `join` starts another
-        if self._seats.are_used_up:
+        if self._slots.are_used_up:
             logger.error("it was the last that could be replaced")
             self.failed.set()
             return
@@ -185,8 +190,8 @@ class SeveralFrontEnds(ProcessGroup):
         begin, engine = self._begin, self._first.engine
         if begin is None or engine is None:
             return
-        seat = engine.complete(self._seats.of(process.row))
-        process.channel.send(replace(begin, seat=seat))
+        slot = engine.complete(self._slots.of(process.row))
+        process.channel.send(replace(begin, slot=slot))
         await process.wait_for(process.joined)
         process.is_routed = True
         process.channel.send(self._first.state())

@@ -11,7 +11,13 @@ from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.start import StartedEngine, join_vllm
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.messages import AdapterRef, EngineArguments, EngineSeat, ServingProfile, SharedAdapter
+from lmi_vllm.messages import (
+    AdapterRef,
+    EngineArguments,
+    EngineSlot,
+    ServingProfile,
+    SharedAdapter,
+)
 
 
 class SharedAdapters:
@@ -99,7 +105,7 @@ async def join_vllm_engine(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
-    seat: EngineSeat,
+    slot: EngineSlot,
     shared: SharedState,
 ) -> JoinedEngine:
     """Join the engine of another process as one more client; `shared` decides for all of them.
@@ -107,9 +113,9 @@ async def join_vllm_engine(
     Raises:
         EngineStartError: the engine could not be joined.
     """
-    started = await join_vllm(arguments, thread, seat)
+    started = await join_vllm(arguments, thread, slot)
     async with ended_unless_ready(started):
-        adapters = SharedAdapters(shared, seat.base_adapter)
+        adapters = SharedAdapters(shared, slot.base_adapter)
         started.llm.join(adapters, is_cpu=started.is_cpu)
         bridge, task = await prepared(started, profile)
         return JoinedEngine(started, bridge, task, adapters)

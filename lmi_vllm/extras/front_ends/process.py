@@ -37,8 +37,8 @@ from lmi_vllm.extras.front_ends.channel import (
     Stop,
     TelemetryLine,
 )
+from lmi_vllm.extras.front_ends.client_model import ClientModel
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
-from lmi_vllm.extras.front_ends.seated import SeatedModel
 from lmi_vllm.extras.front_ends.shared_counters import CounterRow, SharedCounters
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
@@ -63,7 +63,7 @@ class FrontEndProcess:
         self._queue = Admission(self._lifecycle, slots=self._row)
         self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
         self._events = ServerEvents(is_first=False)
-        self._model = SeatedModel(self._service, self._events, channel)
+        self._model = ClientModel(self._service, self._events, channel)
         self._begin: Begin | None = None
         self._listeners: Listeners | None = None
         self._forwarder: Forwarder | None = None

@@ -13,7 +13,7 @@ from typing import Final
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.base import AdaptersAtWork
+from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.metrics import Collectable
@@ -26,7 +26,7 @@ class RoutersSeries:
     """All series that there are, with ours in the place of vLLM's of that name."""
 
     def __init__(
-        self, found: Collectable, names: Sequence[str], at_work: AdaptersAtWork, now: float
+        self, found: Collectable, names: Sequence[str], at_work: ActiveAdapters, now: float
     ) -> None:
         self._found = found
         self._is_wanted = bool(at_work.slots) and (not names or NAME in names)
@@ -57,7 +57,7 @@ async def showing_adapters(
 
     def series(names: Sequence[str]) -> Collectable:
         engine = service.loaded_engine
-        at_work = AdaptersAtWork() if engine is None else engine.adapters_at_work
+        at_work = ActiveAdapters() if engine is None else engine.active_adapters
         return RoutersSeries(found(names), names, at_work, time.time())
 
     service.telemetry.series = series

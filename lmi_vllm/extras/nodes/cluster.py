@@ -28,7 +28,7 @@ _SIZES: Final = ("nnodes", "DJL_CLUSTER_SIZE", "LWS_GROUP_SIZE")
 _RANKS: Final = ("node_rank", "DJL_NODE_RANK", "LWS_WORKER_INDEX")
 _LEADERS: Final = ("master_addr", "DJL_LEADER_ADDR", "LWS_LEADER_ADDRESS", "MASTER_ADDR")
 _KUBERNETES: Final = ".svc.cluster.local"
-_LOOK_UP_SECONDS: Final = 60.0  # upstream's patience: a pod's name appears after the pod
+_LOOK_UP_SECONDS: Final = 60.0  # upstream's bound: a pod's name appears after the pod
 _LOOK_UP_PAUSE: Final = 2.0
 _LAST_PORT: Final = 65535
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from lmi_vllm.engine.base import AdaptersAtWork, DirectChunks, DirectEvents, HttpApplication
+from lmi_vllm.engine.base import ActiveAdapters, DirectChunks, DirectEvents, HttpApplication
 from lmi_vllm.errors import (
     AdapterRefusedError,
     EngineDeadError,
@@ -76,7 +76,7 @@ class TransformersEngine:
     ) -> None:
         self.max_model_len = loaded.max_model_len  # of the prompt, and of the answer: two sides
         self.tokenizer: object = loaded.tokenizer
-        self.adapters_at_work = AdaptersAtWork()
+        self.active_adapters = ActiveAdapters()
         self._loaded = loaded
         self._runner = SequenceRunner(loaded, arguments, profile)
         self._steps = self._runner.steps

@@ -6,7 +6,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.factory import import_failure
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
-from lmi_vllm.messages import EngineArguments, EngineSeat, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 
 
 class TransformersFactory:
@@ -29,7 +29,7 @@ class TransformersFactory:
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        seats: tuple[EngineSeat, ...] = (),
+        slots: tuple[EngineSlot, ...] = (),
     ) -> Engine:
         """Load the model; see `EngineFactory.start`."""
         await asyncio.to_thread(_import)  # a fetched model may show only now that it is for us

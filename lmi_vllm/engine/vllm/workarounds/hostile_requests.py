@@ -284,44 +284,44 @@ class _EndsHarmful:
 
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
         """As vLLM's; requests that are not finite, or whose grammar is too slow, end here."""
-        spoilt = self._spoilt(computed)
+        corrupted = self._corrupted(computed)
         slow, self._slow = self._slow & set(computed.req_id_to_index), set()
-        if not spoilt and not slow:
+        if not corrupted and not slow:
             done: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
             return done
-        self._forget_blocks(spoilt)
-        for name in (*spoilt, *slow):  # no token: vLLM gives it no output
+        self._forget_blocks(corrupted)
+        for name in (*corrupted, *slow):  # no token: vLLM gives it no output
             computed.sampled_token_ids[computed.req_id_to_index[name]] = []
         done = super().update_from_output(scheduled, computed)  # type: ignore[misc]
-        self._end(dict.fromkeys(slow, 0) | spoilt, done)
+        self._end(dict.fromkeys(slow, 0) | corrupted, done)
         return done
 
-    def _spoilt(self, computed: Any) -> dict[str, int]:
+    def _corrupted(self, computed: Any) -> dict[str, int]:
         """Return the requests whose logits are not finite, and how many are not."""
         counts = computed.num_nans_in_logits
         if not counts or not any(counts.values()) or self.vllm_config.speculative_config:
             return {}
         return {name: count for name, count in counts.items() if count and name in self.requests}
 
-    def _forget_blocks(self, spoilt: Collection[str]) -> None:
+    def _forget_blocks(self, corrupted: Collection[str]) -> None:
         """Let no later request find these blocks by what was to be in them."""
-        for name in spoilt:
+        for name in corrupted:
             for blocks in self.kv_cache_manager.get_block_ids(name):
                 self.kv_cache_manager.evict_blocks({block for block in blocks if block})
 
-    def _end(self, spoilt: dict[str, int], done: dict[int, Any]) -> None:
+    def _end(self, corrupted: dict[str, int], done: dict[int, Any]) -> None:
         last: dict[int, list[Any]] = defaultdict(list)
-        ended = self.finish_requests(spoilt, RequestStatus.FINISHED_ERROR)  # type: ignore[attr-defined]
+        ended = self.finish_requests(corrupted, RequestStatus.FINISHED_ERROR)  # type: ignore[attr-defined]
         for request in ended:
             last[request.client_index].append(
                 EngineCoreOutput(
                     request_id=request.request_id,
                     new_token_ids=[],
                     finish_reason=FinishReason.ERROR,
-                    stop_reason=REASON if spoilt[request.request_id] else SLOW_GRAMMAR,
+                    stop_reason=REASON if corrupted[request.request_id] else SLOW_GRAMMAR,
                     events=request.take_events(),
                     trace_headers=request.trace_headers,
-                    num_nans_in_logits=spoilt[request.request_id],
+                    num_nans_in_logits=corrupted[request.request_id],
                 )
             )
         for client, outputs in last.items():

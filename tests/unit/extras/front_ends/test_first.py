@@ -1,4 +1,4 @@
-"""What the first process keeps for the others: seats, and what is done in one place."""
+"""What the first process keeps for the others: slots, and what is done in one place."""
 
 from pathlib import Path
 
@@ -6,29 +6,29 @@ import pytest
 
 from lmi_vllm.errors import EngineDeadError, Fault
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
-from lmi_vllm.extras.front_ends.first import FirstProcess, Seats
+from lmi_vllm.extras.front_ends.first import EngineSlots, FirstProcess
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
 
 
 def test_a_seat_is_taken_once_over_one_engine(tmp_path: Path) -> None:
-    """What replaces a lost process gets another seat, until all are used up."""
-    seats = Seats(tmp_path, 4)
-    assert [seat.index for seat in seats.new()] == [1, 2, 3]
-    assert (seats.take(), seats.take(), seats.are_used_up) == (1, 2, False)
-    assert (seats.take(), seats.are_used_up) == (3, True)
-    assert seats.of(3).index == 3
+    """What replaces a lost process gets another slot, until all are used up."""
+    slots = EngineSlots(tmp_path, 4)
+    assert [slot.index for slot in slots.new()] == [1, 2, 3]
+    assert (slots.take(), slots.take(), slots.are_used_up) == (1, 2, False)
+    assert (slots.take(), slots.are_used_up) == (3, True)
+    assert slots.of(3).index == 3
 
 
 def test_the_next_engine_has_free_seats_again(tmp_path: Path) -> None:
     """But for those whose processes live on; its sockets are in a folder of their own."""
-    seats = Seats(tmp_path, 4)
-    first = seats.new()
-    seats.take()
-    seats.begin([2])
-    assert (seats.take(), seats.take(), seats.are_used_up) == (1, 3, True)
-    assert not {seat.input_address for seat in seats.new()} & {seat.input_address for seat in first}
+    slots = EngineSlots(tmp_path, 4)
+    first = slots.new()
+    slots.take()
+    slots.begin([2])
+    assert (slots.take(), slots.take(), slots.are_used_up) == (1, 3, True)
+    assert not {slot.input_address for slot in slots.new()} & {slot.input_address for slot in first}
 
 
 def service() -> InferenceService:

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.base import AdaptersAtWork
+from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.extras.lora_series.series import NAME, showing_adapters
 from lmi_vllm.inference.admission import Admission
@@ -15,7 +15,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.metrics import Collectable
 
-AT_WORK = AdaptersAtWork(4, ("de", "fr"), ("it",))
+AT_WORK = ActiveAdapters(4, ("de", "fr"), ("it",))
 
 
 class Loaded(InferenceService):
@@ -24,7 +24,7 @@ class Loaded(InferenceService):
     @property
     def loaded_engine(self) -> ScriptedEngine:
         """An engine with adapters at work."""
-        return ScriptedEngine(adapters_at_work=self.at_work)
+        return ScriptedEngine(active_adapters=self.at_work)
 
     at_work = AT_WORK
 
@@ -74,5 +74,5 @@ async def test_it_can_be_asked_for_by_name_and_left_out(service: Loaded) -> None
 
 async def test_engine_without_adapters_has_none(service: Loaded) -> None:
     """A router takes a server without the series for one without adapters."""
-    service.at_work = AdaptersAtWork()
+    service.at_work = ActiveAdapters()
     assert NAME not in await shown(service)

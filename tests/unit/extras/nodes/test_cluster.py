@@ -270,7 +270,7 @@ def test_leader_that_is_another_machine_is_warned_of(
 
 
 def test_unknown_leader_is_an_error_that_names_it() -> None:
-    """After the patience is over."""
+    """After the time is over."""
     with pytest.raises(ConfigurationError, match=r"the leader nobody\.invalid cannot be found"):
         own_address("nobody.invalid", 1, seconds=0)
     assert own_address("127.0.0.1", 1) == socket.gethostbyname("127.0.0.1")

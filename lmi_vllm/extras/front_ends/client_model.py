@@ -1,4 +1,4 @@
-"""The model of a front-end process: its seat at the engine of the first one, and its adapters."""
+"""The model of a front-end process: its slot at the engine of the first one, and its adapters."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ class Figures:
     not_finite: int = 0
 
 
-class SeatedModel:
+class ClientModel:
     """Serves over an engine that another process started, as long as that one has it."""
 
     def __init__(self, service: InferenceService, events: ServerEvents, channel: Channel) -> None:
@@ -113,7 +113,7 @@ class SeatedModel:
 
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await join_vllm_engine(
-            begin.arguments, begin.profile, self._thread, begin.seat, self._first
+            begin.arguments, begin.profile, self._thread, begin.slot, self._first
         )
         self._thread = None  # the engine's own from here on
         engine.report_requests(lambda request: self._channel.send(RequestStarted(request)))
