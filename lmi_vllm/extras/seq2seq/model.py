@@ -45,7 +45,7 @@ class LoadedModel:
     @property
     def vocabulary(self) -> int:
         """Tokens the model can answer with."""
-        return int(self.model.get_outputposition_embeddings().weight.shape[0])
+        return int(self.model.get_output_embeddings().weight.shape[0])
 
 
 def load_model(arguments: EngineArguments) -> LoadedModel:
