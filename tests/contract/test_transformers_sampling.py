@@ -15,14 +15,14 @@ def chosen(logits: list[float], count: int, seed: int = 1, **fields: Any) -> lis
 
     from lmi_vllm.extras.seq2seq.sampling import (  # noqa: PLC0415 (imports torch)
         Sampling,
-        TokenChooser,
+        TokenSampler,
     )
 
     generator = torch.Generator().manual_seed(seed)
     rules = LogitsProcessorList()
     words = fields.pop("words", ())
     ends = fields.pop("ends", ())
-    chooser = TokenChooser(Sampling(**fields), rules, 0, ends, words, generator)
+    chooser = TokenSampler(Sampling(**fields), rules, 0, ends, words, generator)
     return [chooser.choose(torch.tensor(logits)).token for _ in range(count)]
 
 

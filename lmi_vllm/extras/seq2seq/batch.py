@@ -10,8 +10,8 @@ import torch
 
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.seq2seq.decoding import DecodingBatch
-from lmi_vllm.extras.seq2seq.model import LoadedModel, model_rules
-from lmi_vllm.extras.seq2seq.sampling import Choice, Sampling, TokenChooser
+from lmi_vllm.extras.seq2seq.model import LoadedModel, model_logits_processors
+from lmi_vllm.extras.seq2seq.sampling import Choice, Sampling, TokenSampler
 from lmi_vllm.extras.seq2seq.text import TextStream, TokenTexts
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, TokenLogprob
 from lmi_vllm.telemetry.records import WorkFigures
@@ -25,7 +25,7 @@ Delivery = tuple[Deliver, Item]
 
 @dataclass(slots=True, eq=False)
 class StepRequest:
-    """One prompt on its way through the thread; `deliver` is called on the event loop."""
+    """One prompt and its state on the step thread; `deliver` is called on the event loop."""
 
     prompt: Sequence[int]
     sampling: Sampling
@@ -33,7 +33,7 @@ class StepRequest:
     is_streaming: bool
     deliver: Deliver
     is_aborted: bool = False
-    memory: torch.Tensor | None = None  # the encoder's answer, shared by its sequences
+    encoder_states: torch.Tensor | None = None  # [1, token, feature], shared by its sequences
     open_sequences: int = 0
     generated: int = 0
     queued: float = field(default_factory=time.time)
@@ -42,9 +42,11 @@ class StepRequest:
     last_token: float | None = None
 
     def figures(self) -> WorkFigures:
-        """Return what has been counted so far, for the request's record."""
+        """Return the token counts and times (seconds) so far, for the request's record."""
         first, last = self.first_token, self.last_token
-        each = max(1, self.generated // self.sampling.n)  # its sequences run side by side
+        each = max(
+            1, self.generated // self.sampling.n
+        )  # tokens of one sequence: they run side by side
         return WorkFigures(
             len(self.prompt),
             self.generated,
@@ -58,22 +60,22 @@ class _BatchRow:
     """One sequence: its tokens and text, and the part of both that is not delivered yet."""
 
     def __init__(
-        self, request: StepRequest, index: int, chooser: TokenChooser, text: TextStream
+        self, request: StepRequest, index: int, sampler: TokenSampler, text: TextStream
     ) -> None:
         self.request = request
         self.index = index
-        self.chooser = chooser
+        self.sampler = sampler
         self.text = text
         self.pieces: list[GeneratedToken] = []
         self.cumulative = 0.0
 
     @property
     def newest(self) -> int:
-        """The token that the model is to see next."""
-        return self.chooser.tokens[-1]
+        """The last token chosen, which the next step takes as input."""
+        return self.sampler.tokens[-1]
 
     def chunk(self, finish_reason: str | None, stop_reason: str | int | None) -> GenerationChunk:
-        """Return what is to be delivered, once."""
+        """Return the tokens that were not delivered yet, and empty them."""
         tokens, self.pieces = tuple(self.pieces), []
         return GenerationChunk(
             self.index,
@@ -104,7 +106,7 @@ class RunningBatch:
         self._seeds = random.Random(seed)
         self._on_closed = on_closed
         self._special = frozenset(loaded.tokenizer.all_special_ids)
-        self._rules = model_rules(loaded.generation, loaded.end_tokens)
+        self._rules = model_logits_processors(loaded.generation, loaded.end_tokens)
         self._batch = DecodingBatch(loaded.model, loaded.start_token)
         self._rows: list[_BatchRow] = []
 
@@ -112,7 +114,7 @@ class RunningBatch:
         return len(self._rows)
 
     def step(self) -> Sequence[Delivery]:
-        """Choose the next token of every row; return what there is to deliver."""
+        """Choose the next token of every row; return the chunks and errors to deliver."""
         ready: list[Delivery] = []
         if self._rows:
             logits = self._batch.step([row.newest for row in self._rows])
@@ -121,7 +123,7 @@ class RunningBatch:
         return ready
 
     def join(self, request: StepRequest, index: int) -> Sequence[Delivery]:
-        """Begin a sequence with its first token; return what there is to deliver."""
+        """Begin a sequence with its first token; return the chunks and errors to deliver."""
         ready: list[Delivery] = []
         row, scores = self._joined(request, index)
         self._rows.append(row)
@@ -129,24 +131,24 @@ class RunningBatch:
         return ready
 
     def drop(self, gone: Set[StepRequest]) -> None:
-        """Let the sequences of these requests go."""
+        """Remove the sequences of these requests."""
         self._keep([row.request not in gone for row in self._rows])
 
     def clear(self) -> None:
-        """Let all of them go."""
+        """Remove all sequences."""
         self._rows.clear()
         self._batch.keep([])
 
     def _joined(self, request: StepRequest, index: int) -> tuple[_BatchRow, torch.Tensor]:
         sampling = request.sampling
-        if request.memory is None:
+        if request.encoder_states is None:
             request.joined = time.time()
-            request.memory = self._batch.encode(request.prompt)
+            request.encoder_states = self._batch.encode(request.prompt)
         seed = sampling.seed
         seed = self._seeds.randrange(_SEEDS) if seed is None else seed + index
         generator = torch.Generator().manual_seed(seed)
         loaded = self._loaded
-        chooser = TokenChooser(
+        sampler = TokenSampler(
             sampling, self._rules, loaded.start_token, loaded.end_tokens, request.bad_words,
             generator,
         )  # fmt: skip
@@ -156,21 +158,23 @@ class RunningBatch:
             includes_stop=sampling.include_stop_str_in_output,
             skips_special=sampling.skip_special_tokens,
         )
-        return _BatchRow(request, index, chooser, text), self._batch.join(request.memory)
+        return _BatchRow(request, index, sampler, text), self._batch.join(request.encoder_states)
 
     def _advance(self, row: _BatchRow, scores: torch.Tensor, ready: list[Delivery]) -> bool:
         """Choose the row's next token; returns whether it goes on."""
         request = row.request
         try:
-            choice = row.chooser.choose(scores)
-        except LmiError as error:  # of this request alone; its other sequences go before the next
+            choice = row.sampler.choose(scores)
+        except (
+            LmiError
+        ) as error:  # ends this request only; its other sequences leave before the next step
             request.is_aborted = True
             ready.append((request.deliver, error))
             return False
         reason: str | int | None
         finish, reason, has_text = self._end_by_token(row, choice.token)
         if has_text:
-            count = len(row.chooser.tokens)
+            count = len(row.sampler.tokens)
             found = row.text.add(choice.token, looks_for_stop=count > request.sampling.min_tokens)
             if found is not None:
                 finish, reason = "stop", found
@@ -188,7 +192,7 @@ class RunningBatch:
 
     def _end_by_token(self, row: _BatchRow, token: int) -> tuple[str | None, int | None, bool]:
         """Return the finish reason, the stop reason, and whether the token is part of the text."""
-        sampling, count = row.request.sampling, len(row.chooser.tokens)
+        sampling, count = row.request.sampling, len(row.sampler.tokens)
         shows_end = sampling.include_stop_str_in_output
         if count > sampling.min_tokens or not sampling.min_tokens:
             if not sampling.ignore_eos and token in self._loaded.end_tokens:
@@ -212,8 +216,8 @@ class RunningBatch:
         self._rows = [self._rows[position] for position in kept]
 
     def _close(self, request: StepRequest) -> None:
-        """Count a sequence that has ended; the last one takes the request with it."""
+        """Count a sequence that has ended; with the last one, the request is closed."""
         request.open_sequences -= 1
         if not request.open_sequences:
-            request.memory = None
+            request.encoder_states = None
             self._on_closed(request)

@@ -2,8 +2,9 @@
 
 Rows of the batch have different lengths. The self-attention caches are padded on the *left*, so
 that every row's newest token is at the same place, and masked there. T5's position bias depends
-on the distance of two tokens alone, so padding before both changes nothing. BART and its like add
-a learned vector for each absolute position: there each row is told its own position (`_Positions`).
+on the distance of two tokens alone, so padding before both changes nothing. BART and
+similar models add a learned vector for each absolute position: there each row is given its own
+position (`_Positions`).
 The encoder's side is padded on the right and masked. A row is computed alone until its first token
 is known and then joins; so nothing that Transformers' `generate` would not compute enters a row.
 """
@@ -23,7 +24,7 @@ class _Positions:
     """Gives each row of a decoding step the vector of its own position."""
 
     def __init__(self, embeddings: torch.nn.Module) -> None:
-        self.rows: torch.Tensor | None = None  # None: as the model counts, for one row alone
+        self.rows: torch.Tensor | None = None  # None: one row, whose position the model counts
         embeddings.register_forward_pre_hook(self._before, with_kwargs=True)
         embeddings.register_forward_hook(self._after)
 
@@ -46,46 +47,46 @@ class DecodingBatch:
         embeddings = position_embeddings(model)
         self._positions = None if embeddings is None else _Positions(embeddings)
         self._lengths: list[int] = []  # of each row's self-attention cache
-        self._memory_lengths: list[int] = []
-        self._memory = torch.empty(0)  # the encoder's answer, [row, token, feature]
+        self._encoder_lengths: list[int] = []
+        self._encoder_states = torch.empty(0)  # [row, token, feature]
         self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
 
     def __len__(self) -> int:
         return len(self._lengths)
 
     def encode(self, prompt: Sequence[int]) -> torch.Tensor:
-        """Return what the decoder is to look at for one prompt."""
+        """Return the encoder's hidden states of one prompt: [1, token, feature]."""
         ids = torch.tensor([list(prompt)], device=self._device)
         output = self._model.get_encoder()(input_ids=ids, attention_mask=torch.ones_like(ids))
-        memory: torch.Tensor = output.last_hidden_state
-        return memory
+        encoder_states: torch.Tensor = output.last_hidden_state
+        return encoder_states
 
-    def join(self, memory: torch.Tensor) -> torch.Tensor:
-        """Add a row at the end; returns the logits of its first token."""
+    def join(self, encoder_states: torch.Tensor) -> torch.Tensor:
+        """Add a row at the end; returns the logits of its first token: [vocabulary]."""
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        mask = torch.ones(memory.shape[:2], dtype=torch.long, device=self._device)
-        logits = self._forward(cache, memory, mask, [self._start], mask[:, :1])
+        mask = torch.ones(encoder_states.shape[:2], dtype=torch.long, device=self._device)
+        logits = self._forward(cache, encoder_states, mask, [self._start], mask[:, :1])
         if not self._lengths:
-            self._cache, self._memory = cache, memory
+            self._cache, self._encoder_states = cache, encoder_states
         else:
-            self._append(cache, memory)
+            self._append(cache, encoder_states)
         self._lengths.append(1)
-        self._memory_lengths.append(memory.shape[1])
+        self._encoder_lengths.append(encoder_states.shape[1])
         return logits[0]
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Give each row its newest token; returns the logits of the next ones."""
+        """Give each row its newest token; returns the next logits: [row, vocabulary]."""
         lengths = torch.tensor(self._lengths, device=self._device)
         if self._positions is not None:
             self._positions.rows = lengths
         longest = max(self._lengths) + 1
-        places = torch.arange(longest, device=self._device)
-        mask = (places >= (longest - 1 - lengths)[:, None]).long()
-        memory_places = torch.arange(self._memory.shape[1], device=self._device)
-        memory_lengths = torch.tensor(self._memory_lengths, device=self._device)
-        memory_mask = (memory_places < memory_lengths[:, None]).long()
+        positions = torch.arange(longest, device=self._device)
+        mask = (positions >= (longest - 1 - lengths)[:, None]).long()
+        encoder_positions = torch.arange(self._encoder_states.shape[1], device=self._device)
+        encoder_lengths = torch.tensor(self._encoder_lengths, device=self._device)
+        encoder_mask = (encoder_positions < encoder_lengths[:, None]).long()
         try:
-            logits = self._forward(self._cache, self._memory, memory_mask, tokens, mask)
+            logits = self._forward(self._cache, self._encoder_states, encoder_mask, tokens, mask)
         finally:
             if self._positions is not None:
                 self._positions.rows = None
@@ -93,27 +94,33 @@ class DecodingBatch:
         return logits
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Let all other rows go, and the padding that only they needed."""
+        """Remove all other rows, and the padding that only they needed."""
         if len(rows) == len(self._lengths):
             return
         self._lengths = [self._lengths[row] for row in rows]
-        self._memory_lengths = [self._memory_lengths[row] for row in rows]
+        self._encoder_lengths = [self._encoder_lengths[row] for row in rows]
         if not rows:
             self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-            self._memory = torch.empty(0)
+            self._encoder_states = torch.empty(0)
             return
         index = torch.tensor(list(rows), device=self._device)
-        own, across = max(self._lengths), max(self._memory_lengths)
+        own, encoder_length = max(self._lengths), max(self._encoder_lengths)
         for layer in self._cache.self_attention_cache.layers:
             layer.keys, layer.values = layer.keys[index], layer.values[index]
             layer.keys, layer.values = layer.keys[:, :, -own:], layer.values[:, :, -own:]
         for layer in self._cache.cross_attention_cache.layers:
             layer.keys, layer.values = layer.keys[index], layer.values[index]
-            layer.keys, layer.values = layer.keys[:, :, :across], layer.values[:, :, :across]
-        self._memory = self._memory[index][:, :across]
+            layer.keys, layer.values = (
+                layer.keys[:, :, :encoder_length],
+                layer.values[:, :, :encoder_length],
+            )
+        self._encoder_states = self._encoder_states[index][:, :encoder_length]
 
-    def _append(self, cache: EncoderDecoderCache, memory: torch.Tensor) -> None:
-        longest, across = max(self._lengths), max(self._memory.shape[1], memory.shape[1])
+    def _append(self, cache: EncoderDecoderCache, encoder_states: torch.Tensor) -> None:
+        longest, encoder_length = (
+            max(self._lengths),
+            max(self._encoder_states.shape[1], encoder_states.shape[1]),
+        )
         own = zip(
             self._cache.self_attention_cache.layers, cache.self_attention_cache.layers, strict=True
         )
@@ -127,21 +134,23 @@ class DecodingBatch:
             strict=True,
         )
         for ours, new in cross:
-            ours.keys = _stacked(ours.keys, new.keys, across)
-            ours.values = _stacked(ours.values, new.values, across)
-        self._memory = _stacked(self._memory[:, None], memory[:, None], across)[:, 0]
+            ours.keys = _stacked(ours.keys, new.keys, encoder_length)
+            ours.values = _stacked(ours.values, new.values, encoder_length)
+        self._encoder_states = _stacked(
+            self._encoder_states[:, None], encoder_states[:, None], encoder_length
+        )[:, 0]
 
     def _forward(
         self,
         cache: EncoderDecoderCache,
-        memory: torch.Tensor,
-        memory_mask: torch.Tensor,
+        encoder_states: torch.Tensor,
+        encoder_mask: torch.Tensor,
         tokens: Sequence[int],
         mask: torch.Tensor,
     ) -> torch.Tensor:
         output = self._model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=memory),
-            attention_mask=memory_mask,
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoder_states),
+            attention_mask=encoder_mask,
             decoder_input_ids=torch.tensor([[token] for token in tokens], device=self._device),
             decoder_attention_mask=mask,
             past_key_values=cache,
@@ -152,5 +161,5 @@ class DecodingBatch:
 
 
 def _stacked(ours: torch.Tensor, new: torch.Tensor, length: int) -> torch.Tensor:
-    """Stack two tensors of [row, head, token, feature], both padded on the right."""
+    """Return two tensors of [row, head, token, feature] as one, padded on the right to `length`."""
     return torch.cat([pad(one, (0, 0, 0, length - one.shape[2])) for one in (ours, new)])

@@ -1,7 +1,7 @@
 """Encoder-decoder models, which vLLM does not run, over Transformers behind the `Engine` protocol.
 
-Good for models of this kind at moderate load: requests join a running batch and stream. It is
-no vLLM: no paged cache, no kernels of its own, no LoRA, no grammars, one device.
+Meant for moderate load: requests join a running batch and stream. It lacks what vLLM has: a paged
+KV cache, kernels of its own, LoRA, grammars, and more than one device.
 """
 
 import asyncio
@@ -69,12 +69,16 @@ class TransformersEngine:
 
     task = "generate"
     http: HttpApplication | None = None
-    not_finite = 0  # it is not looked for: no adapter, and no cache that outlives a request
+    not_finite = (
+        0  # not checked: no adapter, and no cache that outlives a request, could spread NaN
+    )
 
     def __init__(
         self, loaded: LoadedModel, arguments: EngineArguments, profile: ServingProfile
     ) -> None:
-        self.max_model_len = loaded.max_model_len  # of the prompt, and of the answer: two sides
+        self.max_model_len = (
+            loaded.max_model_len
+        )  # of the prompt and of the answer, each: encoder and decoder
         self.tokenizer: object = loaded.tokenizer
         self.active_adapters = ActiveAdapters()
         self._loaded = loaded
@@ -84,17 +88,17 @@ class TransformersEngine:
 
     @property
     def running_requests(self) -> int:
-        """Requests that run or wait."""
+        """Number of requests that run or wait."""
         return self._steps.requests
 
     @property
     def progress(self) -> int:
-        """Steps of the batch."""
+        """Number of steps that the batch has run."""
         return self._steps.progress
 
     @property
     def openai_schemas(self) -> OpenAISchemas:
-        """Those of vLLM's request and response models, which this engine reads and writes."""
+        """JSON schemas of vLLM's request and response models that this engine uses."""
         return request_schemas()
 
     async def generate(
@@ -111,7 +115,7 @@ class TransformersEngine:
         if job.adapter is not None:
             raise PayloadError(_no_adapters(job.adapter.name))
         runner, streaming = self._runner, job.is_streaming
-        sampling = runner.sampling(job.sampling, has_style=job.apply_model_defaults)
+        sampling = runner.sampling(job.sampling, uses_defaults=job.apply_model_defaults)
         prompt = await runner.encode(job.prompt, truncate=job.truncate_prompt_tokens)
         async with contextlib.aclosing(runner.run([prompt], sampling, streaming)) as chunks:
             async for _, chunk in chunks:
@@ -130,28 +134,37 @@ class TransformersEngine:
         return await self._openai.answer(call)
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
-        """Refuse it: there are none here."""
+        """Refuse the adapter: this engine has no LoRA.
+
+        Raises:
+            AdapterRefusedError: always.
+            EngineDeadError: a step has failed.
+        """
         await self.check_health()
         raise AdapterRefusedError(_no_adapters(adapter.name))
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
-        """There is none to forget."""
+        """Do nothing: no adapter is ever loaded."""
 
     async def check_health(self) -> None:
-        """Return when alive; raise EngineDeadError otherwise."""
+        """Return while the step thread lives.
+
+        Raises:
+            EngineDeadError: a step has failed.
+        """
         if self._steps.dead.is_set():
             raise EngineDeadError
 
     async def log_statistics(self) -> None:
-        """Log nothing: it keeps no such figures."""
+        """Do nothing: this engine keeps no statistics of its own."""
 
     async def wait_until_dead(self) -> None:
         """Return once a step has failed."""
         await self._steps.dead.wait()
 
     async def kill(self) -> bool:
-        """Answer those who wait; the thread itself, and its memory, end only with this process."""
-        self._steps.give_up()
+        """End all requests with an error; False: thread and memory stay until the process ends."""
+        self._steps.declare_dead()
         return False
 
     async def close(self) -> None:

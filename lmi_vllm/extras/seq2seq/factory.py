@@ -1,4 +1,4 @@
-"""Makes engines over Transformers, which are imported when the first of them is loaded."""
+"""The factory of engines over Transformers, which is imported when the first of them is loaded."""
 
 import asyncio
 
@@ -32,13 +32,15 @@ class TransformersFactory:
         slots: tuple[EngineSlot, ...] = (),
     ) -> Engine:
         """Load the model; see `EngineFactory.start`."""
-        await asyncio.to_thread(_import)  # a fetched model may show only now that it is for us
+        await asyncio.to_thread(
+            _import
+        )  # after a download, config.json may name this engine only now
         from lmi_vllm.extras.seq2seq.engine import start_transformers_engine
 
         return await start_transformers_engine(arguments, profile)
 
     def abandon(self) -> None:
-        """Leave nothing, since there are no processes; see `EngineFactory.abandon`."""
+        """Do nothing, since there are no processes; see `EngineFactory.abandon`."""
 
 
 def _import() -> None:

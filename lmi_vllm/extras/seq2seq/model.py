@@ -44,7 +44,7 @@ class LoadedModel:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens the model can answer with."""
+        """Number of tokens that the model can generate: the rows of its output embedding."""
         return int(self.model.get_output_embeddings().weight.shape[0])
 
 
@@ -55,7 +55,7 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
         EngineStartError: the files lack something, or an argument does not fit the model.
     """
     values = arguments.values
-    disable_progress_bar()  # its bars would go between the lines of the log
+    disable_progress_bar()  # a progress bar would be drawn between the lines of the log
     path, trust = str(values["model"]), values.get("trust_remote_code") is True
     common = {"local_files_only": True, "trust_remote_code": trust}
     dtype = _DTYPES.get(str(values.get("dtype") or "auto"))
@@ -98,7 +98,7 @@ def release(model: Any) -> None:
 
 
 def _generation_config(model: Any, values: Mapping[str, object]) -> GenerationConfig:
-    """The model's own, as the engine argument `generation_config` has it, with the overrides."""
+    """Return the model's own, as the argument `generation_config` has it, with the overrides."""
     found: GenerationConfig = model.generation_config
     if values.get("generation_config") == "vllm":
         keep = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -116,7 +116,11 @@ def _generation_config(model: Any, values: Mapping[str, object]) -> GenerationCo
 
 
 def _length(model: Any, tokenizer: Any, asked: object) -> int:
-    """The longest prompt, and the longest answer."""
+    """Return the most tokens of a prompt, and of an answer.
+
+    Raises:
+        EngineStartError: `asked` is above the positions that the model has.
+    """
     config = model.config
     fixed = getattr(config, "max_position_embeddings", None) if position_embeddings(model) else None
     wanted = asked if isinstance(asked, int) and asked > 0 else None
@@ -129,11 +133,13 @@ def _length(model: Any, tokenizer: Any, asked: object) -> int:
     return wanted or (int(own) if own < 1 << 24 else DEFAULT_LENGTH)
 
 
-def model_rules(generation: GenerationConfig, end_tokens: Sequence[int]) -> LogitsProcessorList:
-    """What the model's own generation_config always asks for, sampled or not, as `generate` does.
+def model_logits_processors(
+    generation: GenerationConfig, end_tokens: Sequence[int]
+) -> LogitsProcessorList:
+    """Return the logits processors of generation_config, which `generate` applies to every token.
 
-    `forced_eos_token_id` is left out: it makes the last token before the limit an end token, which
-    would say `stop` of an answer that was cut.
+    `forced_eos_token_id` is left out: it makes the last token before the limit an end token, and
+    the finish reason of a truncated answer would be `stop`.
     """
     rules = LogitsProcessorList()
     if generation.no_repeat_ngram_size:
@@ -150,6 +156,6 @@ def model_rules(generation: GenerationConfig, end_tokens: Sequence[int]) -> Logi
 
 
 def position_embeddings(model: Any) -> torch.nn.Module | None:
-    """The decoder's table of absolute positions; None where it has none."""
+    """Return the decoder's learned table of absolute positions; None where it has none."""
     found: torch.nn.Module | None = getattr(model.get_decoder(), "embed_positions", None)
     return found

@@ -1,8 +1,8 @@
 """OpenAI calls on the Transformers engine: read by vLLM's request models, answered in its bytes.
 
-vLLM's handlers want vLLM's engine, so what lies between is ours: completions, chat where the
-tokenizer has a template, and the list of models. What a client asks for and this engine does not
-have is refused by name (400); the names that mean nothing without tools or reasoning pass.
+vLLM's handlers need vLLM's engine, so this module has its own for completions, chat where
+the tokenizer has a template, and the list of models. A field that this engine does not support is
+refused by its name (400); fields that only concern tools or reasoning are accepted without effect.
 """
 
 import time
@@ -23,7 +23,7 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
     openai_error,
 )
-from lmi_vllm.extras.seq2seq.replies import Asked, ReplyRows, Usage, opening
+from lmi_vllm.extras.seq2seq.replies import ParsedRequest, ReplyRows, Usage, opening
 from lmi_vllm.extras.seq2seq.requests import (
     CHAT,
     COMPLETIONS,
@@ -54,7 +54,7 @@ class OpenAIAnswers:
         self._started = int(time.time())
 
     async def answer(self, call: OpenAICall) -> OpenAIReply:
-        """Answer `call`; faults of the request are replies.
+        """Return the reply to `call`; a fault of the request is a reply with its status.
 
         Raises:
             LmiError: the engine is gone, or failed.
@@ -62,18 +62,18 @@ class OpenAIAnswers:
         try:
             if call.kind == "models":
                 return _json(200, self._models())
-            asked = await self._read(call)
-            if asked.request.stream:
-                chunks = self._runner.run(asked.prompts, asked.sampling, is_streaming=True)
+            parsed = await self._read(call)
+            if parsed.request.stream:
+                chunks = self._runner.run(parsed.prompts, parsed.sampling, is_streaming=True)
                 return OpenAIReply(
-                    200, content_type="text/event-stream", stream=self._events(asked, chunks)
+                    200, content_type="text/event-stream", stream=self._events(parsed, chunks)
                 )
-            return await self._whole(asked)
+            return await self._full_reply(parsed)
         except (RequestError, ResourceNotFoundError) as error:
             status = DEFAULT_STATUSES.of(error, Dialect.OPENAI)
             return _json(status, openai_error(error, error.text, status))
 
-    async def _read(self, call: OpenAICall) -> Asked:
+    async def _read(self, call: OpenAICall) -> ParsedRequest:
         if call.kind not in KINDS:
             raise ResourceNotFoundError(f"The model does not support {call.kind}")
         with request_faults():
@@ -92,13 +92,13 @@ class OpenAIAnswers:
             "created": int(time.time()),
             "model": names[0],
         }
-        return Asked(call.kind, request, head, prompts, sampling)
+        return ParsedRequest(call.kind, request, head, prompts, sampling)
 
     def _sampling(self, kind: str, request: Any) -> Sampling:
-        """Return the sampling as vLLM's own request model would give it to vLLM."""
+        """Return the sampling as vLLM's request model would pass it to vLLM."""
         given = sampling_fields(kind, request, self._runner.max_model_len, self._defaults)
-        # `has_style` is false: the request model has put the model's defaults already.
-        return self._runner.sampling(given, has_style=False)
+        # The request model has filled in the model's defaults already.
+        return self._runner.sampling(given, uses_defaults=False)
 
     async def _prompts(self, request: Any) -> list[Sequence[int]]:
         given = request.prompt
@@ -140,7 +140,7 @@ class OpenAIAnswers:
         return [await self._prompt(request, text)]
 
     def _truncation(self, request: Any) -> tuple[int | None, str]:
-        """Return how many tokens of a prompt stay (None: all) and at which side it is cut."""
+        """Return how many tokens of a prompt are kept (None: all) and at which side it is cut."""
         wanted = request.truncate_prompt_tokens
         if wanted == -1:
             wanted = self._runner.max_model_len
@@ -152,21 +152,21 @@ class OpenAIAnswers:
             return given
         return Path(given).read_text("utf-8")
 
-    async def _whole(self, asked: Asked) -> OpenAIReply:
+    async def _full_reply(self, parsed: ParsedRequest) -> OpenAIReply:
         found: dict[int, GenerationChunk] = {}
-        run = self._runner.run(asked.prompts, asked.sampling, is_streaming=False)
+        run = self._runner.run(parsed.prompts, parsed.sampling, is_streaming=False)
         async with aclosing(run) as chunks:
             async for number, chunk in chunks:
-                found[number * asked.sampling.n + chunk.index] = chunk
-        usage = Usage(sum(map(len, asked.prompts)))
+                found[number * parsed.sampling.n + chunk.index] = chunk
+        usage = Usage(sum(map(len, parsed.prompts)))
         choices = []
         for index, chunk in sorted(found.items()):
             usage.completion += len(chunk.tokens)
-            choices.append(self._rows.choice(asked, index, chunk))
-        body = {**asked.head, "choices": choices, "usage": usage.row()}
-        if asked.kind == CHAT and asked.shows_ids:
-            body["prompt_token_ids"] = list(asked.prompts[0])
-        response = answer_model(asked.kind)
+            choices.append(self._rows.choice(parsed, index, chunk))
+        body = {**parsed.head, "choices": choices, "usage": usage.row()}
+        if parsed.kind == CHAT and parsed.shows_ids:
+            body["prompt_token_ids"] = list(parsed.prompts[0])
+        response = answer_model(parsed.kind)
         answer = next(
             one for one in getattr(response, "__args__", (response,)) if "choices" in
             getattr(one, "model_fields", ())
@@ -174,25 +174,27 @@ class OpenAIAnswers:
         return replace(_json(200, answer.model_dump()), response=answer)
 
     async def _events(
-        self, asked: Asked, chunks: AsyncGenerator[tuple[int, GenerationChunk], None]
+        self, parsed: ParsedRequest, chunks: AsyncGenerator[tuple[int, GenerationChunk], None]
     ) -> AsyncIterator[bytes]:
-        """Yield vLLM's events; closing this one closes the chunks, which aborts."""
-        options = asked.request.stream_options
-        runs = bool(options and options.include_usage and options.continuous_usage_stats)
-        total, each = Usage(sum(map(len, asked.prompts))), dict[int, Usage]()
+        """Yield vLLM's events; closing this iterator closes `chunks`, which aborts the request."""
+        options = parsed.request.stream_options
+        has_running_usage = bool(
+            options and options.include_usage and options.continuous_usage_stats
+        )
+        total, each = Usage(sum(map(len, parsed.prompts))), dict[int, Usage]()
         offsets = dict[int, int]()
-        is_chat = asked.kind == CHAT
-        head = {**asked.head, "object": "chat.completion.chunk"} if is_chat else asked.head
-        for index in range(asked.sampling.n if is_chat else 0):
-            yield _event({**head, **opening(asked, index), **(total.row_if(runs))})
+        is_chat = parsed.kind == CHAT
+        head = {**parsed.head, "object": "chat.completion.chunk"} if is_chat else parsed.head
+        for index in range(parsed.sampling.n if is_chat else 0):
+            yield _event({**head, **opening(parsed, index), **(total.row_if(has_running_usage))})
         async with aclosing(chunks):
             async for number, chunk in chunks:
-                index = number * asked.sampling.n + chunk.index
-                usage = each.setdefault(index, Usage(len(asked.prompts[number])))
-                row = self._rows.delta(asked, index, chunk, offsets, is_first=not usage.completion)
+                index = number * parsed.sampling.n + chunk.index
+                usage = each.setdefault(index, Usage(len(parsed.prompts[number])))
+                row = self._rows.delta(parsed, index, chunk, offsets, is_first=not usage.completion)
                 usage.completion += len(chunk.tokens)
                 total.completion += len(chunk.tokens)
-                yield _event({**head, "choices": [row], **usage.row_if(runs)})
+                yield _event({**head, "choices": [row], **usage.row_if(has_running_usage)})
         if options and options.include_usage:
             yield _event({**head, "choices": [], "usage": total.row()})
         yield DONE
@@ -218,7 +220,7 @@ def _text_message(message: Any) -> dict[str, Any]:
     """Return a message with its content as one text.
 
     Raises:
-        PayloadError: it holds something else than text.
+        PayloadError: it has a part that is not text.
     """
     content = message.get("content")
     if content is None or isinstance(content, str):

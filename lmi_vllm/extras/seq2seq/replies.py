@@ -20,7 +20,7 @@ class Usage:
     completion: int = 0
 
     def row(self) -> dict[str, int]:
-        """Return it as vLLM's UsageInfo has it."""
+        """Return the counts in the fields of vLLM's UsageInfo."""
         return {
             "prompt_tokens": self.prompt,
             "total_tokens": self.prompt + self.completion,
@@ -28,13 +28,13 @@ class Usage:
         }
 
     def row_if(self, is_wanted: bool) -> dict[str, dict[str, int]]:
-        """Return it as part of an event that shows usage as it goes."""
+        """Return the `usage` field of an event where `is_wanted`, else {}."""
         return {"usage": self.row()} if is_wanted else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that has passed every check."""
+class ParsedRequest:
+    """A request that has passed every check, with its prompts as token ids."""
 
     kind: str
     request: Any
@@ -49,59 +49,62 @@ class Asked:
 
 
 class ReplyRows:
-    """Rows of answers, which name tokens by their texts."""
+    """Builds rows of answers; tokens are named by their texts."""
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
 
-    def choice(self, asked: Asked, index: int, chunk: GenerationChunk) -> dict[str, Any]:
-        """Return the choice of a whole answer."""
+    def choice(self, parsed: ParsedRequest, index: int, chunk: GenerationChunk) -> dict[str, Any]:
+        """Return one entry of `choices` of a whole answer."""
         common = {
             "index": index,
-            "logprobs": self._logprobs(asked, chunk, 0),
+            "logprobs": self._logprobs(parsed, chunk, 0),
             "finish_reason": chunk.finish_reason,
             "stop_reason": chunk.stop_reason,
-            "token_ids": _ids(chunk) if asked.shows_ids else None,
+            "token_ids": _ids(chunk) if parsed.shows_ids else None,
         }
-        if asked.kind == CHAT:
+        if parsed.kind == CHAT:
             return {**common, "message": {"role": "assistant", "content": chunk.text}}
-        prompt = list(asked.prompts[index // asked.sampling.n]) if asked.shows_ids else None
+        prompt = list(parsed.prompts[index // parsed.sampling.n]) if parsed.shows_ids else None
         return {**common, "text": chunk.text, "prompt_token_ids": prompt}
 
     def delta(
         self,
-        asked: Asked,
+        parsed: ParsedRequest,
         index: int,
         chunk: GenerationChunk,
         offsets: dict[int, int],
         *,
         is_first: bool,
     ) -> dict[str, Any]:
-        """Return the choice of an event; `offsets` holds how long each text is by now."""
-        logprobs = self._logprobs(asked, chunk, offsets.get(index, 0))
-        ids = _ids(chunk) if asked.shows_ids else None
-        if asked.kind == CHAT:
+        """Return one entry of `choices` of an event.
+
+        `offsets` holds the characters of each choice so far and is updated.
+        """
+        logprobs = self._logprobs(parsed, chunk, offsets.get(index, 0))
+        ids = _ids(chunk) if parsed.shows_ids else None
+        if parsed.kind == CHAT:
             row = {"index": index, "delta": {"content": chunk.text}, "logprobs": logprobs}
             end = {name: getattr(chunk, name) for name in _FINISHED}
             return {**row, **(end if chunk.finish_reason else {"finish_reason": None}),
                     "token_ids": ids}  # fmt: skip
         if logprobs is not None and logprobs["tokens"]:
             offsets[index] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
-        prompt = list(asked.prompts[index // asked.sampling.n])
+        prompt = list(parsed.prompts[index // parsed.sampling.n])
         return {
             "index": index,
             "text": chunk.text,
             "logprobs": logprobs,
             "finish_reason": chunk.finish_reason,
             "stop_reason": chunk.stop_reason,
-            "prompt_token_ids": prompt if asked.shows_ids and is_first else None,
+            "prompt_token_ids": prompt if parsed.shows_ids and is_first else None,
             "token_ids": ids,
         }
 
-    def _logprobs(self, asked: Asked, chunk: GenerationChunk, offset: int) -> Any:
-        if asked.sampling.logprobs is None:
+    def _logprobs(self, parsed: ParsedRequest, chunk: GenerationChunk, offset: int) -> Any:
+        if parsed.sampling.logprobs is None:
             return None
-        if asked.kind == CHAT:
+        if parsed.kind == CHAT:
             return {"content": [self._chat_logprob(token) for token in chunk.tokens]}
         names = [self._texts.text(token.id) for token in chunk.tokens]
         offsets = [offset + sum(map(len, names[:position])) for position in range(len(names))]
@@ -120,10 +123,10 @@ class ReplyRows:
         return {**_logprob(self._texts.text(token.id), token.logprob), "top_logprobs": top}
 
 
-def opening(asked: Asked, index: int) -> dict[str, Any]:
-    """Return what the first event of a chat says."""
+def opening(parsed: ParsedRequest, index: int) -> dict[str, Any]:
+    """Return the fields of the first event of a chat: the role, and an empty text."""
     delta = {"role": "assistant", "content": ""}
-    ids = list(asked.prompts[0]) if asked.shows_ids else None
+    ids = list(parsed.prompts[0]) if parsed.shows_ids else None
     row = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
     return {"choices": [row], "prompt_token_ids": ids, "prompt_text": None}
 

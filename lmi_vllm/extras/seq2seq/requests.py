@@ -1,7 +1,7 @@
 """Requests in vLLM's own request models, for an engine that is not vLLM's.
 
-What a client asks for and the Transformers engine does not have is refused by name here; what
-remains is sampling as vLLM's models read it.
+A field that the Transformers engine does not support is refused by its name here; the rest becomes
+sampling parameters as vLLM's models read them.
 """
 
 import functools
@@ -33,8 +33,8 @@ _MODELS: Final[Mapping[str, tuple[Any, Any]]] = MappingProxyType(
     }
 )
 KINDS: Final = tuple(_MODELS)
-# Fields of vLLM's request models that are obeyed here, and those that change nothing.
-_OBEYED: Final = frozenset(
+# Fields of vLLM's request models that have an effect here, and those that have none anywhere.
+_SUPPORTED: Final = frozenset(
     {
         "model", "n", "seed", "stop", "stream", "stream_options", "temperature", "top_p", "top_k",
         "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
@@ -62,7 +62,11 @@ _DELIVERY: Final = frozenset(
 
 @contextmanager
 def request_faults() -> Iterator[None]:
-    """Turn what reading a request may raise into the request's fault."""
+    """Raise what reading a request may raise as a fault of the request.
+
+    Raises:
+        PayloadError: for a validation error of vLLM or pydantic, and for a malformed value.
+    """
     try:
         yield
     except ValidationError as error:
@@ -74,7 +78,11 @@ def request_faults() -> Iterator[None]:
 
 
 def read_request(kind: str, body: Mapping[str, object]) -> Any:
-    """Return the body in vLLM's request model; inside `request_faults`."""
+    """Return the body as vLLM's request model; call it inside `request_faults`.
+
+    Raises:
+        PayloadError: a field is set that this engine does not support.
+    """
     request = _reader(kind).validate_python(dict(body))
     _refuse_unread(request)
     return request
@@ -86,7 +94,7 @@ def _reader(kind: str) -> "TypeAdapter[Any]":
 
 
 def answer_model(kind: str) -> Any:
-    """Return vLLM's model of a whole answer."""
+    """Return vLLM's response model of a kind of call (a class, or a union of them)."""
     return _MODELS[kind][1]
 
 
@@ -109,7 +117,9 @@ def sampling_fields(
     kind: str, request: Any, max_model_len: int, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of SamplingParams that differ from vLLM's own, as its model gives them."""
-    wanted = vars(request)["max_tokens"]  # asking the attribute of a chat is deprecated
+    wanted = vars(request)[
+        "max_tokens"
+    ]  # reading the attribute of a chat request warns of deprecation
     if kind == CHAT and request.max_completion_tokens is not None:
         wanted = request.max_completion_tokens
     params = request.to_sampling_params(max_model_len if wanted is None else wanted, dict(defaults))
@@ -128,13 +138,13 @@ def _refuse_unread(request: Any) -> None:
     """Refuse fields that were set and that this engine does not read.
 
     Raises:
-        PayloadError: names it.
+        PayloadError: names the first of them.
     """
     if gone := [name for name in request.model_extra or () if name.startswith("guided_")]:
         raise PayloadError(NO_GRAMMARS.format(name=gone[0]))
     fields = type(request).model_fields
     for name in fields:
-        if name in _OBEYED or name not in request.model_fields_set:
+        if name in _SUPPORTED or name not in request.model_fields_set:
             continue
         value = vars(request)[name]
         if value in (None, fields[name].default, [], {}) or (name, value) == (

@@ -1,8 +1,8 @@
-"""Models with an encoder and a decoder for text: vLLM has none of them, our own engine runs them.
+"""Which models run on the Transformers engine: encoder-decoder models for text, which vLLM lacks.
 
 The choice is made by the architecture in the model's config.json, among those whose tokens were
 compared with Transformers' (config/models.md). With `model_impl` set to one of vLLM's own
-implementations it is vLLM that answers. What the engine does not have is refused here, by option.
+implementations, vLLM runs the model. Options that the engine does not support are refused here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ ARCHITECTURES: Final = frozenset(
         "BlenderbotForConditionalGeneration",
     }
 )
-_OBEYED: Final = frozenset(
+_SUPPORTED: Final = frozenset(
     {
         "model", "tokenizer", "revision", "tokenizer_revision", "code_revision", "dtype",
         "trust_remote_code", "max_model_len", "max_num_seqs", "served_model_name", "seed",
         "max_logprobs", "generation_config", "override_generation_config", "model_impl",
     }
 )  # fmt: skip
-_UNUSED: Final[Mapping[str, str]] = MappingProxyType(
+_IGNORED: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(
             ("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_memory", "block_size",
@@ -76,7 +76,7 @@ _REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-# Values that ask for nothing.
+# Values that leave the engine's behaviour as it is.
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "scheduling_policy": ("fcfs",),
@@ -94,7 +94,7 @@ _SETTINGS: Final = ("enable_auto_tool_choice", "tool_call_parser", "enable_reaso
 
 
 def runs_here(architectures: Sequence[str], arguments: Mapping[str, object]) -> str | None:
-    """The architecture that our own engine runs; None where vLLM is to run the model."""
+    """Return the architecture that the Transformers engine runs; None where vLLM runs the model."""
     if arguments.get("model_impl") not in (None, "auto", "transformers") or not architectures:
         return None
     own = architectures[0]
@@ -120,7 +120,7 @@ def choose_engine(draft: ArgumentDraft) -> None:
 
 
 def _use_one_device(draft: ArgumentDraft, own: str) -> None:
-    """Take `max` devices, which is the default, for what this engine can use: one."""
+    """Read `max` devices, which is the default, as one: this engine uses no more."""
     if draft.origins.get("data_parallel_size") == FREE_GPUS:
         del draft.values["data_parallel_size"], draft.origins["data_parallel_size"]
     degree = draft.given("tensor_parallel_degree")
@@ -134,10 +134,10 @@ def _use_one_device(draft: ArgumentDraft, own: str) -> None:
 
 
 def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterator[str]:
-    """What is set and cannot be had, one sentence each."""
+    """Yield one error for each setting that this engine does not support."""
     why_here = f"{own} runs on the Transformers engine"
     for name, value in _set(arguments):
-        if name not in _OBEYED and name not in _UNUSED:
+        if name not in _SUPPORTED and name not in _IGNORED:
             stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
             yield f"{stated}: {why_here}, which {_REFUSED.get(name, 'has no such argument')}"
     for name in _SETTINGS:
@@ -150,23 +150,23 @@ def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterat
 
 
 def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterator[str]:
-    """Which engine is used, and what is set and changes nothing on it."""
+    """Yield one warning that names the engine, and one for each setting that it ignores."""
     yield (
         f"{own} is an encoder-decoder model, which vLLM {load_release().release} does not run: it "
         f"is served by the Transformers engine (no LoRA, no grammars, one device, less throughput)"
     )
     for name, value in _set(arguments):
-        if name in _UNUSED:
+        if name in _IGNORED:
             stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
-            yield f"{stated} has no effect on the Transformers engine, which {_UNUSED[name]}"
-    found = settings.server_details()  # of another extra, which may not be here
+            yield f"{stated} has no effect on the Transformers engine, which {_IGNORED[name]}"
+    found = settings.server_details()  # by name: the extra that owns the variable may be missing
     cache = next((setting for setting in found if setting.name == "LMI_CACHE_URI"), None)
     if cache is not None and cache.value:
         yield "LMI_CACHE_URI has no effect on the Transformers engine, which compiles nothing"
 
 
 def _set(arguments: EngineArguments) -> Iterator[tuple[str, object]]:
-    """The arguments that were set to something."""
+    """Yield name and value of each argument that was set, other than to a neutral value."""
     for name, value in arguments.values.items():
         is_default = arguments.origins.get(name, DEFAULT_ORIGIN) in (DEFAULT_ORIGIN, FREE_GPUS)
         is_nothing = value is None or value is False or value in _NEUTRAL.get(name, ())

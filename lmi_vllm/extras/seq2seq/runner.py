@@ -14,9 +14,9 @@ from lmi_vllm.messages import EngineArguments, GenerationChunk, PromptToken, Ser
 from lmi_vllm.telemetry.records import current_record
 
 DEFAULT_ROWS: Final = 256
-# Fields of generation_config that decide how to sample; the penalty always applies, as on vLLM.
-_STYLE: Final = ("temperature", "top_k", "top_p", "min_p")
-_MODEL_DEFAULTS: Final = (*_STYLE, "repetition_penalty")
+# Fields of generation_config that a request may go without; the penalty always applies, as on vLLM.
+_SAMPLING_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p")
+_MODEL_DEFAULTS: Final = (*_SAMPLING_DEFAULTS, "repetition_penalty")
 
 
 class SequenceRunner:
@@ -29,7 +29,7 @@ class SequenceRunner:
         self.tokenizer = loaded.tokenizer
         self.defaults = _model_defaults(loaded)
         self.texts = TokenTexts(loaded.tokenizer)
-        self._turn = asyncio.Lock()  # of the tokenizer, which is not made for two threads at once
+        self._tokenizer_lock = asyncio.Lock()  # the tokenizer is not safe for two threads at once
         self._bounds = SamplingBounds(
             loaded.max_model_len, loaded.vocabulary, profile.limits.max_logprobs
         )
@@ -41,21 +41,25 @@ class SequenceRunner:
             seed if isinstance(seed, int) else None,
         )
 
-    def sampling(self, given: Mapping[str, Any], *, has_style: bool) -> Sampling:
-        """Return the sampling that is asked for, over the model's own defaults.
+    def sampling(self, given: Mapping[str, Any], *, uses_defaults: bool) -> Sampling:
+        """Return the sampling parameters of a request over the model's defaults.
+
+        With `uses_defaults` temperature, top_k, top_p and min_p of generation_config count too.
 
         Raises:
             PayloadError: a field is out of range, or this engine does not have it.
         """
         own = {
-            name: value for name, value in self.defaults.items() if has_style or name not in _STYLE
+            name: value
+            for name, value in self.defaults.items()
+            if uses_defaults or name not in _SAMPLING_DEFAULTS
         }
         return read_sampling({**own, **given}, self._bounds)
 
     async def encode(
         self, text: str, *, truncate: int | None = None, side: str = "left", special: bool = True
     ) -> Sequence[int]:
-        """Return the tokens of a prompt; with `truncate` that many, cut at that side.
+        """Return the token ids of a prompt; with `truncate` at most that many, cut at `side`.
 
         Raises:
             PayloadError: it is longer than the encoder takes, or has no token.
@@ -73,7 +77,7 @@ class SequenceRunner:
         return self.checked_prompt(await self.with_tokenizer(tokens))
 
     def checked_prompt(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return the tokens of a prompt where the encoder takes them.
+        """Return the token ids of a prompt unchanged, once they are known to fit the model.
 
         Raises:
             PayloadError: there are too many, none, or one that the model does not know.
@@ -90,14 +94,16 @@ class SequenceRunner:
         return ids
 
     async def with_tokenizer(self, work: Callable[[], Any]) -> Any:
-        """Do work with the tokenizer in a thread, alone."""
-        async with self._turn:
+        """Return the result of `work`, run in a thread while no other call uses the tokenizer."""
+        async with self._tokenizer_lock:
             return await asyncio.to_thread(work)
 
     async def run(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, is_streaming: bool
     ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
-        """Yield the chunks of all prompts as they come, each with its prompt's number.
+        """Yield the chunks of all prompts as they come, each with its prompt's index.
+
+        Closing the iterator aborts what still runs.
 
         Raises:
             EngineDeadError: the engine is gone; also while iterating.
@@ -125,7 +131,7 @@ class SequenceRunner:
                 self.steps.abort(request)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[PromptToken]:
-        """Return the tokens of `text`, with the characters of it that each stands for."""
+        """Return the tokens of `text`, each with its start and end in characters."""
 
         def encoded() -> Any:
             return self.tokenizer(
@@ -149,6 +155,6 @@ def _numbered(queue: "asyncio.Queue[tuple[int, Item]]", number: int) -> Callable
 
 
 def _model_defaults(loaded: LoadedModel) -> Mapping[str, Any]:
-    """What the model's generation_config says of sampling, as far as it differs from the usual."""
+    """Return the sampling fields of generation_config that differ from Transformers' defaults."""
     said = loaded.generation.to_diff_dict()
     return {name: said[name] for name in _MODEL_DEFAULTS if said.get(name) is not None}

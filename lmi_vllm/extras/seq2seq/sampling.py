@@ -1,4 +1,4 @@
-"""What a job's sampling fields ask for, and the next token of one sequence by them."""
+"""The sampling parameters of a request, and the sampler that chooses the next token by them."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList
 
 from lmi_vllm.errors import EngineFailureError, LmiError, PayloadError
 
-MOST_BIAS: Final = 100.0  # as OpenAI's API and vLLM's handlers bound it
+MAX_BIAS: Final = 100.0  # as OpenAI's API and vLLM's handlers bound it
 MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
 _ENGINE: Final = "encoder-decoder models run on the Transformers engine"
 NO_GRAMMARS: Final = f"{{name}} is not available: {_ENGINE}, which has no grammars"
@@ -27,7 +27,7 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose tokens: the fields of vLLM's SamplingParams that this engine has."""
+    """Sampling parameters: the fields of vLLM's SamplingParams that this engine supports."""
 
     n: int = 1
     temperature: float = 1.0
@@ -59,7 +59,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBounds:
-    """What the loaded model allows."""
+    """The loaded model's bounds: tokens, token ids, and log probabilities per token."""
 
     max_model_len: int
     vocabulary: int
@@ -70,7 +70,7 @@ _NAMES: Final = frozenset(field.name for field in fields(Sampling))
 
 
 def read_sampling(given: Mapping[str, Any], bounds: SamplingBounds) -> Sampling:
-    """Return what the fields ask for.
+    """Return the checked sampling parameters; a None counts as left out.
 
     Raises:
         PayloadError: a value is out of range, or this engine has no such field.
@@ -92,7 +92,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _problems(sampling: Sampling, bounds: SamplingBounds) -> Iterator[str]:
-    most = bounds.max_logprobs
+    limit = bounds.max_logprobs
     ids = [*sampling.allowed_token_ids, *(sampling.logit_bias or {})]
     if sampling.temperature < 0:
         yield f"temperature must be non-negative, got {sampling.temperature}"
@@ -100,8 +100,8 @@ def _problems(sampling: Sampling, bounds: SamplingBounds) -> Iterator[str]:
         yield "n must be 1 when using greedy sampling"
     if not sampling.spaces_between_special_tokens and not sampling.skip_special_tokens:
         yield f"spaces_between_special_tokens=false is not available: {_ENGINE}"
-    if (count := sampling.logprobs) is not None and not (0 <= count <= most or most == -1):
-        yield f"logprobs: {count} is more than max_logprobs ({most})"
+    if (count := sampling.logprobs) is not None and not (0 <= count <= limit or limit == -1):
+        yield f"logprobs: {count} is more than max_logprobs ({limit})"
     if sampling.max_tokens is not None and not 1 <= sampling.max_tokens <= bounds.max_model_len:
         yield (
             f"max_tokens: {sampling.max_tokens} is not between 1 and max_model_len "
@@ -116,17 +116,17 @@ def _problems(sampling: Sampling, bounds: SamplingBounds) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen token; the log probabilities are the model's own, before anything was applied."""
+    """A chosen token; the log probabilities are the model's, before processors and penalties."""
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
 
-class TokenChooser:
+class TokenSampler:
     """Chooses the tokens of one sequence, in the order of vLLM's sampler.
 
-    `rules` are the model's own (transformers_model.model_rules) and see what Transformers'
+    `processors` are the model's own (`model_logits_processors`) and see what Transformers'
     `generate` would show them: `start`, then the tokens so far. Penalties look at the answer only:
     the prompt is on the encoder's side.
     """
@@ -134,7 +134,7 @@ class TokenChooser:
     def __init__(
         self,
         sampling: Sampling,
-        rules: LogitsProcessorList,
+        processors: LogitsProcessorList,
         start: int,
         end_tokens: Sequence[int],
         bad_words: Sequence[Sequence[int]] = (),
@@ -142,7 +142,7 @@ class TokenChooser:
     ) -> None:
         self.tokens: list[int] = []
         self._sampling = sampling
-        self._rules = rules
+        self._processors = processors
         self._start = start
         self._ends = sorted({*end_tokens, *sampling.stop_token_ids})
         self._bad_words = bad_words
@@ -153,9 +153,9 @@ class TokenChooser:
 
         Raises:
             PayloadError: the request excludes every token.
-            EngineFailureError: the model's logits are no numbers.
+            EngineFailureError: the model's logits are NaN or infinite.
         """
-        scores = self._changed(logits.clone())
+        scores = self._processed(logits.clone())
         if not math.isfinite(float(scores.max())):  # NaN too
             raise self._no_choice(logits)
         token = int(scores.argmax()) if self._sampling.is_greedy else self._draw(scores)
@@ -178,11 +178,11 @@ class TokenChooser:
             "no token is left to choose from: allowed_token_ids, bad_words, min_tokens"
         )
 
-    def _changed(self, scores: torch.Tensor) -> torch.Tensor:
+    def _processed(self, scores: torch.Tensor) -> torch.Tensor:
         sampling = self._sampling
-        if self._rules:
+        if self._processors:
             seen = torch.tensor([[self._start, *self.tokens]])
-            scores = self._rules(seen, scores[None])[0]
+            scores = self._processors(seen, scores[None])[0]
         if sampling.allowed_token_ids:
             allowed = torch.full_like(scores, -torch.inf)
             chosen = list(sampling.allowed_token_ids)
@@ -193,7 +193,7 @@ class TokenChooser:
             if not before or self.tokens[-len(before) :] == before:
                 scores[last] = -torch.inf
         for token, bias in (sampling.logit_bias or {}).items():
-            scores[token] += min(max(bias, -MOST_BIAS), MOST_BIAS)
+            scores[token] += min(max(bias, -MAX_BIAS), MAX_BIAS)
         banned = [token for token in self._ends if 0 <= token < len(scores)]
         if len(self.tokens) < sampling.min_tokens:
             scores[banned] = -torch.inf
@@ -227,5 +227,5 @@ class TokenChooser:
 
 
 def _finite(logprob: float) -> float:
-    """Return a log probability that JSON can hold."""
+    """Return a log probability that JSON can hold: at least MINUS_INFINITY."""
     return max(logprob, MINUS_INFINITY)

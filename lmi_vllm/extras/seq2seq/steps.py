@@ -1,8 +1,8 @@
 """The one thread that runs the model: between two steps of the batch, requests join and leave.
 
 A sequence joins as soon as a row is free and leaves with its last token, so no request waits
-for a whole batch. Whatever goes wrong in a step ends the engine, as the death of vLLM's process
-does: what runs and what comes is told `EngineDeadError`.
+for a whole batch. An error in a step ends the engine, as the death of vLLM's process does:
+running and later requests get `EngineDeadError`.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from lmi_vllm.telemetry.metrics import ENGINE_SEQUENCES
 
 logger = logging.getLogger(__name__)
 
-JOINS_PER_STEP: Final = 4  # so that a crowd at the door does not stop those who run
+JOINS_PER_STEP: Final = 4  # a burst of new requests must not stall the running ones
 
 
 class StepThread:
-    """Runs requests on one model; every method but `run` is for the event loop."""
+    """Runs requests on one model in a thread; call all but `run` and `stop` on the event loop."""
 
     def __init__(
-        self, loaded: LoadedModel, texts: TokenTexts, most_rows: int, seed: int | None
+        self, loaded: LoadedModel, texts: TokenTexts, max_rows: int, seed: int | None
     ) -> None:
         self.progress = 0
         self.dead = asyncio.Event()
-        self._most_rows = most_rows
+        self._max_rows = max_rows
         self._batch = RunningBatch(loaded, texts, seed, self._close)
         self._waiting: deque[tuple[StepRequest, int]] = deque()
         self._requests: set[StepRequest] = set()
-        self._turn = threading.Condition()
+        self._condition = threading.Condition()
         self._is_over = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self.run, name="transformers-steps", daemon=True)
@@ -46,7 +46,7 @@ class StepThread:
 
     @property
     def requests(self) -> int:
-        """Requests that run or wait."""
+        """Number of requests that run or wait."""
         return len(self._requests)
 
     def submit(self, request: StepRequest) -> None:
@@ -55,31 +55,31 @@ class StepThread:
         Raises:
             EngineDeadError: the thread has ended.
         """
-        with self._turn:
+        with self._condition:
             if self._is_over:
                 raise EngineDeadError
             request.open_sequences = request.sampling.n
             self._requests.add(request)
             self._waiting.extend((request, index) for index in range(request.sampling.n))
-            self._turn.notify()
+            self._condition.notify()
 
     def abort(self, request: StepRequest) -> None:
-        """Let a request go before the next step; one that has ended is ignored."""
-        with self._turn:
+        """Remove a request before the next step; one that has ended is ignored."""
+        with self._condition:
             request.is_aborted = True
-            self._turn.notify()
+            self._condition.notify()
 
     def stop(self, seconds: float) -> bool:
         """End the thread after its step; returns whether it ended in time."""
-        with self._turn:
+        with self._condition:
             self._is_over = True
-            self._turn.notify()
+            self._condition.notify()
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def give_up(self) -> None:
-        """Be dead for all who wait, while the thread hangs in a step; call it on the event loop."""
-        with self._turn:
+    def declare_dead(self) -> None:
+        """End all requests with EngineDeadError, without the thread, which may hang in a step."""
+        with self._condition:
             self._is_over = True
             left = [request for request in self._requests if not request.is_aborted]
             self._requests.clear()
@@ -93,22 +93,22 @@ class StepThread:
         try:
             with torch.inference_mode():
                 while self._has_work():
-                    self._turn_once()
-            self._end(is_death=False)
+                    self._run_step()
+            self._finish(is_death=False)
         except BaseException:
             logger.exception("the step loop of the Transformers engine failed")
-            self._end(is_death=True)
+            self._finish(is_death=True)
 
     def _has_work(self) -> bool:
-        """Wait for something to do; False when there will be nothing any more."""
-        with self._turn:
-            self._count()
-            self._turn.wait_for(lambda: self._is_over or self._batch or self._waiting)
+        """Wait until there is a request to run; returns False once the thread is to end."""
+        with self._condition:
+            self._update_gauges()
+            self._condition.wait_for(lambda: self._is_over or self._batch or self._waiting)
             self._drop_aborted()
-            self._count()
+            self._update_gauges()
             return not self._is_over
 
-    def _count(self) -> None:
+    def _update_gauges(self) -> None:
         ENGINE_SEQUENCES.labels("running").set(len(self._batch))
         ENGINE_SEQUENCES.labels("waiting").set(len(self._waiting))
 
@@ -120,8 +120,8 @@ class StepThread:
         self._batch.drop(gone)
         self._requests -= gone
 
-    def _turn_once(self) -> None:
-        """One step of the batch, then those who wait join."""
+    def _run_step(self) -> None:
+        """Run one step of the batch, then let waiting sequences join."""
         ready = list(self._batch.step())
         for _ in range(JOINS_PER_STEP):
             if (joining := self._next_waiting()) is None:
@@ -132,32 +132,32 @@ class StepThread:
             self._loop.call_soon_threadsafe(_deliver_all, ready)
 
     def _next_waiting(self) -> tuple[StepRequest, int] | None:
-        with self._turn:
-            is_free = self._waiting and len(self._batch) < self._most_rows
+        with self._condition:
+            is_free = self._waiting and len(self._batch) < self._max_rows
             return self._waiting.popleft() if is_free else None
 
     def _close(self, request: StepRequest) -> None:
-        with self._turn:
+        with self._condition:
             self._requests.discard(request)
 
-    def _end(self, *, is_death: bool) -> None:
+    def _finish(self, *, is_death: bool) -> None:
         """End the requests that are left with an error, and release the model."""
-        with self._turn:
+        with self._condition:
             self._is_over = True
             left = [request for request in self._requests if not request.is_aborted]
             self._requests.clear()
             self._waiting.clear()
         self._batch.clear()
-        self._count()
+        self._update_gauges()
 
-        def tell() -> None:
+        def notify_requests() -> None:
             if is_death:
                 self.dead.set()
             for request in left:
                 request.deliver(EngineDeadError())
 
-        with contextlib.suppress(RuntimeError):  # the loop has closed: no request is left
-            self._loop.call_soon_threadsafe(tell)
+        with contextlib.suppress(RuntimeError):  # the event loop has closed: no request is left
+            self._loop.call_soon_threadsafe(notify_requests)
 
 
 def _deliver_all(ready: Sequence[Delivery]) -> None:

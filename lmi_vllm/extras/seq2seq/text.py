@@ -1,4 +1,4 @@
-"""Tokens as the text they add, with stop strings, as vLLM's detokenizer does it."""
+"""Incremental detokenization with stop strings, as vLLM's detokenizer does it."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -40,7 +40,7 @@ class TextStream:
         return self._cut(len(self._text) - len(new))
 
     def take(self, *, is_last: bool) -> str:
-        """Return the text that was not returned yet and that is certain."""
+        """Return the new text that no stop string can cut any more; all of it with `is_last`."""
         end = len(self._text) if is_last else max(self._shown, len(self._text) - self._held)
         piece = self._text[self._shown : end]
         self._shown = end
@@ -50,14 +50,14 @@ class TextStream:
         try:
             return self._stream.step(self._tokenizer, token)
         except Exception as error:
-            # Where a token changes the text before it, as vLLM does: go on from this token.
+            # The token changes the text before it: go on from this token, as vLLM does.
             if not str(error).startswith("Invalid prefix"):
                 raise
             self._stream = DecodeStream(skip_special_tokens=self._skips_special)
             return self._stream.step(self._tokenizer, token)
 
     def _cut(self, old: int) -> str | None:
-        """Cut at the stop string that ends first in the text after `old` characters."""
+        """Cut at the stop string that ends first after `old` characters, and return it."""
         found = [
             (start + len(stop), start, stop)
             for stop in self._stop
@@ -71,10 +71,10 @@ class TextStream:
 
 
 class TokenTexts:
-    """The text of a token by itself, as it stands inside a text.
+    """The text of a single token as it appears within a text.
 
-    Tokenizers that write a blank as part of a word (SentencePiece) drop it at the beginning of a
-    text: so each is read behind another token.
+    Tokenizers that encode a space as part of a word (SentencePiece) drop it at the beginning of a
+    text, so each token is decoded after another one.
     """
 
     def __init__(self, tokenizer: Any) -> None:
