@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from lmi_vllm.checks.secure_mode import Checks
-    from lmi_vllm.commands.serve import ServeOtherwise
+    from lmi_vllm.commands.serve import RunMode
     from lmi_vllm.config.setting import Setting
     from lmi_vllm.config.settings import ExtraSettings, Settings
     from lmi_vllm.engine.base import FetchMedia
@@ -122,8 +122,8 @@ class Extra:
     plan_variables: "tuple[Lazy[PlanVariables], ...]" = ()
     # Environment variables for the engine's libraries, set once the model's files are fetched.
     start_variables: "tuple[Lazy[StartVariables], ...]" = ()
-    # What `serve` does with these settings instead of opening a port; None where it opens one.
-    instead_of_serving: "tuple[Lazy[Callable[[Settings], ServeOtherwise | None]], ...]" = ()
+    # What `serve` runs with these settings in the place of the server; None where it is the server.
+    run_modes: "tuple[Lazy[Callable[[Settings], RunMode | None]], ...]" = ()
     # Checks of a planned start; each returns its errors.
     plan_checks: "tuple[Lazy[Callable[[Settings], Sequence[str]]], ...]" = ()
     # Secure mode's checks of a start and of an adapter.

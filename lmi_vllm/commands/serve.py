@@ -31,8 +31,9 @@ from lmi_vllm.telemetry.metrics import DROPPED_LINES
 
 logger = logging.getLogger(__name__)
 
-# Settings, command line, variables as they came, engine factory, those of this process, stop.
-ServeOtherwise = Callable[
+# What `serve` runs in the place of the server; returns the exit code and the reason. It is given
+# settings, command line, variables as they came, engine factory, `os.environ` and the stop event.
+RunMode = Callable[
     [Settings, CommandLine, Mapping[str, str], EngineFactory, MutableMapping[str, str],
      asyncio.Event],
     Awaitable[tuple[int, str]],
@@ -83,9 +84,9 @@ async def _serve_until_stopped(
     environment = EngineEnvironment(environ, os.environ, _log_format(settings))
     factory = ENGINES[engine_kind](environment)
     for extra in extras().values():
-        for choose in extra.instead_of_serving:
-            if (otherwise := choose.load()(settings)) is not None:
-                return await otherwise(settings, typed, environ, factory, os.environ, stop)
+        for select in extra.run_modes:
+            if (run_mode := select.load()(settings)) is not None:
+                return await run_mode(settings, typed, environ, factory, os.environ, stop)
     return await Server(settings, typed, environ, factory, os.environ).run(stop)
 
 

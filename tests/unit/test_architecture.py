@@ -24,7 +24,7 @@ ROOMS = {
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.Rule|web\.request\.RouteGroup"
     r"|checks\.secure_mode\.Checks"
-    r"|commands\.serve\.ServeOtherwise|config\.(setting\.Setting|settings\.(Extra)?Settings)"
+    r"|commands\.serve\.RunMode|config\.(setting\.Setting|settings\.(Extra)?Settings)"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.(base\.FetchMedia|factory\.EngineFactory)|server\.listeners\.ListenerContext"
     r"|server\.plan\.(AroundStart|PlannedStart|PlanVariables)"

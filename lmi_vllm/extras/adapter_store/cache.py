@@ -1,4 +1,4 @@
-"""The cache of adapters from the store: which are registered, and the disk that they use."""
+"""The cache of adapters from the store: which are registered, and their files on the disk."""
 
 import asyncio
 import logging
@@ -21,13 +21,13 @@ class CachedAdapter:
 
     version: str
     key: str  # of its files
-    checked: float  # when the store was asked last
+    checked: float  # when it was last compared with the store, in seconds of the clock
 
 
 class AdapterCache:
     """Cached adapters by name, evicted by least recent use.
 
-    One that `is_busy` names is being brought in or renewed, and stays.
+    An adapter whose name `is_busy` is being loaded or renewed, and is not evicted.
     """
 
     def __init__(
@@ -42,33 +42,33 @@ class AdapterCache:
         self._files = files
         self._policy = policy
         self._is_busy = is_busy
-        self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._room = asyncio.Lock()
+        self._evictions: dict[str, asyncio.Task[None]] = {}
+        self._eviction_lock = asyncio.Lock()
 
-    def touch(self, kept: CachedAdapter) -> None:
+    def touch(self, cached: CachedAdapter) -> None:
         """Make it the most recently used."""
-        self._files.touch(kept.key)
+        self._files.touch(cached.key)
 
     async def wait_evicted(self, name: str) -> None:
         """Wait for a running eviction of that name."""
-        if (leaving := self._leaving.get(name)) is not None:
-            await asyncio.wait({leaving})
+        if (eviction := self._evictions.get(name)) is not None:
+            await asyncio.wait({eviction})
 
     def close(self) -> None:
-        """End all work."""
-        for task in self._leaving.values():
+        """Cancel the running evictions."""
+        for task in self._evictions.values():
             task.cancel()
 
     async def make_room(self, key: str, found: StoredAdapter) -> None:
-        """Evict unused adapters until the files have room.
+        """Evict unused adapters until there is room for `found`, and reserve it under `key`.
 
         Raises:
-            DownloadError: it is larger than adapters may be.
-            AdapterCapacityError: everything that is kept is in use.
+            DownloadError: it is larger than one adapter, or all of them, may be.
+            AdapterCapacityError: every cached adapter is in use.
         """
         self._policy.limits.check(found.name, found.files, found.total_bytes)
         self._files.limits.check(found.name, 0, found.total_bytes)
-        async with self._room:
+        async with self._eviction_lock:
             while not self._files.has_room(found.total_bytes - self._files.size(key)):
                 victim = next(
                     (one for one in self._files if one != key and self._is_evictable(one)), None
@@ -79,38 +79,38 @@ class AdapterCache:
                         "allows is in use"
                     )
                 await self._evict(victim)
-            self._files.take(key, found.total_bytes)
+            self._files.add(key, found.total_bytes)
 
-    async def drop(self, name: str, kept: CachedAdapter) -> None:
+    async def drop(self, name: str, cached: CachedAdapter) -> None:
         """Unregister the adapter once its requests have ended, then delete its files."""
         with suppress(ResourceNotFoundError):
             await self._registry.unregister(name, self._policy.drop_seconds(), only_found=True)
         self.by_name.pop(name, None)
-        await self.forget(kept.key)
+        await self.forget(cached.key)
 
     async def forget(self, key: str) -> None:
-        """Delete files, and count them no more."""
+        """Delete the files of an adapter, and free what they reserved."""
         await asyncio.to_thread(self._files.delete, key)
         self._files.forget(key)
 
     def _is_evictable(self, key: str) -> bool:
         name = key.partition(SEPARATOR)[0]
-        if self._is_busy(name) or name in self._leaving:
+        if self._is_busy(name) or name in self._evictions:
             return False
-        kept = self.by_name.get(name)
-        if kept is None or kept.key != key or name not in self._registry:
+        cached = self.by_name.get(name)
+        if cached is None or cached.key != key or name not in self._registry:
             return True
         is_pinned = self._registry.describe(name).pin
         return not is_pinned and not self._registry.is_used(name)
 
     async def _evict(self, key: str) -> None:
         name = key.partition(SEPARATOR)[0]
-        kept = self.by_name.get(name)
-        if kept is None or kept.key != key:
+        cached = self.by_name.get(name)
+        if cached is None or cached.key != key:
             await self.forget(key)
             return
         logger.info("adapter %s makes room for another", name)
-        leaving = self._leaving[name] = asyncio.create_task(self.drop(name, kept))
-        leaving.add_done_callback(lambda _: self._leaving.pop(name))
-        await asyncio.wait({leaving})
-        leaving.result()
+        eviction = self._evictions[name] = asyncio.create_task(self.drop(name, cached))
+        eviction.add_done_callback(lambda _: self._evictions.pop(name))
+        await asyncio.wait({eviction})
+        eviction.result()

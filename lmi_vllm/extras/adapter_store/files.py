@@ -1,4 +1,4 @@
-"""The folders of adapters that came from the store, in a folder that one process has to itself."""
+"""The folders of adapters that came from the store, in a folder locked by one process."""
 
 import hashlib
 import logging
@@ -16,42 +16,42 @@ from lmi_vllm.telemetry.metrics import ADAPTER_STORE_BYTES
 
 logger = logging.getLogger(__name__)
 
-SEPARATOR: Final = "@"  # of name and version: no name has it
-_LEFT_OVER: Final = (".partial", ".ready", ".old")
+SEPARATOR: Final = "@"  # between name and version; a name cannot contain it
+_TEMPORARY_SUFFIXES: Final = (".partial", ".ready", ".old")
 
 
 class AdapterFiles:
-    """What each adapter takes, by `<name>@<version>`, the least recently used first."""
+    """The size in bytes of each adapter by `<name>@<version>`, the least recently used first."""
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
-        self.limits = Limits(0, most_bytes, "option.adapter_store_cache_gb")
+        self.limits = Limits(0, max_bytes, "option.adapter_store_cache_gb")
         self._sizes: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._sizes))
 
     def scan(self) -> None:
-        """Count what an earlier process has left: it is used again, or makes room."""
+        """Count the files of earlier processes, which are used again or evicted; blocks."""
         self.folder.mkdir(parents=True, exist_ok=True)
         by_age = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime)
         for path in filter(Path.is_dir, by_age):
-            if SEPARATOR not in path.name or path.name.endswith(_LEFT_OVER):
+            if SEPARATOR not in path.name or path.name.endswith(_TEMPORARY_SUFFIXES):
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 files = (file for file in path.rglob("*") if file.is_file())
-                self.take(path.name, sum(file.stat().st_size for file in files))
+                self.add(path.name, sum(file.stat().st_size for file in files))
 
     def path(self, key: str) -> Path:
-        """Where the files of an adapter lie."""
+        """Return the folder of an adapter's files, whether it exists or not."""
         return self.folder / key
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes more are within the bound."""
+        """Whether `size` more bytes are within the limit."""
         return sum(self._sizes.values()) + size <= self.limits.total_bytes
 
-    def take(self, key: str, size: int) -> None:
-        """Count these bytes from now on, as the most recently used."""
+    def add(self, key: str, size: int) -> None:
+        """Reserve `size` bytes for the adapter, as the most recently used."""
         self._sizes.pop(key, None)
         self._sizes[key] = size
         self._report()
@@ -62,18 +62,21 @@ class AdapterFiles:
             self._sizes[key] = self._sizes.pop(key)
 
     def size(self, key: str) -> int:
-        """Return what it takes; 0 where it is not here."""
+        """Return the bytes of an adapter; 0 where it is not here."""
         return self._sizes.get(key, 0)
 
     def delete(self, key: str) -> None:
         """Delete the files; blocks."""
         path = self.path(key)
-        for place in (path, *(path.with_name(path.name + ending) for ending in _LEFT_OVER)):
-            shutil.rmtree(place, ignore_errors=True)
+        for location in (
+            path,
+            *(path.with_name(path.name + ending) for ending in _TEMPORARY_SUFFIXES),
+        ):
+            shutil.rmtree(location, ignore_errors=True)
         path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
 
     def forget(self, key: str) -> None:
-        """Count it no more."""
+        """Free what is reserved for the adapter."""
         self._sizes.pop(key, None)
         self._report()
 
@@ -82,22 +85,22 @@ class AdapterFiles:
 
 
 @contextmanager
-def claimed_files(
-    place: str, environ: Mapping[str, str], most_bytes: int
+def locked_files(
+    location: str, environ: Mapping[str, str], max_bytes: int
 ) -> Iterator[AdapterFiles]:
     """Lock and yield the first cache folder of this store that no other process holds."""
     root = cache_directory("", environ).parent.parent / "adapter_store"
-    root /= hashlib.sha256(place.encode()).hexdigest()[:16]
-    lock, number = _claim(root)
+    root /= hashlib.sha256(location.encode()).hexdigest()[:16]
+    lock, number = _lock_first_free(root)
     try:
-        files = AdapterFiles(root / str(number), most_bytes)
+        files = AdapterFiles(root / str(number), max_bytes)
         files.scan()
         yield files
     finally:
         lock.release()
 
 
-def _claim(root: Path) -> tuple[FileLock, int]:
+def _lock_first_free(root: Path) -> tuple[FileLock, int]:
     root.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:

@@ -10,9 +10,9 @@ from lmi_vllm.errors import LmiError
 
 T = TypeVar("T")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-MOST_NAMES: Final = 10_000
+MAX_NAMES: Final = 10_000
 ABSENT_SECONDS: Final = 30.0
-AWAY_SECONDS: Final = 5.0  # a store that does not answer is not asked again for so long
+UNREACHABLE_SECONDS: Final = 5.0  # before a store that did not answer is asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class NegativeEntry:
     until: float
     error: type[LmiError] | None = None
     text: str = ""
-    version: str = ""  # that is refused for what it is
+    version: str = ""  # the refused version; empty: not of one version
 
 
 class NegativeCache:
@@ -31,7 +31,7 @@ class NegativeCache:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._absent: OrderedDict[str, NegativeEntry] = OrderedDict()
-        self._removed: OrderedDict[str, None] = OrderedDict()  # which no invented name pushes out
+        self._removed: OrderedDict[str, None] = OrderedDict()  # so no invented name evicts these
 
     def __len__(self) -> int:
         return len(self._absent) + len(self._removed)
@@ -40,7 +40,7 @@ class NegativeCache:
         """Whether the name is known to be missing, or removed.
 
         Raises:
-            LmiError: it was refused a moment ago.
+            LmiError: it was refused within the last `ABSENT_SECONDS`.
         """
         known = self._absent.get(name)
         if name in self._removed:
@@ -61,12 +61,12 @@ class NegativeCache:
         self._note(name, NegativeEntry(self._now() + ABSENT_SECONDS))
 
     def refuse(self, name: str, error: type[LmiError], text: str, version: str = "") -> None:
-        """Remember that it cannot be served; that a version cannot is remembered for good."""
+        """Remember that it cannot be served; the refusal of a `version` does not expire."""
         self._note(name, NegativeEntry(self._now() + ABSENT_SECONDS, error, text, version))
 
     def fail(self, name: str, error: type[LmiError], text: str, *, for_long: bool) -> None:
-        """Remember that it could not be looked up, for a few seconds or for long."""
-        seconds = ABSENT_SECONDS if for_long else AWAY_SECONDS
+        """Remember that it could not be looked up: 5 s, or 30 s with `for_long`."""
+        seconds = ABSENT_SECONDS if for_long else UNREACHABLE_SECONDS
         self._note(name, NegativeEntry(self._now() + seconds, error, text))
 
     def remove(self, name: str) -> None:
@@ -84,5 +84,5 @@ class NegativeCache:
 def _put(names: OrderedDict[str, T], name: str, what: T) -> None:
     names[name] = what
     names.move_to_end(name)
-    if len(names) > MOST_NAMES:
+    if len(names) > MAX_NAMES:
         names.popitem(last=False)

@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RENEW_WAIT_SECONDS: Final = 2.0  # then the request goes on with the adapter that is loaded
-LOOKUPS_AT_ONCE: Final = 8
-FETCHES_AT_ONCE: Final = 4
+MAX_LOOKUPS: Final = 8
+MAX_FETCHES: Final = 4
 
 
 class OnDemandAdapters:
-    """Registers what the store has once a request names it; its `find` is the registry's.
+    """Registers an adapter of the store once a request names it; its `find` is the registry's.
 
-    One piece of work at a time for each name, which goes on when the request that began it ends.
+    Each name has at most one task at a time, which outlives the request that started it.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class OnDemandAdapters:
         self._negative = NegativeCache(now)
         self._work: dict[str, asyncio.Task[None]] = {}
         self._cache = AdapterCache(registry, files, policy, self._work.__contains__)
-        self._lookups = ThreadPoolExecutor(LOOKUPS_AT_ONCE, "adapter-lookup")
-        self._fetches = ThreadPoolExecutor(FETCHES_AT_ONCE, "adapter-fetch")
+        self._lookups = ThreadPoolExecutor(MAX_LOOKUPS, "adapter-lookup")
+        self._fetches = ThreadPoolExecutor(MAX_FETCHES, "adapter-fetch")
 
     async def find(self, name: str) -> bool:
-        """Return whether the adapter was brought in now; one that is loaded may be renewed.
+        """Return whether the adapter was registered by this call; a loaded one may be renewed.
 
         Raises:
             RequestError: the store has it, and it cannot be served.
@@ -74,19 +74,19 @@ class OnDemandAdapters:
             return False
         if name not in self._registry:
             return await self._find_new(name)
-        kept = self._cache.by_name.get(name)
-        if kept is not None and self._registry.is_found(name):
-            self._cache.touch(kept)
+        cached = self._cache.by_name.get(name)
+        if cached is not None and self._registry.is_found(name):
+            self._cache.touch(cached)
             if (
-                self._now() >= kept.checked + self._policy.refresh_seconds
+                self._now() >= cached.checked + self._policy.refresh_seconds
                 and name not in self._work
             ):
-                kept.checked = self._now()  # others go on with what is loaded
+                cached.checked = self._now()  # so that only one request waits for the renewal
                 await asyncio.wait({self._begin(name, self._renew)}, timeout=RENEW_WAIT_SECONDS)
         return False
 
     def close(self) -> None:
-        """End all work."""
+        """Cancel the running tasks."""
         for task in self._work.values():
             task.cancel()
         self._cache.close()
@@ -95,9 +95,9 @@ class OnDemandAdapters:
 
     async def _find_new(self, name: str) -> bool:
         await self._cache.wait_evicted(name)
-        if name not in self._work and (kept := self._cache.by_name.pop(name, None)) is not None:
+        if name not in self._work and (cached := self._cache.by_name.pop(name, None)) is not None:
             self._negative.remove(name)
-            await self._cache.forget(kept.key)
+            await self._cache.forget(cached.key)
         if self._negative.is_absent(name):
             return False
         work = self._work.get(name) or self._begin(name, self._load)
@@ -106,15 +106,15 @@ class OnDemandAdapters:
         return name in self._registry
 
     def _begin(
-        self, name: str, do: Callable[[str], Coroutine[Any, Any, None]]
+        self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
-        task = self._work[name] = asyncio.create_task(do(name))
+        task = self._work[name] = asyncio.create_task(work(name))
         task.add_done_callback(lambda _: self._work.pop(name))
-        task.add_done_callback(_read)
+        task.add_done_callback(_retrieve_exception)
         return task
 
     async def _load(self, name: str) -> None:
-        """Register the adapter, or note why not."""
+        """Register the adapter, or remember why it cannot be."""
         version = ""
         try:
             found = await self._look_up(name)
@@ -124,7 +124,7 @@ class OnDemandAdapters:
             self._check_refused(found)
             version = found.version
             await self._register(found)
-        except AdapterCapacityError as error:  # room may come at any moment
+        except AdapterCapacityError as error:  # not remembered: room may be freed soon
             raise RequestError(error.text) from error
         except (ManagementError, DownloadError) as error:
             text = error.text
@@ -135,7 +135,7 @@ class OnDemandAdapters:
 
     async def _look_up(self, name: str) -> StoredAdapter | None:
         try:
-            found = await _in(self._lookups, self._store.look_up, name)
+            found = await _run_in(self._lookups, self._store.look_up, name)
         except (UnreachableError, InterruptedTransferError, DownloadError) as error:
             ADAPTER_LOOKUPS.labels("failed").inc()
             raise self._failure(
@@ -145,9 +145,9 @@ class OnDemandAdapters:
         return found
 
     def _failure(self, name: str, error: Exception, *, may_pass: bool) -> LmiError:
-        """Return what requests are told of a store that failed; the log has the reason.
+        """Return the error that requests get when the store failed; the log has the reason.
 
-        What may pass is 503: another replica may have the adapter.
+        A failure that may pass is 503, so that a client retries: another replica may have it.
         """
         logger.error("adapter %s cannot be had from the store: %s", name, error)
         failure = NotReadyError if may_pass else RequestError
@@ -157,14 +157,14 @@ class OnDemandAdapters:
         return failure(text)
 
     def _check_refused(self, found: StoredAdapter) -> None:
-        """Return unless this very version has been refused: it is not fetched again."""
+        """Raise `AdapterRefusedError` where this version was refused: it is not fetched again."""
         if reason := self._negative.refusal(found.name, found.version):
             raise AdapterRefusedError(reason)
 
     async def _register(self, found: StoredAdapter) -> None:
         key, path = await self._fetched(found)
         adapter = Adapter(found.name, found.src, path=path, is_found=True)
-        with suppress(AdapterConflictError):  # a call was faster
+        with suppress(AdapterConflictError):  # a management call registered the name meanwhile
             await self._registry.register(adapter)
             self._negative.forget(found.name)
             self._cache.by_name[found.name] = CachedAdapter(found.version, key, self._now())
@@ -173,13 +173,13 @@ class OnDemandAdapters:
         """Return the key of the adapter's files and their directory, once there is room for them.
 
         Raises:
-            AdapterCapacityError: everything that is kept is in use.
-            LmiError: it cannot be fetched, or is no good adapter.
+            AdapterCapacityError: every cached adapter is in use.
+            LmiError: it cannot be fetched, or is not a valid adapter.
         """
         key = f"{found.name}{SEPARATOR}{found.version}"
         await self._cache.make_room(key, found)
         try:
-            path = await _in(self._fetches, self._store.fetch, found, self._files.path(key))
+            path = await _run_in(self._fetches, self._store.fetch, found, self._files.path(key))
         except BaseException as error:
             await self._cache.forget(key)
             if isinstance(error, DownloadError):
@@ -188,17 +188,17 @@ class OnDemandAdapters:
         return key, path
 
     async def _renew(self, name: str) -> None:
-        """Load what the store has by now under a new id; on any failure the old one stays."""
-        kept, found = self._cache.by_name[name], None
+        """Load the store's present version under a new id; on any failure the old one stays."""
+        cached, found = self._cache.by_name[name], None
         try:
             found = await self._look_up(name)
             if found is None:
                 logger.info("adapter %s is gone from the store", name)
                 self._negative.miss(name)
-                await self._cache.drop(name, kept)
-            elif found.version != kept.version:
+                await self._cache.drop(name, cached)
+            elif found.version != cached.version:
                 self._check_refused(found)
-                await self._replace(found, kept)
+                await self._replace(found, cached)
         except (NotReadyError, RequestError):
             return  # logged
         except (ManagementError, DownloadError) as error:
@@ -207,26 +207,26 @@ class OnDemandAdapters:
             if version and not isinstance(error, (DownloadError, AdapterCapacityError)):
                 self._negative.refuse(name, RequestError, text, version)
 
-    async def _replace(self, found: StoredAdapter, kept: CachedAdapter) -> None:
+    async def _replace(self, found: StoredAdapter, cached: CachedAdapter) -> None:
         key, path = await self._fetched(found)
         try:
             current = self._registry.describe(found.name)
             new = replace(current, path=path, ref=None, hooks=NO_HOOKS, is_found=True)
-            self._cache.by_name[found.name] = replace(kept, version=found.version, key=key)
+            self._cache.by_name[found.name] = replace(cached, version=found.version, key=key)
             await self._registry.replace(new, self._policy.drop_seconds())
         except BaseException:
-            self._cache.by_name[found.name] = kept
+            self._cache.by_name[found.name] = cached
             await self._cache.forget(key)
             raise
         logger.info("adapter %s has changed in the store: the new one is served", found.name)
-        await self._cache.forget(kept.key)
+        await self._cache.forget(cached.key)
 
 
-async def _in(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: object) -> T:
+async def _run_in(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: object) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
 
 
-def _read(task: asyncio.Task[None]) -> None:
-    """Read what the work came to: the requests that waited for it may be gone."""
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Retrieve the exception, else asyncio logs it: the requests that waited may be gone."""
     if not task.cancelled():
         task.exception()

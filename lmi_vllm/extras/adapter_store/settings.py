@@ -1,4 +1,4 @@
-"""Where adapters are found that no call has registered, and how many of them are kept."""
+"""The options of adapters on demand: their store, and the size and freshness of the cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,15 +35,15 @@ class AdapterStoreSettings(ExtraSettings):
 
 @dataclass(frozen=True, slots=True)
 class CachePolicy:
-    """How fresh a cached adapter is, and the bounds of size and waiting."""
+    """How often a cached adapter is compared with the store, and the limits of size and waiting."""
 
-    limits: Limits  # of each
+    limits: Limits  # of one adapter
     refresh_seconds: float
-    drop_seconds: Callable[[], float]  # that requests have to end on what is dropped
+    drop_seconds: Callable[[], float]  # that requests have to end on a dropped adapter
 
 
 def check_store(draft: ArgumentDraft) -> None:
-    """Find what is missing for the store that is named."""
+    """Refuse a store that lacks `enable_lora`, its switch, or a valid URL."""
     settings = draft.settings.extra(AdapterStoreSettings)
     if not settings.adapter_store:
         return

@@ -10,7 +10,7 @@ from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import UnknownAdapterError
-from lmi_vllm.extras.adapter_store.files import claimed_files
+from lmi_vllm.extras.adapter_store.files import locked_files
 from lmi_vllm.extras.adapter_store.negative_cache import NAME
 from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
 from lmi_vllm.extras.adapter_store.settings import GIB, AdapterStoreSettings, CachePolicy
@@ -23,7 +23,7 @@ from lmi_vllm.telemetry.records import RequestSummary, current_record
 
 logger = logging.getLogger(__name__)
 
-MOST_COLD: Final = 10_000  # requests that are noted until they have ended
+MAX_COLD_REQUESTS: Final = 10_000  # that are remembered at once, each until it ends
 
 
 class ColdRequests:
@@ -33,13 +33,13 @@ class ColdRequests:
         self._ids: set[str] = set()
 
     def note(self) -> None:
-        """Note that the current request has had to wait."""
+        """Remember that the current request has had to wait."""
         record = current_record()
-        if record is not None and len(self._ids) < MOST_COLD:
+        if record is not None and len(self._ids) < MAX_COLD_REQUESTS:
             self._ids.add(record.request_id)
 
     def observe(self, summary: RequestSummary) -> None:
-        """Count the time to its first token."""
+        """Observe the time to first token of a request that had to wait."""
         if summary.request_id in self._ids:
             self._ids.discard(summary.request_id)
             if summary.first_token_seconds is not None:
@@ -47,36 +47,36 @@ class ColdRequests:
 
 
 class OnDemandFinder:
-    """Puts the store of the settings behind each model's adapters."""
+    """Lets the registry of each model find adapters in the store of the settings."""
 
     def __init__(self, service: InferenceService, environ: Mapping[str, str]) -> None:
-        self.asked = AdapterStoreSettings()
+        self.settings = AdapterStoreSettings()
         self.cold = ColdRequests()
         self._service = service
         self._environ = environ
         self._running = contextlib.ExitStack()
 
-    def take(self, settings: Settings, _: EngineArguments) -> None:
-        """Go by these settings from the next model on."""
-        self.asked = settings.extra(AdapterStoreSettings)
+    def use_settings(self, settings: Settings, _: EngineArguments) -> None:
+        """Use these settings from the next model on."""
+        self.settings = settings.extra(AdapterStoreSettings)
 
-    async def serve(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
-        """Have the registry find adapters; that of a further process asks the first one."""
+    async def attach(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
+        """Set the registry's `find`; in a further process it forwards to the first one."""
         self.close()
-        if not (place := self.asked.adapter_store):
+        if not (location := self.settings.adapter_store):
             return
         if sources is None:
             registry.find = self._forwarded_find(registry)
             return
-        most_bytes = int(self.asked.adapter_store_cache_gb * GIB)
-        files = self._running.enter_context(claimed_files(place, self._environ, most_bytes))
+        max_bytes = int(self.settings.adapter_store_cache_gb * GIB)
+        files = self._running.enter_context(locked_files(location, self._environ, max_bytes))
         found = OnDemandAdapters(
             registry,
-            open_adapter_store(place, sources, self._environ),
+            open_adapter_store(location, sources, self._environ),
             files,
             CachePolicy(
                 sources.limits,
-                self.asked.adapter_store_refresh_seconds,
+                self.settings.adapter_store_refresh_seconds,
                 lambda: self._service.profile.predict_timeout,
             ),
         )
@@ -87,10 +87,10 @@ class OnDemandFinder:
                 self.cold.note()
 
         registry.find = find
-        logger.info("adapters that no call has registered come from %s", mask_urls(place))
+        logger.info("adapters that no call has registered come from %s", mask_urls(location))
 
     def close(self) -> None:
-        """End what was begun for a model."""
+        """Stop looking for adapters of a model, and unlock its files."""
         self._running.close()
 
     def _forwarded_find(self, registry: AdapterRegistry) -> "ForwardedFind":
@@ -123,11 +123,11 @@ async def finding_adapters(
     environ: Mapping[str, str],
     events: ServerEvents,
 ) -> AsyncIterator[None]:
-    """Find adapters as the settings of each model ask for it."""
+    """Find adapters as the settings of each model ask for it, while the body runs."""
     finder = OnDemandFinder(service, environ)
-    finder.asked = settings.extra(AdapterStoreSettings)
-    events.on_plan.append(finder.take)
-    events.on_adapters.append(finder.serve)
+    finder.settings = settings.extra(AdapterStoreSettings)
+    events.on_plan.append(finder.use_settings)
+    events.on_adapters.append(finder.attach)
     service.telemetry.observers.append(finder.cold.observe)
     yield
     finder.close()

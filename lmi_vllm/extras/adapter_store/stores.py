@@ -30,26 +30,26 @@ class StoredAdapter:
 
 
 class AdapterStore(Protocol):
-    """A place of adapters; both methods raise what sources raise."""
+    """Finds and fetches adapters; both methods raise what an `ObjectStore` raises."""
 
     def look_up(self, name: str) -> StoredAdapter | None:
-        """The adapter of that name; None where there is none."""
+        """Return the adapter of that name; None where there is none."""
 
     def fetch(self, found: StoredAdapter, target: Path) -> str:
-        """The directory with its files, checked as those of every adapter are.
+        """Return the directory with its files, after the checks that every adapter passes.
 
-        They are fetched to `target`, which appears whole or not at all, unless they are here.
+        Files that are not local are fetched to `target`, which appears whole or not at all.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class _Remote:
-    """Adapters that are fetched, as everything that is fetched is."""
+    """Fetches adapters by the sources of models."""
 
     sources: AdapterSources
 
     def fetch(self, found: StoredAdapter, target: Path) -> str:
-        """Fetch it, unless an earlier process has; whatever came since it was looked up."""
+        """Return `target` with the present files, fetched unless an earlier process has."""
         fetch_model(
             found.src,
             environ=self.sources.environ,
@@ -61,12 +61,12 @@ class _Remote:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFolders(_Remote):
-    """The folders below a URL of a store of objects."""
+    """The folders below a URL of an object store."""
 
     store: ObjectStore
 
     def look_up(self, name: str) -> StoredAdapter | None:
-        """The objects below the name's folder, by one listing."""
+        """Return the adapter whose objects lie below the name's folder, by one listing."""
         folder, limits = self.store.below(name), self.sources.limits
         objects = tuple(folder.list_objects(limits.files))
         if not any(stored.name == CONFIG for stored in objects):
@@ -84,7 +84,7 @@ class HubRepositories(_Remote):
     environ: Mapping[str, str]
 
     def look_up(self, name: str) -> StoredAdapter | None:
-        """The repository of that name at its newest commit; the hub hides what it refuses."""
+        """Return the repository at its newest commit; None also where the hub denies access."""
         repository = f"{self.owner}/{name}"
         try:
             info = model_info(hub_repository(repository, None, self.environ), with_files=True)
@@ -100,13 +100,13 @@ class HubRepositories(_Remote):
 
 @dataclass(frozen=True, slots=True)
 class LocalFolders:
-    """The folders in a local one: used where they are."""
+    """The folders in a local one; they are used in place."""
 
     root: Path
     sources: AdapterSources
 
     def look_up(self, name: str) -> StoredAdapter | None:
-        """The folder of that name."""
+        """Return the adapter in the folder of that name."""
         folder = self.root / name
         if not (folder / CONFIG).is_file():
             return None
@@ -116,26 +116,26 @@ class LocalFolders:
         return StoredAdapter(name, str(folder), version, len(files), total)
 
     def fetch(self, found: StoredAdapter, target: Path) -> str:
-        """Check the folder."""
+        """Return the folder itself, checked."""
         return self.sources.resolve(found.src)
 
 
 def open_adapter_store(
-    place: str, sources: AdapterSources, environ: Mapping[str, str]
+    location: str, sources: AdapterSources, environ: Mapping[str, str]
 ) -> AdapterStore:
-    """The store that `option.adapter_store` names.
+    """Return the store that `option.adapter_store` names.
 
     Raises:
         DownloadError: the URL is not complete.
     """
-    if place.startswith(HUB_PREFIX):
-        return HubRepositories(sources, place.removeprefix(HUB_PREFIX).strip("/"), environ)
-    if "://" not in place:
-        return LocalFolders(Path(place).absolute(), sources)
-    url = f"{place.rstrip('/')}/"
+    if location.startswith(HUB_PREFIX):
+        return HubRepositories(sources, location.removeprefix(HUB_PREFIX).strip("/"), environ)
+    if "://" not in location:
+        return LocalFolders(Path(location).absolute(), sources)
+    url = f"{location.rstrip('/')}/"
     if (store := store_of(url)) is None:
         known = " or ".join(one.examples[0] for one in stores())
-        raise DownloadError(f"option.adapter_store={place}: expected {known}, hf:// or a folder")
+        raise DownloadError(f"option.adapter_store={location}: expected {known}, hf:// or a folder")
     return ObjectFolders(sources, store.make_store(url, environ))
 
 

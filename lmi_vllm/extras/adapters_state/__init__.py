@@ -1,4 +1,4 @@
-"""`option.adapters_state`: adapters outlive the process, in a file or an object of all replicas."""
+"""`option.adapters_state`: adapters outlive the process, in a file or an object of replicas."""
 
 from typing import Final
 

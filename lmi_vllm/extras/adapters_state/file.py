@@ -1,8 +1,8 @@
-"""The file that keeps adapters from one start to the next: what clients gave, never weights.
+"""The file that persists adapters across restarts: their registrations, never weights.
 
-One that cannot be restored does not stop a start: the others come back, the log names it, and its
-entry stays in the file until its name is registered again (a source may be out of reach for an
-hour; forgetting it would be for good).
+An adapter that cannot be restored does not stop a start: the others are registered, the log names
+it, and its entry stays in the file until its name is registered again, since its source may only
+be out of reach for an hour.
 """
 
 import json
@@ -42,7 +42,7 @@ class AdapterStateFile:
         self._is_restored = True
 
     def keep(self, adapters: Collection[Adapter]) -> None:
-        """Write the file; local adapters, and those that are found, come back without it."""
+        """Write the file; local adapters and those found on demand are left out."""
         if not self._is_restored:
             return
         kept = {
@@ -89,7 +89,7 @@ def read_state(path: Path) -> list[Adapter]:
 
 
 def write_state(path: Path, adapters: Collection[Adapter]) -> None:
-    """Replace the file at once; a disk that refuses is logged, the adapters go on working."""
+    """Replace the file atomically; a disk error is logged, and the adapters stay registered."""
     entries = [entry_of(adapter) for adapter in adapters]
     text = json.dumps({"version": STATE_VERSION, "adapters": entries}, indent=2) + "\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -110,7 +110,7 @@ def write_state(path: Path, adapters: Collection[Adapter]) -> None:
 
 
 def entry_of(adapter: Adapter) -> dict[str, Any]:
-    """Return what is kept of an adapter."""
+    """Return the JSON object that is kept of an adapter."""
     return {
         "name": adapter.name,
         "src": adapter.src,
@@ -121,7 +121,7 @@ def entry_of(adapter: Adapter) -> dict[str, Any]:
 
 
 def adapter_of(entry: Mapping[str, Any], revision: str = "") -> Adapter:
-    """Return the adapter that was kept, not loaded; a new registration without a revision."""
+    """Return the adapter of a kept entry, not loaded; without `revision` it is given a new one."""
     options = {str(name): str(value) for name, value in entry.get("options", {}).items()}
     return Adapter(
         name=str(entry["name"]),

@@ -1,4 +1,4 @@
-"""Where the adapters are kept that calls register."""
+"""The options of where registered adapters are kept."""
 
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ class AdaptersStateSettings(ExtraSettings):
 
 
 def check_state(draft: ArgumentDraft) -> None:
-    """Find a state that names no object, or one in a store that is not known here."""
+    """Refuse a URL that names no object, or a store that is not known here."""
     state = draft.settings.extra(AdaptersStateSettings).adapters_state or ""
     if not is_url(state):
         return

@@ -1,4 +1,4 @@
-"""The object that replicas share, and the small one of each replica beside it. Calls here block."""
+"""The state object that replicas share, and each replica's report beside it; calls here block."""
 
 import json
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ from lmi_vllm.extras.adapters_state.file import adapter_of, entry_of
 from lmi_vllm.sources.base import ObjectStore
 
 VERSION: Final = 1
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_NO_REASONS: Final[Mapping[str, Any]] = MappingProxyType({})
 LIVE_SECONDS: Final = 60.0
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """The adapters that all replicas are to have; `generation` counts what was written."""
+class SharedState:
+    """The adapters that all replicas are to have; `generation` counts the writes."""
 
     adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
     generation: int = 0
 
     @classmethod
-    def read(cls, content: bytes, place: str) -> "Shared":
+    def read(cls, content: bytes, place: str) -> "SharedState":
         """Return the parsed object.
 
         Raises:
@@ -44,17 +44,17 @@ class Shared:
                 "Repair it, or remove it to begin without its adapters"
             ) from error
 
-    def written(self) -> bytes:
-        """Return the object."""
+    def encoded(self) -> bytes:
+        """Return the object's content: JSON in UTF-8."""
         entries = [entry_of(one) | {"revision": one.revision} for one in self.adapters.values()]
         document = {"version": VERSION, "generation": self.generation, "adapters": entries}
         return json.dumps(document, indent=1).encode()
 
-    def changed(self, changes: Mapping[str, Adapter | None]) -> "Shared":
+    def with_changes(self, changes: Mapping[str, Adapter | None]) -> "SharedState":
         """Return the next generation: with these adapters, without those that are None."""
         merged = {**self.adapters, **changes}
         kept = {name: adapter for name, adapter in merged.items() if adapter is not None}
-        return Shared(kept, self.generation + 1)
+        return SharedState(kept, self.generation + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +78,33 @@ class StateObject:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has been there."""
+        """Whether the object was there at the last read or write."""
         return bool(self._etag)
 
-    def read(self) -> Shared | None:
+    def read(self) -> SharedState | None:
         """Return the object; None where it has not changed since the last read, or is missing."""
         content, etag = self._folder.read_newer(self._name, self._etag)
-        shared = None if content is None else Shared.read(content, self.place)
+        shared = None if content is None else SharedState.read(content, self.place)
         self._etag = etag
         return shared
 
-    def write(self, shared: Shared) -> None:
-        """Put it in the place of what was read last.
+    def write(self, shared: SharedState) -> None:
+        """Replace the version that was read last (compare and swap by ETag).
 
         Raises:
             ObjectChangedError: another replica was faster: read again.
         """
-        self._etag = self._folder.write(self._name, shared.written(), self._etag)
+        self._etag = self._folder.write(self._name, shared.encoded(), self._etag)
 
     def report(self, report: ReplicaReport) -> None:
         """Write this replica's report."""
         content = {"generation": report.generation, "missing": dict(report.missing)}
         self._reports.write(f"{self.replica}.json", json.dumps(content).encode())
 
-    def others(self) -> dict[str, ReplicaReport]:
-        """Return what the other replicas say that have reported within the last minute.
+    def live_reports(self) -> dict[str, ReplicaReport]:
+        """Return the reports by name of the other replicas that reported within `LIVE_SECONDS`.
 
-        The times are the store's. Reports of replicas that are long gone are removed.
+        Ages are by the store's clock. Reports older than `FORGOTTEN_SECONDS` are deleted.
         """
         listed = {stored.name: stored for stored in self._reports.list_objects()}
         newest = max((stored.modified for stored in listed.values()), default=0.0)
@@ -126,9 +126,9 @@ class StateObject:
 
 
 def _report(content: bytes) -> ReplicaReport:
-    """Return a report; one that cannot be read has nothing."""
+    """Return the parsed report; one that cannot be read counts as of generation -1."""
     try:
         document = json.loads(content)
         return ReplicaReport(int(document["generation"]), dict(document["missing"]))
     except (ValueError, KeyError, TypeError):
-        return ReplicaReport(-1, _NOTHING)
+        return ReplicaReport(-1, _NO_REASONS)

@@ -1,7 +1,7 @@
-"""What calls have one replica do, all replicas do: over one object in S3 that is read often.
+"""Adapters replicated between servers: over one object in S3 that each of them polls.
 
-A change is carried out here first, then written; another replica's is taken over when it is read.
-Of two replicas that change one adapter the one that writes last wins, and no other name is touched.
+A change by a call is applied here first, then written; another replica's is applied once it is
+read. Of two replicas that change one adapter the last write wins, and no other name is touched.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ from typing import Final
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import DownloadError, LmiError
-from lmi_vllm.extras.adapters_state.shared_object import ReplicaReport, Shared, StateObject
-from lmi_vllm.extras.adapters_state.taken import TakenAdapters
+from lmi_vllm.extras.adapters_state.reconciler import AdapterReconciler
+from lmi_vllm.extras.adapters_state.shared_object import ReplicaReport, SharedState, StateObject
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectChangedError, UnreachableError
 
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 20.0
-# That a start waits for an adapter which cannot be had, through some tries: a source that stumbles
-# costs a new server none, and one that is broken for good does not keep every new server away.
+# How long a start retries an adapter that cannot be loaded: long enough for a source that fails for
+# a moment, short enough that one that fails for good does not keep new servers from readiness.
 READY_SECONDS: Final = 15.0
 READY_PAUSE_SECONDS: Final = 1.0
 WRITE_SECONDS: Final = 5.0  # that a call waits for its change to be written
-TAKE_OVER_SECONDS: Final = 1.0  # that writing waits for what is taken over
+RECONCILE_SECONDS: Final = 1.0  # that writing waits for adapters to be applied
 CONFIRM_SECONDS: Final = 30.0  # less than the minute that proxies wait for an answer
 CONFIRM_PAUSE_SECONDS: Final = 0.3
-MOST_CONFLICTS: Final = 20
-AWAY: Final = (UnreachableError, InterruptedTransferError, DownloadError)
+MAX_CONFLICTS: Final = 20
+STORE_ERRORS: Final = (UnreachableError, InterruptedTransferError, DownloadError)
 
 
 class ReplicaAdapters:
@@ -47,28 +47,28 @@ class ReplicaAdapters:
         self._state = state
         self._refresh_seconds = refresh_seconds
         self._now = now
-        self._shared = Shared()
+        self._shared = SharedState()
         self._pending: dict[str, Adapter | None] = {}  # changed here, not written
-        self._turn = asyncio.Lock()
+        self._sync_lock = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._taken = TakenAdapters(registry, drop_seconds, now, self._wake.set)
+        self._reconciler = AdapterReconciler(registry, drop_seconds, now, self._wake.set)
         self._reported: tuple[ReplicaReport, float] | None = None
         self._synced_at = now()
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the object was last read, and what was pending written."""
+        """Seconds since the last complete synchronization: read, applied, written."""
         return self._now() - self._synced_at
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """What this server does not have as it is shared, with the reason."""
-        return self._taken.missing({**self._shared.adapters, **self._pending})
+        """The reason by name for each adapter that this server does not have as it is shared."""
+        return self._reconciler.missing({**self._shared.adapters, **self._pending})
 
     async def begin(self) -> None:
-        """Return when everything that is shared is here, however long the store is away.
+        """Return when every shared adapter is registered, however long the store is unreachable.
 
-        An adapter that cannot be had is tried again for `READY_SECONDS`, and then named.
+        An adapter that cannot be loaded is retried for `READY_SECONDS`, then logged and left out.
 
         Raises:
             ModelSourceError: the object is not ours.
@@ -77,7 +77,7 @@ class ReplicaAdapters:
         until = self._now() + READY_SECONDS
         while True:
             try:
-                await self.sync(all_of_it=True)
+                await self.sync(wait_for_all=True)
             except (UnreachableError, InterruptedTransferError) as error:
                 logger.warning(
                     "%s cannot be read, so this server waits: %s", self._state.place, error
@@ -101,19 +101,19 @@ class ReplicaAdapters:
             await self._sync_if_possible()
 
     async def changed(self, name: str) -> None:
-        """Write a change that a call has made here; one that was taken over is left alone."""
-        if self._taken.is_as_shared(name):
+        """Write a change that a call has made here; one that the reconciler made is not written."""
+        if self._reconciler.is_as_shared(name):
             self._pending.pop(name, None)
             return
-        self._pending[name] = self._taken.own(name)
+        self._pending[name] = self._reconciler.registered(name)
         writing = asyncio.create_task(self._sync_if_possible())
         await asyncio.wait({writing}, timeout=WRITE_SECONDS)
 
     async def confirm(self, name: str) -> dict[str, str]:
-        """Return when every replica that reported within the last minute has the change, or late.
+        """Wait until every live replica has the change, at most about `CONFIRM_SECONDS`.
 
-        What comes back are the replicas that have not, by name, each with the reason; the object
-        itself where it is out of reach.
+        Returns the reason by name for each replica that lacks it; under the object's URL where the
+        object itself is out of reach. A replica is live that reported within the last minute.
         """
         if name in self._pending:
             return {self._state.place: "cannot be written now: the others will have it afterwards"}
@@ -121,8 +121,8 @@ class ReplicaAdapters:
         while True:
             try:
                 async with asyncio.timeout(CONFIRM_SECONDS):
-                    others = await asyncio.to_thread(self._state.others)
-            except (*AWAY, TimeoutError):
+                    others = await asyncio.to_thread(self._state.live_reports)
+            except (*STORE_ERRORS, TimeoutError):
                 return {self._state.place: "cannot be read now"}
             lacking = {
                 replica: report.missing.get(name, "has not read the change")
@@ -134,22 +134,22 @@ class ReplicaAdapters:
             await asyncio.sleep(CONFIRM_PAUSE_SECONDS)
 
     async def close(self) -> None:
-        """End all work and take back the report of this replica."""
-        self._taken.close()
-        with suppress(*AWAY, TimeoutError):
+        """Cancel the running tasks and delete the report of this replica."""
+        self._reconciler.close()
+        with suppress(*STORE_ERRORS, TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self._state.leave), WRITE_SECONDS)
 
-    async def sync(self, *, all_of_it: bool = False) -> None:
-        """Read, take over, write what is pending, report.
+    async def sync(self, *, wait_for_all: bool = False) -> None:
+        """Read the object, reconcile, write pending changes, report.
 
         Raises:
             LmiError, UnreachableError, InterruptedTransferError: the store's.
         """
-        async with self._turn:
+        async with self._sync_lock:
             await self._read()
-            tasks = self._taken.take_over(self._shared.adapters, self._pending)
+            tasks = self._reconciler.reconcile(self._shared.adapters, self._pending)
             if tasks:
-                await asyncio.wait(tasks, timeout=None if all_of_it else TAKE_OVER_SECONDS)
+                await asyncio.wait(tasks, timeout=None if wait_for_all else RECONCILE_SECONDS)
             await self._write_pending()
             self._synced_at = self._now()
             await self._report()
@@ -157,7 +157,7 @@ class ReplicaAdapters:
     async def _sync_if_possible(self) -> None:
         try:
             await self.sync()
-        except (*AWAY, LmiError) as error:
+        except (*STORE_ERRORS, LmiError) as error:
             logger.error(
                 "%s is out of reach, what is known is served: %s", self._state.place, error
             )
@@ -172,24 +172,24 @@ class ReplicaAdapters:
             self._pending = {**self._shared.adapters, **self._pending}
 
     async def _write_pending(self) -> None:
-        for _ in range(MOST_CONFLICTS):
+        for _ in range(MAX_CONFLICTS):
             if not self._pending:
                 return
             changes = dict(self._pending)
-            new = self._shared.changed(changes)
+            new = self._shared.with_changes(changes)
             try:
                 await asyncio.to_thread(self._state.write, new)
             except ObjectChangedError:
                 await self._read()
-                self._taken.take_over(self._shared.adapters, self._pending)
+                self._reconciler.reconcile(self._shared.adapters, self._pending)
                 continue
             self._shared = new
             self._written(changes)
-        raise UnreachableError(f"{MOST_CONFLICTS} writes in a row were another's")
+        raise UnreachableError(f"{MAX_CONFLICTS} writes in a row were another's")
 
     def _written(self, changes: Mapping[str, Adapter | None]) -> None:
         for name, adapter in changes.items():
-            self._taken.written(name, adapter)
+            self._reconciler.written(name, adapter)
             if self._pending.get(name) is adapter:
                 self._pending.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""The kept adapters of a server: read before it is ready, kept the same until it ends."""
+"""Adapters that outlive a server: restored before it is ready, persisted until it ends."""
 
 import asyncio
 import contextlib
@@ -27,13 +27,13 @@ from lmi_vllm.telemetry.metrics import STATE_AGE_SECONDS, STATE_MISSING
 
 logger = logging.getLogger(__name__)
 
-NOTE: Final = "adapters_state"  # in the body of /ping and /ready
-LATE_PERIODS: Final = 3  # in which the object could not be read
+PING_DETAIL: Final = "adapters_state"  # in the body of /ping and /ready
+LATE_PERIODS: Final = 3  # without a synchronization, before /ping says so
 WATCH_SECONDS: Final = 1.0
 
 
 class Replica:
-    """Keeps the adapters of each model of this server, where the settings ask for it."""
+    """Persists the adapters of each model of this server, where the settings ask for it."""
 
     def __init__(
         self, service: InferenceService, environ: Mapping[str, str], settings: Settings
@@ -49,10 +49,10 @@ class Replica:
         self._settings = settings
 
     async def keep(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
-        """Return when the registry has what is kept; the first process does so for all.
+        """Return when the registry has the kept adapters; the first process does so for all.
 
         Raises:
-            ModelSourceError: what is kept cannot be read.
+            ModelSourceError: the file or object cannot be read.
         """
         await self.close()
         place = self._settings.extra(AdaptersStateSettings).adapters_state or ""
@@ -61,55 +61,55 @@ class Replica:
         if (store := store_of(place)) is not None:
             await self._share(registry, place, store)
         elif not is_url(place):
-            memory = AdapterStateFile(Path(without_file_scheme(place)))
-            registry.on_change = memory.keep
-            await memory.restore(registry)
+            state_file = AdapterStateFile(Path(without_file_scheme(place)))
+            registry.on_change = state_file.keep
+            await state_file.restore(registry)
 
     async def _share(self, registry: AdapterRegistry, place: str, store: Store) -> None:
         folder, _, name = place.rpartition("/")
         state = StateObject(store.make_store(f"{folder}/", self._environ), name, replica_name())
-        asked = self._settings.extra(AdaptersStateSettings)
+        state_settings = self._settings.extra(AdaptersStateSettings)
         self._shared = shared = ReplicaAdapters(
             registry,
             state,
-            asked.adapters_state_refresh_seconds,
+            state_settings.adapters_state_refresh_seconds,
             lambda: self._service.profile.predict_timeout,
         )
         await shared.begin()
         registry.sharing = shared
         logger.info("adapters are shared over %s, as %s", state.place, state.replica)
-        late = LATE_PERIODS * asked.adapters_state_refresh_seconds + WATCH_SECONDS
+        late_seconds = LATE_PERIODS * state_settings.adapters_state_refresh_seconds + WATCH_SECONDS
         self._tasks = [
             asyncio.create_task(shared.run()),
-            asyncio.create_task(self._watch(shared, late)),
+            asyncio.create_task(self._watch(shared, late_seconds)),
         ]
 
     async def close(self) -> None:
-        """End the sharing of a model."""
+        """Stop synchronizing the adapters of a model."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        self._service.lifecycle.ping_details.pop(NOTE, None)
+        self._service.lifecycle.ping_details.pop(PING_DETAIL, None)
         if self._shared is not None:
             await self._shared.close()
             self._shared = None
 
     async def _watch(self, shared: ReplicaAdapters, late_seconds: float) -> None:
-        """Keep the metrics, and what health says of a state that is out of reach."""
+        """Update the metrics, and the detail in `/ping` of a state that is out of reach."""
         notes = self._service.lifecycle.ping_details
         while True:
             age = shared.age_seconds
             STATE_AGE_SECONDS.set(age)
             STATE_MISSING.set(len(shared.missing))
-            notes.pop(NOTE, None)
+            notes.pop(PING_DETAIL, None)
             if age > late_seconds:
-                notes[NOTE] = f"out of reach for {age:.0f} s: what is known is served"
+                notes[PING_DETAIL] = f"out of reach for {age:.0f} s: what is known is served"
             await asyncio.sleep(WATCH_SECONDS)
 
 
 def replica_name() -> str:
-    """Return a name of this process: the machine's, for people, and one that no other has."""
+    """Return a unique name of this process that begins with the name of its host."""
     return f"{re.sub('[^A-Za-z0-9.-]', '-', socket.gethostname())}-{uuid.uuid4().hex[:8]}"
 
 
@@ -120,7 +120,7 @@ async def keeping_adapters(
     environ: Mapping[str, str],
     events: ServerEvents,
 ) -> AsyncIterator[None]:
-    """Keep adapters as the settings of each model ask for it."""
+    """Persist adapters as the settings of each model ask for it, while the body runs."""
     replica = Replica(service, environ, settings)
     events.on_plan.append(replica.take)
     events.on_adapters.append(replica.keep)

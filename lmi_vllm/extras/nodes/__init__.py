@@ -8,5 +8,5 @@ EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.nodes.cluster:ClusterSettings"),),
     placement_rules=(Lazy("lmi_vllm.extras.nodes.cluster:put_cluster"),),
     start_variables=(Lazy("lmi_vllm.extras.nodes.liveness:start_variables"),),
-    instead_of_serving=(Lazy("lmi_vllm.extras.nodes.follow:follower"),),
+    run_modes=(Lazy("lmi_vllm.extras.nodes.follow:follower"),),
 )

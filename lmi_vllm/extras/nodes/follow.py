@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.commands.serve import ServeOtherwise
+from lmi_vllm.commands.serve import RunMode
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
@@ -33,7 +33,7 @@ WORKER_ENDED = "a worker process of this node died"
 CUT_OFF_ANSWER_SECONDS = 5.0  # workers may notice before us that the leader went
 
 
-def follower(settings: Settings) -> ServeOtherwise | None:
+def follower(settings: Settings) -> RunMode | None:
     """Return what a node behind a leader does; None for a leader, and for a node alone."""
     return follow if follows(settings) else None
 

@@ -9,7 +9,7 @@ import pytest
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.extras.adapter_store.files import claimed_files
+from lmi_vllm.extras.adapter_store.files import locked_files
 from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
 from lmi_vllm.extras.adapter_store.settings import CachePolicy
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
@@ -40,9 +40,9 @@ class Bench:
         )
         self._running = contextlib.ExitStack()
 
-    def open(self, place: str = PLACE, most_bytes: int = 1 << 30) -> OnDemandAdapters:
+    def open(self, place: str = PLACE, max_bytes: int = 1 << 30) -> OnDemandAdapters:
         """Have the registry find adapters at `place`."""
-        self.files = self._running.enter_context(claimed_files(place, self.environ, most_bytes))
+        self.files = self._running.enter_context(locked_files(place, self.environ, max_bytes))
         store = open_adapter_store(place, self.sources, self.environ)
         terms = CachePolicy(self.sources.limits, REFRESH, lambda: 5.0)
         found = OnDemandAdapters(self.registry, store, self.files, terms, lambda: self.time)

@@ -10,7 +10,11 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import NotReadyError, RequestError, UnknownAdapterError
 from lmi_vllm.extras.adapter_store import negative_cache, on_demand
-from lmi_vllm.extras.adapter_store.negative_cache import ABSENT_SECONDS, AWAY_SECONDS, NegativeCache
+from lmi_vllm.extras.adapter_store.negative_cache import (
+    ABSENT_SECONDS,
+    UNREACHABLE_SECONDS,
+    NegativeCache,
+)
 from tests.support.adapter_files import CAPITALS, copy_adapter
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import Refusal
@@ -80,7 +84,7 @@ async def test_names_that_are_no_folder_never_reach_the_store(bench: Bench, name
 
 def test_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is forgotten; what a call removed is not pushed out by invented names."""
-    monkeypatch.setattr(negative_cache, "MOST_NAMES", 10)
+    monkeypatch.setattr(negative_cache, "MAX_NAMES", 10)
     absences = NegativeCache(lambda: 0.0)
     absences.remove("gone")
     for number in range(1000):
@@ -119,7 +123,7 @@ async def test_adapter_beyond_the_limit_is_not_fetched_and_moves_nothing_out(ben
     """Its size is known from the listing."""
     bench.put("small")
     bench.put("large", extra=bytes(2 * SIZE))
-    bench.open(most_bytes=2 * SIZE)
+    bench.open(max_bytes=2 * SIZE)
     await use(bench, "small")
     with pytest.raises(RequestError, match=r"option\.adapter_store_cache_gb"):
         await use(bench, "large")
@@ -130,7 +134,7 @@ async def test_adapter_beyond_the_limit_is_not_fetched_and_moves_nothing_out(ben
 async def test_least_recently_used_makes_room(bench: Bench) -> None:
     """It is unregistered, unloaded and deleted; what was used since stays."""
     bench.put("a", "b", "c")
-    bench.open(most_bytes=2 * SIZE)
+    bench.open(max_bytes=2 * SIZE)
     for name in ("a", "b", "a", "c"):
         await use(bench, name)
     assert sorted(bench.engine.adapters) == ["a", "c"]
@@ -142,7 +146,7 @@ async def test_least_recently_used_makes_room(bench: Bench) -> None:
 async def test_adapter_in_use_or_pinned_is_never_moved_out(bench: Bench) -> None:
     """Another goes, or the request that needs the room is refused, for now."""
     bench.put("a", "b", "c")
-    bench.open(most_bytes=2 * SIZE)
+    bench.open(max_bytes=2 * SIZE)
     async with bench.registry.hold("a"):
         await use(bench, "b")
         await use(bench, "c")
@@ -255,7 +259,7 @@ async def test_store_that_is_away_is_not_asked_by_every_request(bench: Bench) ->
         await use(bench, "de")
     assert bench.calls == before
     bench.s3.refusal = None
-    bench.time += AWAY_SECONDS + 1
+    bench.time += UNREACHABLE_SECONDS + 1
     assert await use(bench, "de")
 
 
@@ -268,7 +272,7 @@ async def test_fetch_that_breaks_is_503_and_leaves_nothing(bench: Bench) -> None
         await use(bench, "fr")
     assert not [*bench.files.folder.iterdir()]
     bench.s3.refuse_objects = None
-    bench.time += AWAY_SECONDS + 1
+    bench.time += UNREACHABLE_SECONDS + 1
     assert await use(bench, "fr")
 
 

@@ -16,7 +16,7 @@ from lmi_vllm.errors import (
     ModelSourceError,
     ResourceNotFoundError,
 )
-from lmi_vllm.extras.adapters_state import sharing, taken
+from lmi_vllm.extras.adapters_state import reconciler, sharing
 from lmi_vllm.extras.adapters_state.shared_object import StateObject
 from lmi_vllm.extras.adapters_state.sharing import ReplicaAdapters
 from lmi_vllm.sources.table import store_of
@@ -269,7 +269,7 @@ async def test_adapter_that_cannot_be_had_is_tried_again(start: Start) -> None:
     b.refused.clear()
     await b.sync()
     assert b.names == ["de"]
-    b.time += taken.FIRST_RETRY_SECONDS
+    b.time += reconciler.FIRST_RETRY_SECONDS
     await b.sync()
     assert b.names == ["de", "fr"]
     await a.sync()
@@ -282,7 +282,7 @@ async def test_new_replica_tries_a_source_that_stumbles_again(
     """It is ready once it has the adapter."""
     late, begun = await begun_without(start, monkeypatch)
     late.refused.clear()
-    late.time += taken.FIRST_RETRY_SECONDS
+    late.time += reconciler.FIRST_RETRY_SECONDS
     await asyncio.wait_for(begun, 60)
     assert late.names == ["fr"]
 

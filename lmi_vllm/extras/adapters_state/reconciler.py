@@ -1,4 +1,4 @@
-"""What this server has of the shared adapters: taken over into its registry, one by one."""
+"""The reconciler of this server: brings its registry to the shared adapters, one by one."""
 
 import asyncio
 import logging
@@ -13,22 +13,22 @@ from lmi_vllm.errors import AdapterConflictError, LmiError, ResourceNotFoundErro
 
 logger = logging.getLogger(__name__)
 
-FIRST_RETRY_SECONDS: Final = 2.0  # until an adapter that could not be taken over is tried again
-RETRY_SECONDS: Final = 30.0  # the most that it is, as each try doubles it
-TAKEN_AT_ONCE: Final = 4
+FIRST_RETRY_SECONDS: Final = 2.0  # before the second try of an adapter; each try doubles it
+MAX_RETRY_SECONDS: Final = 30.0
+MAX_CONCURRENT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an adapter could not be taken over, and when to try again."""
+    """Why an adapter could not be applied, and when to try again (on the clock `now`)."""
 
     text: str
-    again_at: float
+    retry_at: float
     tries: int = 1
 
 
-class TakenAdapters:
-    """The shared adapters as the registry has them; `on_done` is called as each is taken over."""
+class AdapterReconciler:
+    """Applies the shared adapters to the registry; `on_done` is called as each task ends."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class TakenAdapters:
         self._drop_seconds = drop_seconds
         self._now = now
         self._on_done = on_done
-        self._taken: dict[str, Adapter] = {}  # as they were shared when they were taken over
+        self._applied: dict[str, Adapter] = {}  # as they were shared when they were applied
         self._failures: dict[str, Failure] = {}
-        self._work: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(TAKEN_AT_ONCE)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
-    def own(self, name: str) -> Adapter | None:
-        """What this server has of the name by a call, as it is shared."""
+    def registered(self, name: str) -> Adapter | None:
+        """Return the adapter that a call registered, as it is shared; None without one."""
         if name not in self._registry:
             return None
         own = self._registry.describe(name)
@@ -56,69 +56,74 @@ class TakenAdapters:
         return Adapter(name, own.src, own.preload, own.pin, own.options, revision=own.revision)
 
     def is_as_shared(self, name: str) -> bool:
-        """Whether the registry has what was taken over under this name: no call has changed it."""
-        return _same(self.own(name), self._taken.get(name))
+        """Whether the registry has what was applied under this name: no call has changed it."""
+        return _are_equal(self.registered(name), self._applied.get(name))
 
     def missing(self, wanted: Mapping[str, Adapter | None]) -> Mapping[str, str]:
-        """Return the adapters that differ from `wanted` in the registry, with the reason."""
-        names = {*self._taken, *wanted}
-        lacking = [name for name in names if not _same(self.own(name), wanted.get(name))]
+        """Return the reason by name for each adapter that differs from `wanted` in the registry."""
+        names = {*self._applied, *wanted}
+        lacking = [
+            name for name in names if not _are_equal(self.registered(name), wanted.get(name))
+        ]
         failures = self._failures
         return {
             name: failures[name].text if name in failures else "not yet" for name in sorted(lacking)
         }
 
     def written(self, name: str, adapter: Adapter | None) -> None:
-        """Record that the registry's entry equals the shared one."""
+        """Record that the shared object has this adapter now; None: that it has none."""
         self._failures.pop(name, None)
         if adapter is None:
-            self._taken.pop(name, None)
+            self._applied.pop(name, None)
         else:
-            self._taken[name] = adapter
+            self._applied[name] = adapter
 
     def close(self) -> None:
-        """End all work."""
-        for task in self._work.values():
+        """Cancel the running tasks."""
+        for task in self._tasks.values():
             task.cancel()
 
-    def take_over(
+    def reconcile(
         self, shared: Mapping[str, Adapter], pending: Collection[str]
     ) -> set[asyncio.Task[None]]:
-        """Begin what is to be done for the registry to be as the object; return all that runs."""
-        for name in {*self._taken, *shared} - {*pending, *self._work}:
-            wanted, failure = shared.get(name), self._failures.get(name)
-            is_due = failure is not None and self._now() >= failure.again_at
-            if is_due or not _same(wanted, self._taken.get(name)):
-                task = self._work[name] = asyncio.create_task(self._take(name, wanted))
-                task.add_done_callback(lambda _, name=name: self._done(name))  # type: ignore[misc]
-        return set(self._work.values())
+        """Start a task for each adapter that differs from `shared`; return all running tasks.
 
-    def _done(self, name: str) -> None:
-        self._work.pop(name, None)
+        Names in `pending` are left alone: their change is newer and not written yet.
+        """
+        for name in {*self._applied, *shared} - {*pending, *self._tasks}:
+            wanted, failure = shared.get(name), self._failures.get(name)
+            is_due = failure is not None and self._now() >= failure.retry_at
+            if is_due or not _are_equal(wanted, self._applied.get(name)):
+                task = self._tasks[name] = asyncio.create_task(self._reconcile_one(name, wanted))
+                task.add_done_callback(lambda _, name=name: self._on_task_done(name))  # type: ignore[misc]
+        return set(self._tasks.values())
+
+    def _on_task_done(self, name: str) -> None:
+        self._tasks.pop(name, None)
         self._on_done()
 
-    async def _take(self, name: str, wanted: Adapter | None) -> None:
-        """Have the registry have this adapter, or none of that name."""
+    async def _reconcile_one(self, name: str, wanted: Adapter | None) -> None:
+        """Register, replace or update the adapter; unregister it where `wanted` is None."""
         if wanted is None:
-            self._taken.pop(name, None)
+            self._applied.pop(name, None)
             self._failures.pop(name, None)
             with suppress(ResourceNotFoundError):
                 await self._registry.unregister(name, self._drop_seconds())
             return
-        self._taken[name] = wanted
+        self._applied[name] = wanted
         try:
             async with self._slots:
-                await self._put(wanted)
+                await self._apply(wanted)
         except LmiError as error:
             logger.error("adapter %s, which is shared, cannot be had here: %s", name, error.text)
             before = self._failures.get(name)
             tries = 1 if before is None else before.tries + 1
-            pause = min(FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 8), RETRY_SECONDS)
+            pause = min(FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 8), MAX_RETRY_SECONDS)
             self._failures[name] = Failure(error.text, self._now() + pause, tries)
         else:
             self._failures.pop(name, None)
 
-    async def _put(self, wanted: Adapter) -> None:
+    async def _apply(self, wanted: Adapter) -> None:
         registry, name = self._registry, wanted.name
         if name not in registry:
             await registry.register(wanted)
@@ -133,11 +138,11 @@ class TakenAdapters:
         await registry.update(name, changed, self._drop_seconds())
 
 
-def _same(one: Adapter | None, other: Adapter | None) -> bool:
-    return _shown(one) == _shown(other)
+def _are_equal(one: Adapter | None, other: Adapter | None) -> bool:
+    return _shared_fields(one) == _shared_fields(other)
 
 
-def _shown(adapter: Adapter | None) -> tuple[object, ...] | None:
+def _shared_fields(adapter: Adapter | None) -> tuple[object, ...] | None:
     if adapter is None:
         return None
     return adapter.revision, adapter.src, adapter.preload, adapter.pin, dict(adapter.options)
