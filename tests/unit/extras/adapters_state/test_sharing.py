@@ -51,7 +51,7 @@ class Replica:
 
     async def sync(self) -> None:
         """Read and write once."""
-        await self.shared.sync(all_of_it=True)
+        await self.shared.sync(wait_for_all=True)
 
     @property
     def names(self) -> list[str]:
