@@ -22,7 +22,7 @@ import pytest
 from integration.client import Answer, call, connect, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer, running_server
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.extras.front_ends.group import SILENT_SECONDS, SPARE_SLOTS
+from lmi_vllm.extras.front_ends.group import LIVENESS_SECONDS, SPARE_SLOTS
 
 pytestmark = pytest.mark.vllm
 
@@ -391,7 +391,7 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
         assert adapted.status == 200, adapted.body
     # One that hangs is ended as well: the kernel would go on giving it connections.
     os.kill(pids[1], signal.SIGSTOP)
-    assert wait_until(lambda: pids[1] not in front_ends(server), 2 * SILENT_SECONDS)
+    assert wait_until(lambda: pids[1] not in front_ends(server), 2 * LIVENESS_SECONDS)
     kill_others(server, SPARE_SLOTS)
     # One more than there are slots for is a failure as the engine's death: the second of two.
     reason = "more front-end processes ended than can be replaced over one engine"

@@ -36,7 +36,7 @@ class ProcessGroup:
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
         """Start the processes unless they run: they load what they need while the engine starts."""
 
-    def new_seats(self) -> tuple[EngineSlot, ...]:
+    def new_slots(self) -> tuple[EngineSlot, ...]:
         """Return the slots to reserve at the engine that is started next."""
         return ()
 

@@ -156,7 +156,7 @@ class ModelStart:
             raise EngineStartError(self._files.with_failures(error.text)) from error
 
     async def _start_engine(self, ready: ReadyFiles) -> Engine:
-        slots = self._context.processes.new_seats()
+        slots = self._context.processes.new_slots()
         try:
             return await self._context.engine_factory.start(
                 ready.arguments, self._plan.profile, slots

@@ -34,15 +34,16 @@ class Hello:
     environ: Mapping[str, str]
     arguments: EngineArguments
     counters: str  # path of the shared counters
-    processes: int  # rows of them
-    row: int
+    processes: int  # their number of rows
+    row: int  # of this process
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """The engine is up: join it and answer at the address.
 
-    `first` is the socket of the first process, which answers what this one cannot.
+    `first` is the Unix socket of the first process, which answers what this one cannot; `limit` is
+    the most requests in flight over all processes.
     """
 
     settings: Settings
@@ -58,7 +59,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AdapterList:
-    """All adapters there are from now on; answered when no request uses another any more."""
+    """The complete list of adapters; answered once no request uses any other adapter."""
 
     number: int
     adapters: tuple[Adapter, ...]
@@ -68,7 +69,7 @@ class AdapterList:
 
 @dataclass(frozen=True, slots=True)
 class StateChanged:
-    """The state of the server, and whether there is a model to ask."""
+    """The state of the server, the limit of requests in flight, and whether a model is loaded."""
 
     state: State
     limit: int
@@ -76,25 +77,25 @@ class StateChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class EndAll:
+class CancelRequests:
     """Cancel requests in flight; each is answered with an error."""
 
 
 @dataclass(frozen=True, slots=True)
-class EngineGone:
-    """The engine has died, which only its parent process notices."""
+class EngineDied:
+    """The engine has died; only its parent, the first process, is notified by the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """Leave the engine: it ends, or has. Answered when its sockets are closed."""
+    """Leave the engine, which ends or has ended; answered when the sockets are closed."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogLevel:
-    """Log from this level on."""
+    """The level from which on the process logs."""
 
     level: int
 
@@ -106,7 +107,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The process has vLLM and can join an engine."""
+    """The process has imported vLLM and can join an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +117,21 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class RequestStarted:
-    """A request goes to the engine, under this id of the engine's."""
+    """A request is about to go to the engine, under this id there."""
 
     engine_request: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRequests:
-    """All requests that this process has in the engine."""
+    """The ids of all requests that this process has in the engine."""
 
     engine_requests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A request is about to use an adapter; answered once it may."""
+    """A request needs an adapter's slot; answered once it holds one."""
 
     number: int
     engine_id: int
@@ -138,7 +139,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The request of that `Hold` has left the engine, or waits no more."""
+    """The request of the `Hold` with this number has left the engine, or has stopped waiting."""
 
     number: int
 
@@ -153,7 +154,7 @@ class LoadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class FailureCounted:
-    """What a request was answered with: the fault of an error, or a status."""
+    """A request failed: the fault of its error, or the status of its answer."""
 
     cause: Fault | int
 
@@ -167,7 +168,7 @@ class TelemetryLine:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was asked under that number has been done, or refused."""
+    """The reply to the call with this number: done, or refused with `error`."""
 
     number: int
     error: LmiError | None = None
@@ -179,7 +180,7 @@ class ChannelClosedError(Exception):
 
 @dataclass(slots=True)
 class Channel:
-    """One end of a socket pair: ordered messages, and calls with answers."""
+    """One end of a socket pair: ordered messages, and calls with replies."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -212,14 +213,14 @@ class Channel:
             raise ChannelClosedError from error
 
     def new_number(self) -> int:
-        """Return a number that no question of this end has had."""
+        """Return a number that no call of this end has had."""
         return next(self._numbers)
 
-    async def ask(self, message: Any) -> None:
-        """Send a message that has a number, and return when the other end has done it.
+    async def call(self, message: Any) -> None:
+        """Send a message that has a number, and return when the other end has replied to it.
 
         Raises:
-            LmiError: as the other end raised it.
+            LmiError: the other end refused the call with it.
             NotReadyError: the other process is gone.
         """
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -232,8 +233,8 @@ class Channel:
         finally:
             self._waiting.pop(message.number, None)
 
-    def answered(self, done: Done) -> None:
-        """Hand the answer to the question, if it is still waited for."""
+    def resolve(self, done: Done) -> None:
+        """Resolve the call that `done` replies to; a reply that no caller waits for is ignored."""
         waiting = self._waiting.get(done.number)
         if waiting is None or waiting.done():
             return
@@ -243,7 +244,7 @@ class Channel:
             waiting.set_exception(done.error)
 
     def close(self) -> None:
-        """Close the line; what still waits for an answer fails."""
+        """Close the channel; calls without a reply raise NotReadyError."""
         self.writer.close()
         for waiting in self._waiting.values():
             if not waiting.done():
@@ -258,5 +259,5 @@ def _read_only(mapping: dict[Any, Any]) -> "MappingProxyType[Any, Any]":
     return MappingProxyType(mapping)
 
 
-# Pickle itself does not know the type by the name it has.
+# Pickle cannot find the type by its name, `builtins.mappingproxy`.
 copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What this process has in the engine; `requests` are their ids there, None without one."""
+    """This process's figures at the engine; `requests` are ids there, None without an engine."""
 
     running: int = 0
     steps: int = 0
@@ -43,7 +43,7 @@ class Figures:
 
 
 class ClientModel:
-    """Serves over an engine that another process started, as long as that one has it."""
+    """Serves over an engine that the first process started, for as long as it runs."""
 
     def __init__(self, service: InferenceService, events: ServerEvents, channel: Channel) -> None:
         self._service = service
@@ -51,8 +51,8 @@ class ClientModel:
         self._first = RemoteAdapters(channel)
         self._channel = channel
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
-        self._engine_turn = asyncio.Lock()
-        self._list_turn = asyncio.Lock()
+        self._engine_lock = asyncio.Lock()
+        self._list_lock = asyncio.Lock()
         self._engine: JoinedEngine | None = None
         self._adapters: FollowedAdapters | None = None
 
@@ -62,8 +62,12 @@ class ClientModel:
         await asyncio.get_running_loop().run_in_executor(self._thread, load)
 
     async def join(self, begin: Begin, *, is_first: bool) -> None:
-        """Join the engine and prove it."""
-        async with self._engine_turn:
+        """Join the engine and run a warm-up request on it.
+
+        Raises:
+            EngineStartError: the engine could not be joined.
+        """
+        async with self._engine_lock:
             await self._join(begin)
             if is_first:
                 freeze_heap()
@@ -71,30 +75,30 @@ class ClientModel:
                 refreeze_heap()
 
     async def leave(self) -> None:
-        """Leave the engine, if there is one; its sockets are closed then."""
-        async with self._engine_turn:
+        """Leave the engine, if it was joined; returns when its sockets are closed."""
+        async with self._engine_lock:
             engine, self._engine = self._engine, None
             if engine is not None:
                 await engine.close()
                 self._service.detach()
 
     async def follow(self, message: AdapterList) -> None:
-        """Route by the list; returns when no request uses an adapter that is not in it."""
+        """Route by the list; returns when no request uses an adapter that it leaves out."""
         if self._adapters is None or self._engine is None:
             raise RuntimeError("the engine has not been joined")
         adapters = self._adapters
-        async with self._list_turn:  # an older list must not overwrite a newer one
+        async with self._list_lock:  # an older list must not overwrite a newer one
             self._engine.share(message.shared)
             gone = await adapters.follow(message.adapters)
         await adapters.wait_unused(gone, message.timeout_seconds)
 
     def engine_died(self) -> None:
-        """End the requests in the engine: its parent alone hears of its death."""
+        """End the requests in the engine; only its parent process is notified of its death."""
         if self._engine is not None:
             self._engine.engine_died()
 
     def figures(self) -> Figures:
-        """Return what is in the engine now."""
+        """Return this process's figures at the engine; zeros without one."""
         if (engine := self._engine) is None:
             return Figures()
         return Figures(
@@ -115,7 +119,7 @@ class ClientModel:
         self._engine = engine = await join_vllm_engine(
             begin.arguments, begin.profile, self._thread, begin.slot, self._first
         )
-        self._thread = None  # the engine's own from here on
+        self._thread = None  # the engine owns the thread from here on
         engine.report_requests(lambda request: self._channel.send(RequestStarted(request)))
         if engine.task == GENERATE:
             await warm_up(engine, has_logprobs=False)
@@ -136,21 +140,30 @@ class ClientModel:
 
 
 class RemoteAdapters:
-    """The first process as the one that decides about adapters for all; see `SharedState`."""
+    """Adapter slots and loads, which the first process decides for all; see `SharedState`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     @contextlib.asynccontextmanager
     async def hold(self, adapter: int) -> AsyncIterator[None]:
-        """Keep an adapter usable while the body runs."""
+        """Hold an adapter's slot while the body runs.
+
+        Raises:
+            LmiError: the adapter cannot be used.
+            NotReadyError: the first process is gone.
+        """
         number = self._channel.new_number()
         try:
-            await self._channel.ask(Hold(number, adapter))
+            await self._channel.call(Hold(number, adapter))
             yield
         finally:
             self._channel.send(Release(number))
 
     async def load(self, name: str) -> None:
-        """Have an adapter loaded that is registered."""
-        await self._channel.ask(LoadAdapter(self._channel.new_number(), name))
+        """Return when the first process has loaded a registered adapter.
+
+        Raises:
+            LmiError: it cannot be loaded.
+        """
+        await self._channel.call(LoadAdapter(self._channel.new_number(), name))

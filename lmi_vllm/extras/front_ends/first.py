@@ -26,16 +26,16 @@ class SharedEngine(Engine, Protocol):
 
     @property
     def arguments(self) -> EngineArguments:
-        """What it was started with."""
+        """The arguments that the engine was started with."""
         ...
 
     @property
     def shared_adapters(self) -> tuple[SharedAdapter, ...]:
-        """The adapters in it."""
+        """The adapters loaded in the engine."""
         ...
 
     def hold_for_another(self, engine_id: int) -> AbstractAsyncContextManager[None]:
-        """Keep an adapter usable for another client."""
+        """Return what holds an adapter's slot for another client of the engine."""
         ...
 
     async def abort_for_another(self, engine_requests: Collection[str]) -> None:
@@ -43,7 +43,7 @@ class SharedEngine(Engine, Protocol):
         ...
 
     def complete(self, slot: EngineSlot) -> EngineSlot:
-        """Return a slot that can be taken."""
+        """Return the slot with the addresses and arguments that a client needs to take it."""
         ...
 
 
@@ -60,11 +60,11 @@ class EngineSlots:
         self._slots: tuple[EngineSlot, ...] = ()
 
     def begin(self, rows: Iterable[int]) -> None:
-        """Have every slot free for the next engine but those of processes with these rows."""
+        """Free every slot for the next engine except those of the processes with these rows."""
         self._used = set(rows)
 
     def new(self) -> tuple[EngineSlot, ...]:
-        """Return the slots at the engine that is started next."""
+        """Return one slot for each further process, at the engine that is started next."""
         self._engines += 1
         folder = self._folder / f"engine-{self._engines}"
         folder.mkdir()
@@ -75,8 +75,8 @@ class EngineSlots:
         return self._slots
 
     @property
-    def are_used_up(self) -> bool:
-        """Whether no process can be replaced over this engine any more."""
+    def is_exhausted(self) -> bool:
+        """Whether no slot is left, so that no process can be replaced at this engine."""
         return len(self._used) == self.rows - 1
 
     def take(self) -> int:
@@ -99,11 +99,11 @@ class FirstProcess:
         self._adapters: AdapterRegistry | None = None
 
     def use(self, engine: SharedEngine, adapters: AdapterRegistry) -> None:
-        """Have the processes use this engine from now on."""
+        """Serve calls of the processes over this engine from now on."""
         self.engine, self._adapters = engine, adapters
 
     def leave(self) -> None:
-        """Forget the engine: it is closing, or has died."""
+        """Drop the engine, which is closing or has died."""
         self.engine = None
 
     @property
@@ -118,10 +118,12 @@ class FirstProcess:
 
     @contextlib.asynccontextmanager
     async def hold(self, engine_id: int) -> AsyncIterator[None]:
-        """Keep an adapter usable for a request of another process.
+        """Hold an adapter's slot for a request of another process.
+
+        Yields once the request may use it.
 
         Raises:
-            LmiError: it cannot be used.
+            LmiError: the adapter cannot be used, or the engine is gone.
         """
         if self.engine is None:
             raise EngineDeadError
@@ -140,13 +142,13 @@ class FirstProcess:
         await self._adapters.load_on_first_use(name)
 
     async def abort(self, engine_requests: Collection[str]) -> None:
-        """End requests in the engine whose process is gone."""
+        """Abort requests in the engine whose process has ended."""
         if self.engine is not None and engine_requests:
             logger.warning("%d requests of a process that ended are aborted", len(engine_requests))
             await self.engine.abort_for_another(engine_requests)
 
     def note(self, message: FailureCounted | TelemetryLine) -> None:
-        """Take note of what has happened to a request of another process."""
+        """Record a failed request, or pass on a telemetry line, of another process."""
         if isinstance(message, FailureCounted):
             self._service.lifecycle.note_failure(message.cause)
             return

@@ -15,7 +15,7 @@ AskToLoad = Callable[[str], Awaitable[None]]  # by name; raises as AdapterRegist
 
 
 class FollowedAdapters(AdapterRegistry):
-    """Routes requests to adapters as the first process says; changes are made there only."""
+    """Routes requests by the first process's list of adapters; only that process changes it."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class FollowedAdapters(AdapterRegistry):
         self._ask_to_load = ask_to_load
 
     async def follow(self, adapters: Collection[Adapter]) -> list[AdapterRef]:
-        """Route by this list from now on; return the loads that are no longer in it.
+        """Route by this list from now on; return the loaded adapters that it leaves out.
 
-        Lists have to be followed one after the other.
+        Not safe for concurrent calls: the caller follows one list after the other.
         """
         before = self._refs()
         new = {adapter.name: adapter for adapter in adapters}
@@ -44,7 +44,7 @@ class FollowedAdapters(AdapterRegistry):
         return gone
 
     async def wait_unused(self, gone: Collection[AdapterRef], timeout_seconds: float) -> None:
-        """Return when no request uses these loads any more, or the time is up."""
+        """Return when no request uses these adapters any more, or after `timeout_seconds`."""
         await asyncio.gather(*(self._loads.unload(ref, timeout_seconds) for ref in gone))
 
     def _refs(self) -> dict[int, AdapterRef]:
@@ -67,7 +67,7 @@ class FollowedAdapters(AdapterRegistry):
 
 
 def without_hooks(adapter: Adapter) -> Adapter:
-    """Return the adapter as another process can have it."""
+    """Return the adapter without its hooks, which cannot be pickled for another process."""
     return replace(adapter, hooks=NO_HOOKS)
 
 

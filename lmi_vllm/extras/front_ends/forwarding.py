@@ -1,7 +1,7 @@
-"""What a further front-end process does not answer itself goes to the first one, as it came.
+"""The reverse proxy of a further front-end process: what it does not answer goes to the first one.
 
-It answers inference: each of those requests is work that processes can share. Health, metrics,
-adapters, models, the console, stored responses and answers that are read later belong to one place.
+It answers inference, which any process can do. Health, metrics, adapters, models, the console,
+stored responses and asynchronous answers need state that only the first process has.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -16,15 +16,15 @@ from lmi_vllm.messages import RouteKind
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY, request_properties
 from lmi_vllm.web.request import FORWARDED, GROUPS, OPENAI_ROUTES, PEER, SERVICE
 
-# Of one connection, not of the message (RFC 9110, 7.6.1); aiohttp writes its own.
+# Hop-by-hop headers (RFC 9110, 7.6.1): of one connection; aiohttp writes its own.
 _HOP_BY_HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
      "upgrade", "expect"}
 )  # fmt: skip
 _INFERENCE: Final = frozenset({"/invocations", *OPENAI_ROUTES} - {"/v1/models"})
-# What it begins may be asked for again, and is kept by the process that began it.
-_KEPT: Final = "/v1/responses"
-_OF_PACKED_BODY: Final = frozenset({"content-encoding", "content-length"})
+# A stored response can be read again later, from the process that made it.
+_STORED_RESPONSES: Final = "/v1/responses"
+_BODY_ENCODING: Final = frozenset({"content-encoding", "content-length"})
 KEEPALIVE_SECONDS: Final = 2.0  # idle connections between two processes cost both of them tasks
 _ORIGIN: Final = "http://first-process"  # the name is not looked up
 
@@ -34,9 +34,11 @@ def is_shared_work(request: web.Request) -> bool:
     if request.method != "POST":
         return False
     path = request.path
-    is_core_s = path in _INFERENCE or path.startswith("/predictions/") or path.endswith("/invoke")
-    if not is_core_s and not any(group.is_shared(path) for group in request.app[GROUPS]):
-        route = None if path == _KEPT else request.app[SERVICE].find_route("POST", path)
+    is_core_path = (
+        path in _INFERENCE or path.startswith("/predictions/") or path.endswith("/invoke")
+    )
+    if not is_core_path and not any(group.is_shared(path) for group in request.app[GROUPS]):
+        route = None if path == _STORED_RESPONSES else request.app[SERVICE].find_route("POST", path)
         if route is None or route.kind is not RouteKind.INFERENCE:
             return False
     properties = request_properties(request.headers)
@@ -56,7 +58,7 @@ class Forwarder:
         )
 
     def takes(self, request: web.Request) -> bool:
-        """Whether the first process is to answer: not work that processes share, or no model."""
+        """Whether the first process is to answer: no model is ready, or it is no shared work."""
         is_serving = request.app[SERVICE].lifecycle.is_serving
         return not (is_serving and is_shared_work(request))
 
@@ -65,12 +67,12 @@ class Forwarder:
         await self._session.close()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Return the first process's answer, which is written while it arrives.
+        """Return the first process's answer, written to the client while it arrives.
 
         Raises:
             NotReadyError: the first process does not answer.
-            PayloadError: the body does not unpack.
-            ResourceNotFoundError: `*` is asked for.
+            PayloadError: the body cannot be decompressed.
+            ResourceNotFoundError: the target is no path (`OPTIONS *`).
         """
         path = request.rel_url.raw_path_qs
         if not path.startswith("/"):
@@ -80,7 +82,7 @@ class Forwarder:
             answer = await self._session.request(
                 request.method,
                 URL(_ORIGIN + path, encoded=True),
-                headers=[*_asked(request.headers), (PEER, request.remote or "")],
+                headers=[*_request_headers(request.headers), (PEER, request.remote or "")],
                 data=body.pieces() if request.can_read_body else None,
                 allow_redirects=False,
             )
@@ -89,13 +91,13 @@ class Forwarder:
                 raise PayloadError(UNREADABLE_BODY) from error
             raise NotReadyError("the first process of this server does not answer") from error
         async with answer:
-            return await _passed_on(request, answer)
+            return await _relay(request, answer)
 
 
-async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+async def _relay(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
     request[FORWARDED] = True
     response = web.StreamResponse(
-        status=answer.status, reason=answer.reason, headers=_kept(answer.headers)
+        status=answer.status, reason=answer.reason, headers=_end_to_end_headers(answer.headers)
     )
     if answer.headers.get("Connection", "").lower() == "close":
         response.force_close()
@@ -103,7 +105,9 @@ async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> we
     try:
         async for piece in answer.content.iter_any():
             await response.write(piece)
-    except aiohttp.ClientPayloadError:  # the first process is gone: cut, not taken for whole
+    except (
+        aiohttp.ClientPayloadError
+    ):  # the first process is gone: the client must not take the rest for a complete answer
         if request.transport is not None:
             request.transport.abort()
         return response
@@ -119,7 +123,7 @@ class _Body:
         self.is_unreadable = False
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield it."""
+        """Yield the body as it arrives; sets `is_unreadable` when it cannot be read."""
         try:
             async for piece in self._content.iter_any():
                 yield piece
@@ -128,15 +132,15 @@ class _Body:
             raise
 
 
-def _asked(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the headers of a request; its body has been unpacked where it was packed."""
-    kept = _kept(headers)
+def _request_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the headers to forward; encoding and length go where a body was decompressed."""
+    kept = _end_to_end_headers(headers)
     if "Content-Encoding" in headers:
-        kept = [pair for pair in kept if pair[0].lower() not in _OF_PACKED_BODY]
-    # Bytes that are no text become question marks, as in `request_properties`.
+        kept = [pair for pair in kept if pair[0].lower() not in _BODY_ENCODING]
+    # Bytes that are not UTF-8 become question marks, as in `request_properties`.
     return [(name, value.encode("utf-8", "replace").decode()) for name, value in kept]
 
 
-def _kept(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+def _end_to_end_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     dropped = _HOP_BY_HOP | {PEER}
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]

@@ -1,10 +1,10 @@
 """The other front-end processes of a server (LMI_FRONTEND_PROCESSES), seen from the first one.
 
-The first process is a whole server: it starts the engine, owns the adapters, answers for health,
-metrics and everything else there is one of. The others are further clients of the same engine
-behind the same port (SO_REUSEPORT): they answer inference, and hand the rest to the first. What has
-to be decided once is decided here: which adapters there are, which of them may be in the engine
-together, and, on the counters, how many requests are in flight.
+The first process is a complete server: it starts the engine, owns the adapters, and answers health,
+metrics and every other route that is not inference. The others are further clients of the same
+engine behind the same port (SO_REUSEPORT): they answer inference and forward the rest to the first.
+Shared state is kept here: the list of adapters, which of them are in the engine together, and, in
+the shared counters, how many requests are in flight.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.extras.front_ends.channel import Begin, EndAll, EngineGone, Hello, LogLevel
+from lmi_vllm.extras.front_ends.channel import Begin, CancelRequests, EngineDied, Hello, LogLevel
 from lmi_vllm.extras.front_ends.first import EngineSlots, FirstProcess, SharedEngine
 from lmi_vllm.extras.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
@@ -33,23 +33,25 @@ from lmi_vllm.server.context import ProcessGroup
 logger = logging.getLogger(__name__)
 
 SPARE_SLOTS: Final = 3  # processes that may be replaced during the life of one engine
-SILENT_SECONDS: Final = 15.0  # a process tells every half second; one that hangs is ended
-LOOK_SECONDS: Final = 1.0
+LIVENESS_SECONDS: Final = (
+    15.0  # a process reports every half second; one that is silent for longer is killed
+)
+WATCH_SECONDS: Final = 1.0
 
 
-class SeveralFrontEnds(ProcessGroup):
+class FrontEndGroup(ProcessGroup):
     """The processes beside the first one, and what all of them share."""
 
     def __init__(self, count: int, service: InferenceService, environ: Mapping[str, str]) -> None:
         super().__init__()
         self._count = count
-        self._address = ListenAddress("http")  # where all of them answer
+        self._address = ListenAddress("http")  # where all processes answer
         self._service = service
         self._environ = environ
         self._first = FirstProcess(service)
-        self._private = new_private_folder("lmi-vllm-fronts-")  # for us alone: 0700
-        self.first_socket = str(self._private.path / "first.sock")
-        self._slots = EngineSlots(self._private.path, count + SPARE_SLOTS)
+        self._folder = new_private_folder("lmi-vllm-fronts-")  # mode 0700
+        self.first_socket = str(self._folder.path / "first.sock")
+        self._slots = EngineSlots(self._folder.path, count + SPARE_SLOTS)
         self._processes: list[FrontEnd] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -58,16 +60,16 @@ class SeveralFrontEnds(ProcessGroup):
         self._begin: Begin | None = None
         service.telemetry.series = series_of_all
         service.queue.share(self._slots.counters.row(0))
-        service.queue.subscribe_end(lambda: self._broadcast(EndAll()))
+        service.queue.subscribe_end(lambda: self._broadcast(CancelRequests()))
         service.lifecycle.subscribe(lambda _: self._broadcast(self._first.state()))
         service.telemetry.on_level.append(lambda level: self._broadcast(LogLevel(level)))
 
     def opened(self, address: ListenAddress) -> None:
-        """Take the address where all of them are to answer."""
+        """Set the address where all processes are to answer."""
         self._address = address
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
-        """Start the processes unless they run: they load what they need while the engine starts."""
+        """Start the processes unless they run; they import vLLM while the engine starts."""
         slots = self._slots
         self._settings = settings
         self._hello = self._hello or Hello(
@@ -85,7 +87,7 @@ class SeveralFrontEnds(ProcessGroup):
             watch = _end_hanging(self._processes, slots.counters)
             self._watching = asyncio.create_task(watch)
 
-    def new_seats(self) -> tuple[EngineSlot, ...]:
+    def new_slots(self) -> tuple[EngineSlot, ...]:
         """Return the slots to reserve at the engine that is started next."""
         return self._slots.new()
 
@@ -123,17 +125,17 @@ class SeveralFrontEnds(ProcessGroup):
         logger.info("%d front-end processes answer at %s", self._count, self._address.url())
 
     def engine_died(self) -> None:
-        """Have each of them end its requests."""
-        self._broadcast(EngineGone())
+        """Have each process end its requests in the engine."""
+        self._broadcast(EngineDied())
 
     async def detach(self) -> None:
-        """Have the processes leave the engine; they answer on, with what the first process says."""
+        """Have the processes leave the engine; they keep the port and forward every request."""
         self._begin = None
         self._first.leave()
         await asyncio.gather(*(process.detach() for process in self._processes))
 
     async def end(self) -> None:
-        """End the processes."""
+        """Stop the processes; returns when all have ended."""
         self._begin = None
         self._first.leave()
         if self._watching is not None:
@@ -142,8 +144,8 @@ class SeveralFrontEnds(ProcessGroup):
         await asyncio.gather(*(process.stop() for process in ending))
 
     def remove(self) -> None:
-        """Remove what was made for them."""
-        self._private.remove()
+        """Remove the private folder and the shared metric files."""
+        self._folder.remove()
         remove_files()
 
     def _start_missing(self) -> list[FrontEnd]:
@@ -172,17 +174,17 @@ class SeveralFrontEnds(ProcessGroup):
         await process.run(replace(self._hello, row=process.row))
         self._slots.counters.row(process.row).clear()
         if process not in self._processes:
-            return  # it was to end
+            return  # it was stopped on purpose
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
         self._processes.remove(process)
         if self._begin is None:
             return  # `begin` or `join` starts another
-        if self._slots.are_used_up:
+        if self._slots.is_exhausted:
             logger.error("it was the last that could be replaced")
             self.failed.set()
             return
         for another in self._start_missing():
-            with contextlib.suppress(ProcessEndedError):  # said where it ends, and replaced again
+            with contextlib.suppress(ProcessEndedError):  # its own `_run` logs that and replaces it
                 await self._join(another)
 
     async def _join(self, process: FrontEnd) -> None:
@@ -199,7 +201,7 @@ class SeveralFrontEnds(ProcessGroup):
         process.is_serving.set()
 
     async def _publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
-        """Have every process route by this list; one that does not answer is ended."""
+        """Send every process this list to route by; one that does not reply is killed."""
         if (engine := self._first.engine) is None:
             return
         shared = engine.shared_adapters
@@ -217,19 +219,19 @@ class SeveralFrontEnds(ProcessGroup):
 
 
 async def _end_hanging(processes: Sequence[FrontEnd], counters: SharedCounters) -> None:
-    """Kill processes without a sign of life: the kernel still gives them connections."""
+    """Kill processes that fail their liveness check: the kernel still gives them connections."""
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(WATCH_SECONDS)
         for process in processes:
             silent = counters.row(process.row).silent_seconds
-            if process.is_serving.is_set() and silent > SILENT_SECONDS:
+            if process.is_serving.is_set() and silent > LIVENESS_SECONDS:
                 logger.error("front-end process %d hangs: it is ended", process.pid)
                 process.kill()
 
 
-def several(
+def front_end_group(
     service: InferenceService, settings: Settings, environ: Mapping[str, str]
-) -> SeveralFrontEnds | None:
-    """Return the processes that LMI_FRONTEND_PROCESSES asks for; None where it is one."""
+) -> FrontEndGroup | None:
+    """Return the group of LMI_FRONTEND_PROCESSES processes; None where it is one."""
     count = settings.server.lmi_frontend_processes
-    return SeveralFrontEnds(count, service, environ) if count > 1 else None
+    return FrontEndGroup(count, service, environ) if count > 1 else None

@@ -38,41 +38,45 @@ from lmi_vllm.messages import SharedAdapter
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 3.0
-DETACH_SECONDS: Final = 8.0  # a client of a dead engine tells its requests first
-ADAPTER_GRACE_SECONDS: Final = 15.0  # beyond the time that its requests get
+DETACH_SECONDS: Final = 8.0  # a client of a dead engine ends its requests first
+ADAPTER_GRACE_SECONDS: Final = 15.0  # beyond the timeout of the requests
 
 
 class ProcessEndedError(Exception):
-    """The process ended before it had come so far."""
+    """The process ended before the awaited event."""
 
 
 @dataclass(slots=True)
 class FrontEnd:
-    """One of the other processes."""
+    """Another front-end process: its state, its channel, and its calls to the first one."""
 
     first: FirstProcess
     row: int
     imported: asyncio.Event = field(default_factory=asyncio.Event)
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     is_serving: asyncio.Event = field(default_factory=asyncio.Event)
-    is_routed: bool = False  # it hears of each change of the adapters
+    is_routed: bool = False  # it is sent every change of the adapters
     ending: str = ""
     pid: int = 0
-    _line: Channel | None = None
+    _channel: Channel | None = None
     _process: asyncio.subprocess.Process | None = None
     _engine_requests: set[str] = field(default_factory=set)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
-    _questions: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _calls: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
     @property
     def channel(self) -> Channel:
-        """The line to the process."""
-        if self._line is None:
+        """The channel to the process.
+
+        Raises:
+            RuntimeError: the process has not been started.
+        """
+        if self._channel is None:
             raise RuntimeError("the process has not been started")
-        return self._line
+        return self._channel
 
     async def run(self, hello: Hello) -> None:
-        """Start the process and serve its questions until it ends."""
+        """Start the process and serve its calls until it ends."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -83,30 +87,30 @@ class FrontEnd:
             )  # fmt: skip
         self.pid = self._process.pid
         OTHER_PROCESSES.add(self.pid)
-        self._line = await Channel.over(ours)
+        self._channel = await Channel.over(ours)
         try:
-            self._line.send(hello)
+            self._channel.send(hello)
             while True:
-                self._answer(await self._line.receive())
+                self._answer(await self._channel.receive())
         except ChannelClosedError:
-            self._line.close()
+            self._channel.close()
         finally:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()  # a half of it is of no use
+                self._process.kill()  # without its channel it can do nothing
             code = await self._process.wait()
-            # Before the adapters they use are let go: the engine runs on with what is not read.
+            # Abort its requests before their adapters are released: the engine still runs them.
             await self.first.abort(self._engine_requests)
-            for question in self._questions.values():
-                question.cancel()
+            for call in self._calls.values():
+                call.cancel()
             self.ending = f"signal {-code}" if code < 0 else f"code {code}"
             forget_process(self.pid)
             self._ended.set()
 
     async def wait_for(self, event: asyncio.Event) -> None:
-        """Return when the process has come so far.
+        """Return when the process has set `event`.
 
         Raises:
-            ProcessEndedError: it ended.
+            ProcessEndedError: it ended before.
         """
         waits = [asyncio.create_task(one.wait()) for one in (event, self._ended)]
         try:
@@ -119,8 +123,8 @@ class FrontEnd:
 
     def send(self, message: object) -> None:
         """Send a message, once the process has been started."""
-        if self._line is not None:
-            self._line.send(message)
+        if self._channel is not None:
+            self._channel.send(message)
 
     async def send_adapters(
         self,
@@ -128,7 +132,7 @@ class FrontEnd:
         shared: Collection[SharedAdapter],
         timeout_seconds: float,
     ) -> None:
-        """Have the process route by this list; ended if it does not say in time that it does."""
+        """Send the list to route by; a process that does not reply in time is killed."""
         message = AdapterList(
             self.channel.new_number(),
             tuple(without_hooks(adapter) for adapter in adapters),
@@ -137,7 +141,7 @@ class FrontEnd:
         )
         try:
             async with asyncio.timeout(timeout_seconds + ADAPTER_GRACE_SECONDS):
-                await self.channel.ask(message)
+                await self.channel.call(message)
         except TimeoutError:
             logger.error("front-end process %d does not answer: it is ended", self.pid)
             self.kill()
@@ -145,22 +149,22 @@ class FrontEnd:
             logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
 
     async def detach(self) -> None:
-        """Have the process leave its engine; ended if it does not in time."""
+        """Have the process leave its engine; it is killed if it does not in time."""
         self.is_routed = False
         self.joined.clear()
         self.is_serving.clear()
-        if self._line is None or not self.imported.is_set():
-            return  # it has not come so far
+        if self._channel is None or not self.imported.is_set():
+            return  # it has joined no engine yet
         try:
             async with asyncio.timeout(DETACH_SECONDS):
-                await self._line.ask(Detach(self._line.new_number()))
+                await self._channel.call(Detach(self._channel.new_number()))
         except TimeoutError:
             self.kill()
         except LmiError as error:
             logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
 
     async def stop(self) -> None:
-        """End the process."""
+        """Stop the process: gracefully, and by SIGKILL after STOP_SECONDS."""
         self.send(Stop())
         try:
             await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
@@ -169,7 +173,7 @@ class FrontEnd:
             await self._ended.wait()
 
     def kill(self) -> None:
-        """End the process at once; another takes its place."""
+        """End the process by SIGKILL; the group starts another."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -181,7 +185,7 @@ class FrontEnd:
             case Ready():
                 self.joined.set()
             case Done():
-                self.channel.answered(message)
+                self.channel.resolve(message)
             case RequestStarted():
                 self._engine_requests.add(message.engine_request)
             case RunningRequests():
@@ -197,12 +201,12 @@ class FrontEnd:
                 self._answer_later(message.number, self._hold(message))
             case LoadAdapter():
                 self._answer_later(message.number, self._load(message))
-            case Release() if message.number in self._questions:
-                self._questions[message.number].cancel()
+            case Release() if message.number in self._calls:
+                self._calls[message.number].cancel()
 
     def _answer_later(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        task = self._questions[number] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._questions.pop(number, None))
+        task = self._calls[number] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._calls.pop(number, None))
 
     async def _hold(self, message: Hold) -> None:
         """Hold an adapter until the process releases it, or ends: then this task is cancelled."""
@@ -210,13 +214,13 @@ class FrontEnd:
             async with self.first.hold(message.engine_id):
                 self.channel.send(Done(message.number))
                 await asyncio.Event().wait()
-        except Exception as error:  # noqa: BLE001 (the process that asked gets it)
+        except Exception as error:  # noqa: BLE001 (the calling process gets it)
             self._refuse(message.number, error)
 
     async def _load(self, message: LoadAdapter) -> None:
         try:
             await self.first.load(message.name)
-        except Exception as error:  # noqa: BLE001 (the process that asked gets it)
+        except Exception as error:  # noqa: BLE001 (the calling process gets it)
             self._refuse(message.number, error)
         else:
             self.channel.send(Done(message.number))

@@ -1,4 +1,4 @@
-"""The engine that the first process started, as one of its clients; that process decides."""
+"""A client of the engine that the first process started; that process decides about adapters."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ from lmi_vllm.messages import (
 
 
 class SharedAdapters:
-    """The adapters of that engine."""
+    """The adapters of the shared engine; the first process allocates their slots."""
 
     def __init__(self, shared: SharedState, base_path: str) -> None:
         self.base = None
@@ -32,34 +32,34 @@ class SharedAdapters:
         self._loaded: dict[int, LoadedAdapter] = {}
 
     def share(self, adapters: Iterable[SharedAdapter]) -> None:
-        """Know these adapters, which are in the engine; `load` picks among them."""
+        """Set the adapters that are in the engine; `load` picks among them."""
         self._shared = {adapter.engine_id: adapter for adapter in adapters}
 
     def find(self, engine_id: int, shown: str) -> LoadedAdapter:
-        """Return an adapter that was picked; see `UsableAdapters.find`."""
+        """Return an adapter that `load` has picked; see `UsableAdapters.find`."""
         known = self._loaded.get(engine_id)
         if known is None:
             raise AdapterRefusedError(f"The adapter {shown} is not loaded")
         return known
 
     def hold(self, adapter: LoadedAdapter, _shown: str) -> AbstractAsyncContextManager[None]:
-        """Keep a slot while the body runs; see `UsableAdapters.hold`."""
+        """Hold a slot while the body runs; see `UsableAdapters.hold`."""
         return self._decides.hold(adapter.engine_id)
 
     async def release(self, adapter: LoadedAdapter) -> None:
-        """Do nothing: the weights are the other process's to drop."""
+        """Do nothing: the first process releases the weights."""
 
     def load(self, adapter: AdapterRef) -> None:
-        """Let an adapter be found that the other process has loaded; others it refuses."""
+        """Make an adapter usable that the first process has loaded; others are ignored."""
         shared = self._shared.get(adapter.engine_id)
-        if shared is None:  # on its way out, or its engine has died under it
+        if shared is None:  # being unloaded, or its engine has died
             return
         self._loaded[adapter.engine_id] = LoadedAdapter(
             adapter.engine_id, shared.engine_name, shared.engine_path, adapter.name
         )
 
     def unload(self, adapter: AdapterRef) -> None:
-        """Let no further request find the adapter."""
+        """Make the adapter unusable for further requests."""
         self._loaded.pop(adapter.engine_id, None)
 
 
@@ -73,7 +73,7 @@ class JoinedEngine(VllmClient):
         self._adapters = adapters
 
     def share(self, adapters: Iterable[SharedAdapter]) -> None:
-        """Know the adapters that are in the engine."""
+        """Set the adapters that are in the engine."""
         self._adapters.share(adapters)
 
     def report_requests(self, began: Callable[[str], None]) -> None:
@@ -82,22 +82,22 @@ class JoinedEngine(VllmClient):
 
     @property
     def engine_requests(self) -> tuple[str, ...]:
-        """The requests in the engine, by their ids there."""
+        """The ids of this client's requests in the engine."""
         found: tuple[str, ...] = self._llm.engine_requests
         return found
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
-        """Let requests use an adapter of the engine; nothing is asked of the engine itself."""
+        """Let requests use an adapter that the engine has; the engine itself is not called."""
         self._adapters.load(adapter)
         self.http.add_adapter(adapter)
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
-        """Forget the adapter."""
+        """Let no further request use the adapter."""
         self.http.remove_adapter(adapter)
         self._adapters.unload(adapter)
 
     def engine_died(self) -> None:
-        """End every request: the process that started the engine has seen it die."""
+        """End every request with EngineDeadError: the first process has seen the engine die."""
         self._llm.engine_died()
 
 
@@ -108,7 +108,7 @@ async def join_vllm_engine(
     slot: EngineSlot,
     shared: SharedState,
 ) -> JoinedEngine:
-    """Join the engine of another process as one more client; `shared` decides for all of them.
+    """Return a client of another process's engine; `shared` decides about adapters for all clients.
 
     Raises:
         EngineStartError: the engine could not be joined.

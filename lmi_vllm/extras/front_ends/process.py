@@ -21,12 +21,12 @@ from lmi_vllm.engine.vllm.processes import end_with_parent
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
     Begin,
+    CancelRequests,
     Channel,
     ChannelClosedError,
     Detach,
     Done,
-    EndAll,
-    EngineGone,
+    EngineDied,
     FailureCounted,
     Hello,
     Imported,
@@ -48,7 +48,7 @@ from lmi_vllm.server.listeners import Listeners, open_front_end
 
 logger = logging.getLogger(__name__)
 
-TELL_SECONDS: Final = 0.5
+REPORT_SECONDS: Final = 0.5
 
 
 class FrontEndProcess:
@@ -71,7 +71,7 @@ class FrontEndProcess:
         self._failed = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until the first process says that it is over, or is gone."""
+        """Serve until the first process sends `Stop` or is gone."""
         hello = self._hello
         self._service.telemetry.send_line = self._send_line
         async with running_extras(self._service, hello.settings, hello.environ, self._events):
@@ -84,7 +84,7 @@ class FrontEndProcess:
             await self._close()
 
     async def _listen(self) -> None:
-        """Follow the first process."""
+        """Handle messages of the first process until `Stop`, or until it is gone."""
         with contextlib.suppress(ChannelClosedError):
             while not isinstance(message := await self._channel.receive(), Stop):
                 self._follow(message)
@@ -98,7 +98,7 @@ class FrontEndProcess:
             case AdapterList():
                 self._spawn(self._route(message))
             case Done():
-                self._channel.answered(message)
+                self._channel.resolve(message)
             case _:
                 self._apply(message)
 
@@ -107,9 +107,9 @@ class FrontEndProcess:
             case StateChanged():
                 self._queue.resize(message.limit)
                 self._lifecycle.mirror(message.state, has_model=message.has_model)
-            case EndAll():
+            case CancelRequests():
                 self._queue.cancel_all()
-            case EngineGone():
+            case EngineDied():
                 self._model.engine_died()
             case LogLevel():
                 for each in (logging.getLogger(), logging.getLogger("vllm")):
@@ -131,12 +131,12 @@ class FrontEndProcess:
         self._channel.send(Imported())
 
     async def _join(self, begin: Begin) -> None:
-        """Join the engine; requests come in when the adapters are known."""
+        """Join the engine; the port opens with the first list of adapters."""
         is_first = self._begin is None
         await self._model.join(begin, is_first=is_first)
         self._queue.resize(begin.limit)
         if is_first:
-            self._spawn(self._tell_engine())
+            self._spawn(self._report_engine())
         self._begin = begin
         self._channel.send(Ready())
 
@@ -145,7 +145,7 @@ class FrontEndProcess:
         self._channel.send(Done(message.number))
 
     async def _route(self, message: AdapterList) -> None:
-        """Route by the list; the first one opens the port."""
+        """Route by the list; the first list opens the port."""
         if self._begin is None:
             raise RuntimeError("the engine has not been joined")
         await self._model.follow(message)
@@ -157,7 +157,7 @@ class FrontEndProcess:
             )
         self._channel.send(Done(message.number))
 
-    async def _tell_engine(self) -> None:
+    async def _report_engine(self) -> None:
         """Report liveness and this process's requests in the engine, twice a second."""
         reported: tuple[str, ...] = ()
         while True:
@@ -166,7 +166,7 @@ class FrontEndProcess:
             if figures.requests is not None and figures.requests != reported:
                 reported = figures.requests
                 self._channel.send(RunningRequests(reported))
-            await asyncio.sleep(TELL_SECONDS)
+            await asyncio.sleep(REPORT_SECONDS)
 
     def _send_line(self, text: str) -> None:
         self._channel.send(TelemetryLine(text))
@@ -193,7 +193,7 @@ async def serve(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Run as a child process; the arguments are the descriptor and the parent's id."""
+    """Run as a child process; the arguments are the socket's descriptor and the parent's pid."""
     descriptor, parent = map(int, sys.argv[1:3])
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

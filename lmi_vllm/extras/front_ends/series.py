@@ -1,8 +1,8 @@
-"""Every series of the server, summed over all front-end processes.
+"""The Prometheus series of the server, summed over all front-end processes.
 
-Several processes write their numbers to files, as prometheus_client does where
-PROMETHEUS_MULTIPROC_DIR is set when it is imported (settings.py sets it). What a process has
-counted stays when it ends: numbers never go down.
+The processes write their values to files: prometheus_client's multiprocess mode, which
+PROMETHEUS_MULTIPROC_DIR turns on at its import (settings.py sets it). Counters of a process that
+has ended stay in the sums, so that no counter decreases.
 """
 
 import shutil
@@ -26,7 +26,7 @@ def is_shared() -> bool:
 
 
 def series_of_all(names: Sequence[str] = ()) -> Collectable:
-    """Return what has the series of these names, or all, of every process."""
+    """Return a collector of the series of these names, or of all, over every process."""
     return _AllProcesses(frozenset(names)) if is_shared() else own_series(names)
 
 
@@ -38,19 +38,19 @@ def forget_process(pid: int) -> None:
 
 
 def remove_files() -> None:
-    """Remove the files that processes shared; no process counts any more."""
+    """Remove the shared metric files; call it after all processes have ended."""
     if is_shared():
         shutil.rmtree(multiprocess.MultiProcessCollector(None)._path, ignore_errors=True)  # type: ignore[no-untyped-call]
 
 
 class _AllProcesses:
-    """The series of all processes, and the sums of what the kernel says of them."""
+    """Collects the series of all processes, and sums of their CPU and memory figures."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
 
     def collect(self) -> Iterable[Metric]:
-        """Return the series that are asked for."""
+        """Yield the metrics with the wanted names; all without names."""
         collector = multiprocess.MultiProcessCollector(None)  # type: ignore[no-untyped-call]
         for metric in [*collector.collect(), *_kernel_series()]:  # type: ignore[no-untyped-call]
             if self._names:

@@ -1,4 +1,4 @@
-"""What excludes several front-end processes, and the folder in which they keep their metrics."""
+"""Settings that exclude several front-end processes, and the folder of their metric files."""
 
 import atexit
 import sys
@@ -13,10 +13,10 @@ MOST_PROCESSES: Final = 64
 
 
 class FrontEndSettings(ExtraSettings):
-    """The row is the core's, since other extras ask for it; what it excludes is said here."""
+    """Checks of LMI_FRONTEND_PROCESSES, which the core declares since other extras read it."""
 
     def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
-        """Report what does not go together with several front-end processes."""
+        """Report settings that exclude several front-end processes."""
         setting = server.detail(PROCESSES)
         if setting is None or not isinstance(setting.value, int) or setting.value == 1:
             return
@@ -32,9 +32,10 @@ class FrontEndSettings(ExtraSettings):
 
 
 def variables(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what has prometheus_client keep its numbers in files, for all processes to add up.
+    """Return PROMETHEUS_MULTIPROC_DIR, with which processes share metric files; {} for one process.
 
-    Made before that is imported. A folder of our own: what another server left would be counted.
+    Call it before prometheus_client is imported. The folder is new: files that another server left
+    would be counted.
     """
     if environ.get(PROCESSES, "1").strip() == "1":
         return {}

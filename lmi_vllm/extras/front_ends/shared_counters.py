@@ -1,23 +1,24 @@
-"""Numbers that all front-end processes of one server share: slots of the queue, engine steps."""
+"""Counters in memory that all front-end processes share: slots of the queue, engine steps."""
 
 import mmap
 import time
 from pathlib import Path
 from typing import Final
 
-# Of each process: slots, running requests, steps of the engine, last sign, requests not finite.
+# Of each process: slots, running requests, engine steps, time of the last report (monotonic ns),
+# requests whose numbers were not finite.
 _FIELDS: Final = 5
 _BYTES: Final = 8
 
 
 class SharedCounters:
-    """Numbers that all front-end processes of one server see: a small file, mapped by each.
+    """Counters in a small file that every front-end process maps, one row for each process.
 
-    Every process writes its own row only, so that nothing has to be locked; sums are of the moment.
+    Every process writes its own row only, so no lock is needed; a sum may mix older and newer rows.
     """
 
     def __init__(self, path: Path, processes: int) -> None:
-        """Map the file, which is made with zeros where it is missing."""
+        """Map the file; a missing one is created with zeros."""
         size = processes * _FIELDS * _BYTES
         with path.open("a+b") as file:
             file.truncate(size)
@@ -25,11 +26,11 @@ class SharedCounters:
         self._numbers = memoryview(self._map).cast("q")
 
     def row(self, process: int) -> "CounterRow":
-        """Return what the process with this index writes."""
+        """Return the row of the process with this index."""
         return CounterRow(self._numbers, process)
 
     def close(self) -> None:
-        """Give the memory back; no row can be used any more."""
+        """Unmap the file; no row may be used afterwards."""
         self._numbers.release()
         self._map.close()
 
@@ -42,12 +43,12 @@ class CounterRow:
         self._first = process * _FIELDS
 
     def add(self, count: int) -> None:
-        """Take slots, or give them back with a number below 0."""
+        """Take `count` slots of the queue, or release them with a number below 0."""
         self._numbers[self._first] += count
 
     @property
     def total(self) -> int:
-        """Slots that all processes hold."""
+        """Number of slots that all processes hold."""
         return self._sum(0)
 
     def report_engine(self, running: int, steps: int, not_finite: int = 0) -> None:
@@ -59,12 +60,12 @@ class CounterRow:
 
     @property
     def silent_seconds(self) -> float:
-        """Since the process last reported."""
+        """Seconds since the process last reported."""
         return (time.monotonic_ns() - self._numbers[self._first + 3]) / 1e9
 
     @property
     def running_requests(self) -> int:
-        """Requests that the processes which report have in the engine."""
+        """Number of requests that all processes have in the engine."""
         return self._sum(1)
 
     @property
@@ -74,11 +75,11 @@ class CounterRow:
 
     @property
     def not_finite(self) -> int:
-        """Requests of the model itself whose numbers were not finite, as they have seen."""
+        """Number of requests to the base model with NaN or infinite logits, over all processes."""
         return self._sum(4)
 
     def clear(self) -> None:
-        """Forget a process that has ended: what it held is free. Its steps stay."""
+        """Release the slots of a process that has ended; its steps stay in the sum."""
         self._numbers[self._first] = self._numbers[self._first + 1] = 0
 
     def _sum(self, field: int) -> int:

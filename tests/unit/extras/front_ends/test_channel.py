@@ -63,12 +63,12 @@ async def test_messages_arrive_in_order_and_whole() -> None:
 async def test_a_question_is_answered_refused_or_left_alone() -> None:
     """By number; a call to a process that ends fails and does not wait."""
     here, there = await two_ends()
-    asking = [asyncio.create_task(here.ask(LoadAdapter(number, "a"))) for number in range(3)]
+    asking = [asyncio.create_task(here.call(LoadAdapter(number, "a"))) for number in range(3)]
     for _ in asking:
         assert isinstance(await there.receive(), LoadAdapter)
-    here.answered(Done(1))
-    here.answered(Done(0, UnknownAdapterError("a")))
-    here.answered(Done(99))  # of no call
+    here.resolve(Done(1))
+    here.resolve(Done(0, UnknownAdapterError("a")))
+    here.resolve(Done(99))  # of no call
     await asking[1]
     with pytest.raises(UnknownAdapterError):
         await asking[0]
@@ -76,5 +76,5 @@ async def test_a_question_is_answered_refused_or_left_alone() -> None:
     with pytest.raises(NotReadyError):
         await asking[2]
     with pytest.raises(NotReadyError):
-        await here.ask(LoadAdapter(4, "a"))
+        await here.call(LoadAdapter(4, "a"))
     there.close()

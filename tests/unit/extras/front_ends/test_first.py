@@ -16,8 +16,8 @@ def test_a_seat_is_taken_once_over_one_engine(tmp_path: Path) -> None:
     """What replaces a lost process gets another slot, until all are used up."""
     slots = EngineSlots(tmp_path, 4)
     assert [slot.index for slot in slots.new()] == [1, 2, 3]
-    assert (slots.take(), slots.take(), slots.are_used_up) == (1, 2, False)
-    assert (slots.take(), slots.are_used_up) == (3, True)
+    assert (slots.take(), slots.take(), slots.is_exhausted) == (1, 2, False)
+    assert (slots.take(), slots.is_exhausted) == (3, True)
     assert slots.of(3).index == 3
 
 
@@ -27,7 +27,7 @@ def test_the_next_engine_has_free_seats_again(tmp_path: Path) -> None:
     first = slots.new()
     slots.take()
     slots.begin([2])
-    assert (slots.take(), slots.take(), slots.are_used_up) == (1, 3, True)
+    assert (slots.take(), slots.take(), slots.is_exhausted) == (1, 3, True)
     assert not {slot.input_address for slot in slots.new()} & {slot.input_address for slot in first}
 
 
