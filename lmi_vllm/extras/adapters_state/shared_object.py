@@ -18,14 +18,14 @@ FORGOTTEN_SECONDS: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class SharedAdapters:
+class ReplicatedAdapters:
     """The adapters that all replicas are to have; `generation` counts the writes."""
 
     adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
     generation: int = 0
 
     @classmethod
-    def read(cls, content: bytes, place: str) -> "SharedAdapters":
+    def read(cls, content: bytes, place: str) -> "ReplicatedAdapters":
         """Return the parsed object.
 
         Raises:
@@ -50,11 +50,11 @@ class SharedAdapters:
         document = {"version": VERSION, "generation": self.generation, "adapters": entries}
         return json.dumps(document, indent=1).encode()
 
-    def with_changes(self, changes: Mapping[str, Adapter | None]) -> "SharedAdapters":
+    def with_changes(self, changes: Mapping[str, Adapter | None]) -> "ReplicatedAdapters":
         """Return the next generation: with these adapters, without those that are None."""
         merged = {**self.adapters, **changes}
         kept = {name: adapter for name, adapter in merged.items() if adapter is not None}
-        return SharedAdapters(kept, self.generation + 1)
+        return ReplicatedAdapters(kept, self.generation + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ class StateObject:
         """Whether the object was there at the last read or write."""
         return bool(self._etag)
 
-    def read(self) -> SharedAdapters | None:
+    def read(self) -> ReplicatedAdapters | None:
         """Return the object; None where it has not changed since the last read, or is missing."""
         content, etag = self._folder.read_newer(self._name, self._etag)
-        shared = None if content is None else SharedAdapters.read(content, self.place)
+        shared = None if content is None else ReplicatedAdapters.read(content, self.place)
         self._etag = etag
         return shared
 
-    def write(self, shared: SharedAdapters) -> None:
+    def write(self, shared: ReplicatedAdapters) -> None:
         """Replace the version that was read last (compare and swap by ETag).
 
         Raises:

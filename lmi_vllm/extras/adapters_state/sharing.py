@@ -15,7 +15,11 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import DownloadError, LmiError
 from lmi_vllm.extras.adapters_state.reconciler import AdapterReconciler
-from lmi_vllm.extras.adapters_state.shared_object import ReplicaReport, SharedAdapters, StateObject
+from lmi_vllm.extras.adapters_state.shared_object import (
+    ReplicaReport,
+    ReplicatedAdapters,
+    StateObject,
+)
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectChangedError, UnreachableError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +51,7 @@ class ReplicaAdapters:
         self._state = state
         self._refresh_seconds = refresh_seconds
         self._now = now
-        self._shared = SharedAdapters()
+        self._shared = ReplicatedAdapters()
         self._pending: dict[str, Adapter | None] = {}  # changed here, not written
         self._sync_lock = asyncio.Lock()
         self._wake = asyncio.Event()
