@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 description of a running server, and the routes that show it.
 
-Requests are described by the models that validate them: ours, and those of the vLLM that is loaded;
-before one is, OpenAI bodies are objects of which nothing more is said.
+Requests are described by the models that validate them: ours, and those of the loaded vLLM. Before
+it is loaded, OpenAI bodies are objects without further properties.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ _PARAMETER_IN_PATH: Final = re.compile(r"{(\w+)}")
 
 
 async def openapi(request: web.Request) -> web.Response:
-    """Answer with the description of this server."""
+    """Answer with the OpenAPI document of this server."""
     body = orjson.dumps(await _document_of(request)) + b"\n"
     return web.Response(body=body, content_type=JSON)
 
 
 async def docs(request: web.Request) -> web.Response:
-    """Answer with the description as one page that loads nothing from anywhere."""
+    """Answer with the OpenAPI document as one HTML page without external resources."""
     page = docs_page(await _document_of(request))
     return web.Response(text=page, content_type="text/html", charset="utf-8")
 
@@ -67,7 +67,7 @@ GROUP: Final = RouteGroup(_add, pages={"/docs": "how to ask it"})
 
 
 async def _document_of(request: web.Request) -> dict[str, Any]:
-    """Return the description; vLLM's schemas take a second the first time, in a thread."""
+    """Return the document, built in a thread: vLLM's schemas take a second the first time."""
     app = request.app
     return await asyncio.to_thread(build_document, app[SERVICE], app[OPTIONS])
 
@@ -76,7 +76,7 @@ def build_document(service: InferenceService, options: WebOptions) -> dict[str, 
     """Return the OpenAPI document of a server with this service and these options."""
     engine = service.loaded_engine
     openai = OpenAISchemas() if engine is None else engine.openai_schemas
-    schemas = {**openai.definitions, **_composed(openai), **own_schemas()}
+    schemas = {**openai.definitions, **_union_schemas(openai), **own_schemas()}
     document: dict[str, Any] = {
         "openapi": OPENAPI_VERSION,
         "info": {
@@ -87,7 +87,7 @@ def build_document(service: InferenceService, options: WebOptions) -> dict[str, 
         "paths": _paths(service, options, openai),
         "components": {"schemas": schemas},
     }
-    document["paths"] |= _engine_s(engine, document["paths"])
+    document["paths"] |= _engine_paths(engine, document["paths"])
     if options.api_keys:
         document["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
@@ -97,8 +97,8 @@ def build_document(service: InferenceService, options: WebOptions) -> dict[str, 
     return document
 
 
-def _engine_s(engine: Engine | None, described: Collection[str]) -> dict[str, Any]:
-    """Return what the engine's own application says of the paths that nothing here describes."""
+def _engine_paths(engine: Engine | None, described: Collection[str]) -> dict[str, Any]:
+    """Return the paths of the engine's own application that are not described already."""
     if engine is None or engine.http is None:
         return {}
     return {
@@ -108,8 +108,8 @@ def _engine_s(engine: Engine | None, described: Collection[str]) -> dict[str, An
     }
 
 
-def _composed(openai: OpenAISchemas) -> dict[str, Any]:
-    """Return what `/invocations` takes and answers: any family's."""
+def _union_schemas(openai: OpenAISchemas) -> dict[str, Any]:
+    """Return the schemas of `/invocations`: a body and an answer of any dialect."""
     kinds = ("completions", "chat/completions", "embeddings", "rerank", "score", "classify")
     own = [reference("LmiRequest"), reference("EmbeddingInputs")]
     answers = [reference("Generation"), reference("Generations"), reference("Vectors")]
@@ -125,7 +125,7 @@ def _paths(
 ) -> dict[str, dict[str, Any]]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
-        if not _is_there(operation, service):
+        if not _is_served(operation, service):
             continue
         entry: dict[str, Any] = {
             "tags": [operation.tag],
@@ -146,8 +146,8 @@ def _paths(
     return paths
 
 
-def _is_there(operation: Operation, service: InferenceService) -> bool:
-    """Whether this server has the route, with its extras, its settings and its model."""
+def _is_served(operation: Operation, service: InferenceService) -> bool:
+    """Whether this server has the route, given its extras, settings and model."""
     if operation.is_tgi and not service.profile.tgi_compat:
         return False
     if operation.extra and operation.extra not in extras():
@@ -156,19 +156,19 @@ def _is_there(operation: Operation, service: InferenceService) -> bool:
     return engine is None or not _lacks(engine, operation)
 
 
-def _is_engine_s(operation: Operation) -> bool:
-    """Whether the engine's own application answers, and not a route of ours."""
+def _is_engine_route(operation: Operation) -> bool:
+    """Whether the engine's own application answers the route."""
     return operation.tag == OPENAI and operation.path not in OPENAI_ROUTES
 
 
 def _lacks(engine: Engine, operation: Operation) -> bool:
     """Whether the loaded model has no such route."""
     found = () if engine.http is None else (route.path for route in engine.http.routes)
-    return _is_engine_s(operation) and operation.path not in found
+    return _is_engine_route(operation) and operation.path not in found
 
 
 def _add_tgi_form(entry: dict[str, Any], form: TgiForm) -> None:
-    """Let an entry take TGI's body as well, and answer it in TGI's words."""
+    """Add TGI's body and answers to an entry."""
     content = entry["requestBody"]["content"][JSON]
     content["schema"] = any_of(content["schema"], reference(form.takes))
     content["examples"] = {
@@ -177,8 +177,8 @@ def _add_tgi_form(entry: dict[str, Any], form: TgiForm) -> None:
     }
     responses = entry["responses"]
     overload = str(DEFAULT_STATUSES.of_fault(Fault.OVERLOAD, Dialect.TGI))
-    openai_s = str(DEFAULT_STATUSES.of_fault(Fault.OVERLOAD, Dialect.OPENAI))
-    responses.setdefault(overload, copy.deepcopy(responses[openai_s]))
+    openai_overload = str(DEFAULT_STATUSES.of_fault(Fault.OVERLOAD, Dialect.OPENAI))
+    responses.setdefault(overload, copy.deepcopy(responses[openai_overload]))
     responses[overload]["description"] = _phrase(int(overload))
     for status, answer in responses.items():
         name = form.answers if status == "200" else _DIALECT_ERRORS[Dialect.TGI]
@@ -221,7 +221,7 @@ def _request_body(operation: Operation, openai: OpenAISchemas) -> dict[str, Any]
         }
     elif operation.example is not None:
         content["example"] = operation.example
-    # An adapter may be given in the query alone.
+    # An adapter may be given by query parameters alone.
     return {"required": operation.takes != "NewAdapter", "content": {JSON: content}}
 
 
@@ -253,7 +253,7 @@ def _errors(
 ) -> dict[int, dict[str, Any]]:
     """Return every error status of the path's dialect, from the one table of faults."""
     by_path = dialect_of(operation.path, service.profile, groups_of(options))
-    dialect = operation.dialect or (Dialect.OPENAI if _is_engine_s(operation) else by_path)
+    dialect = operation.dialect or (Dialect.OPENAI if _is_engine_route(operation) else by_path)
     statuses = set(operation.statuses)
     for fault in Fault:
         if fault is Fault.UNAUTHORIZED and not options.api_keys:

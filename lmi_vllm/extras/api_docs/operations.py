@@ -22,7 +22,7 @@ KSERVE: Final = "KServe"
 
 @dataclass(frozen=True, slots=True)
 class TgiForm:
-    """What an operation takes and answers besides, with tgi_compat: names of components."""
+    """TGI's body and answer of an operation with tgi_compat, as names of components."""
 
     takes: str
     answers: str
@@ -35,7 +35,7 @@ class Operation:
 
     `takes` and `answers` name components, or a kind of OpenAI call after `openai:`; `answers` by
     content type. `statuses` are those it may answer besides `status` and the errors of its dialect.
-    With `extra` it is there while that extra is.
+    With `extra` it exists while that extra is installed.
     """
 
     method: str

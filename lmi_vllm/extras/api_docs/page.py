@@ -1,4 +1,4 @@
-"""The API description as one HTML page: no script, nothing from the network, light and dark."""
+"""The OpenAPI document as one HTML page without scripts and external resources, light and dark."""
 
 import html
 import json
@@ -31,12 +31,12 @@ th { font-weight: 600; border-bottom: 1px solid var(--line); }
 .note { opacity: .75; }
 """
 _PARAMETERS: Final = REFERENCE + "GenerationParameters"  # shown where a body has them
-_DEPTH: Final = 3  # of a type's text; what lies deeper is "object"
-_LONG: Final = 120  # characters of a type's text
+_MAX_DEPTH: Final = 3  # of a type's text; a deeper type is shown by its bare name
+_MAX_TYPE_LENGTH: Final = 120  # characters of a type's text
 
 
 def docs_page(document: Mapping[str, Any]) -> str:
-    """Return the page of an OpenAPI document."""
+    """Return the HTML page of an OpenAPI document."""
     info = document["info"]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -99,7 +99,7 @@ def _answers(responses: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _body(document: Mapping[str, Any], content: Mapping[str, Any]) -> str:
-    """Return a table of fields for each shape a body may have."""
+    """Return a table of fields for each object schema of a body."""
     parts = []
     for schema in shapes_of(document, content["schema"]):
         fields = schema.get("properties", {})
@@ -120,7 +120,7 @@ def _body(document: Mapping[str, Any], content: Mapping[str, Any]) -> str:
 def shapes_of(
     document: Mapping[str, Any], schema: Mapping[str, Any]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield every object a body may be; `parameters` come after the object that holds them."""
+    """Yield every object schema of a body; `parameters` come after the object that holds them."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(REFERENCE)
         target = document["components"]["schemas"][name]
@@ -136,18 +136,18 @@ def shapes_of(
 
 
 def type_text(schema: Mapping[str, Any], depth: int = 0) -> str:
-    """Return a short text for what a schema allows."""
+    """Return a short name of the type that a schema allows."""
     if "$ref" in schema:
         return str(schema["$ref"].removeprefix(REFERENCE))
     if "enum" in schema:
         return " | ".join(json.dumps(value) for value in schema["enum"])
     if "const" in schema:
         return json.dumps(schema["const"])
-    if depth < _DEPTH and (options := schema.get("anyOf") or schema.get("oneOf")):
+    if depth < _MAX_DEPTH and (options := schema.get("anyOf") or schema.get("oneOf")):
         texts = dict.fromkeys(type_text(one, depth + 1) for one in options)
         text = " | ".join(texts)
-        return text if len(text) <= _LONG else text[:_LONG] + " …"
-    if schema.get("type") == "array" and depth < _DEPTH:
+        return text if len(text) <= _MAX_TYPE_LENGTH else text[:_MAX_TYPE_LENGTH] + " …"
+    if schema.get("type") == "array" and depth < _MAX_DEPTH:
         return f"list of {type_text(schema.get('items', {}), depth + 1)}"
     return str(schema.get("type", "any"))
 

@@ -1,6 +1,6 @@
-"""JSON schemas of our own requests and answers (docs/requests.md says what they mean).
+"""JSON schemas of our own requests and answers (docs/requests.md explains them).
 
-A generation request's parameters are not written here: they come from the model that reads them.
+Those of generation parameters are not here: the pydantic model that reads them gives them.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ Schema = Mapping[str, Any]
 REFERENCE: Final = "#/components/schemas/"
 
 _TEXT: Final[Schema] = {"type": "string"}
-_WHOLE: Final[Schema] = {"type": "integer"}
+_INTEGER: Final[Schema] = {"type": "integer"}
 _NUMBER: Final[Schema] = {"type": "number"}
 _FLAG: Final[Schema] = {"type": "boolean"}
-_OR_NULL: Final[Schema] = {"type": "null"}
+_NULL: Final[Schema] = {"type": "null"}
 
 
 def reference(name: str) -> Schema:
@@ -25,12 +25,12 @@ def reference(name: str) -> Schema:
 
 
 def any_of(*schemas: Schema) -> Schema:
-    """Return what allows any of the schemas."""
+    """Return a schema that allows any of the given ones."""
     return {"anyOf": list(schemas)}
 
 
 def list_of(schema: Schema, **more: object) -> Schema:
-    """Return an array of what `schema` allows."""
+    """Return the schema of an array with items of `schema`."""
     return {"type": "array", "items": schema, **more}
 
 
@@ -38,16 +38,16 @@ def _object(fields: Mapping[str, Schema], *required: str, **more: object) -> Sch
     return {"type": "object", "properties": dict(fields), "required": list(required), **more}
 
 
-_TOKEN: Final = {"id": _WHOLE, "text": _TEXT, "logprob": any_of(_NUMBER, _OR_NULL)}
+_TOKEN: Final = {"id": _INTEGER, "text": _TEXT, "logprob": any_of(_NUMBER, _NULL)}
 _SEQUENCE: Final = {
     "finish_reason": {"enum": ["length", "eos_token", "stop_sequence", "abort", "error"]},
-    "generated_tokens": _WHOLE,
+    "generated_tokens": _INTEGER,
     "prefill": list_of(reference("Token")),
     "tokens": list_of(reference("Token")),
     "top_tokens": list_of(list_of(reference("Token"))),
 }
-_TENSOR: Final = {"name": _TEXT, "datatype": _TEXT, "shape": list_of(_WHOLE)}
-_ADAPTER_NAMES: Final = any_of(_TEXT, list_of(_TEXT), _OR_NULL)
+_TENSOR: Final = {"name": _TEXT, "datatype": _TEXT, "shape": list_of(_INTEGER)}
+_ADAPTER_NAMES: Final = any_of(_TEXT, list_of(_TEXT), _NULL)
 
 OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
     {
@@ -57,8 +57,8 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
                     {"type": "string", "minLength": 1},
                     list_of({"type": "string", "minLength": 1}, minItems=1),
                 ),
-                "parameters": any_of(reference("GenerationParameters"), _OR_NULL),
-                "stream": any_of(_FLAG, _OR_NULL),
+                "parameters": any_of(reference("GenerationParameters"), _NULL),
+                "stream": any_of(_FLAG, _NULL),
                 "adapters": _ADAPTER_NAMES,
                 "model": _TEXT,
             },
@@ -67,15 +67,15 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
         "TgiRequest": _object(
             {
                 "inputs": {"type": "string", "minLength": 1},
-                "parameters": any_of(reference("GenerationParameters"), _OR_NULL),
-                "stream": any_of(_FLAG, _OR_NULL),
+                "parameters": any_of(reference("GenerationParameters"), _NULL),
+                "stream": any_of(_FLAG, _NULL),
             },
             "inputs",
         ),
         "TgiTokenize": _object({"inputs": _TEXT, "add_special_tokens": _FLAG}, "inputs"),
         "TgiTokens": list_of(
             _object(
-                {"id": _WHOLE, "text": _TEXT, "start": _WHOLE, "stop": _WHOLE},
+                {"id": _INTEGER, "text": _TEXT, "start": _INTEGER, "stop": _INTEGER},
                 "id",
                 "text",
                 "start",
@@ -85,11 +85,11 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
         "TgiInfo": _object(
             {
                 "model_id": _TEXT,
-                "max_concurrent_requests": _WHOLE,
-                "max_best_of": _WHOLE,
-                "max_stop_sequences": _WHOLE,
-                "max_input_tokens": _WHOLE,
-                "max_total_tokens": _WHOLE,
+                "max_concurrent_requests": _INTEGER,
+                "max_best_of": _INTEGER,
+                "max_stop_sequences": _INTEGER,
+                "max_input_tokens": _INTEGER,
+                "max_total_tokens": _INTEGER,
                 "version": _TEXT,
             },
             "model_id",
@@ -99,8 +99,8 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
             {
                 "inputs": any_of(_TEXT, list_of(_TEXT, minItems=1)),
                 "parameters": any_of(
-                    _object({"normalize": _FLAG, "dimensions": _WHOLE, "truncate": _WHOLE}),
-                    _OR_NULL,
+                    _object({"normalize": _FLAG, "dimensions": _INTEGER, "truncate": _INTEGER}),
+                    _NULL,
                 ),
                 "adapters": _ADAPTER_NAMES,
             },
@@ -113,33 +113,33 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
             {
                 **_SEQUENCE,
                 "inputs": _TEXT,
-                "seed": any_of(_WHOLE, _OR_NULL),
-                "input_length": _WHOLE,
+                "seed": any_of(_INTEGER, _NULL),
+                "input_length": _INTEGER,
                 "best_of_sequences": list_of(_object({**_SEQUENCE, "generated_text": _TEXT})),
             },
             "finish_reason",
             "generated_tokens",
         ),
         "Generation": _object(
-            {"generated_text": _TEXT, "details": any_of(reference("Details"), _OR_NULL)},
+            {"generated_text": _TEXT, "details": any_of(reference("Details"), _NULL)},
             "generated_text",
         ),
         "Generations": list_of(reference("Generation")),
         "StreamRow": _object(
             {
-                "index": _WHOLE,
+                "index": _INTEGER,
                 "token": reference("Token"),
-                "generated_text": any_of(_TEXT, _OR_NULL),
-                "details": any_of(reference("Details"), _OR_NULL),
+                "generated_text": any_of(_TEXT, _NULL),
+                "details": any_of(reference("Details"), _NULL),
             },
             description="One row per token; an error after the first byte is the last row.",
         ),
         "Stream": {"description": "Rows or events, each framed as the content type says."},
         "HandlerError": _object(
-            {"error": _TEXT, "code": _WHOLE, "message": _TEXT}, "error", "code"
+            {"error": _TEXT, "code": _INTEGER, "message": _TEXT}, "error", "code"
         ),
         "ServerError": _object(
-            {"code": _WHOLE, "type": _TEXT, "message": _TEXT}, "code", "type", "message"
+            {"code": _INTEGER, "type": _TEXT, "message": _TEXT}, "code", "type", "message"
         ),
         "Detail": _object({"detail": _TEXT}, "detail", description="FastAPI's own refusal."),
         "OpenAIError": _object(
@@ -148,8 +148,8 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
                     {
                         "message": _TEXT,
                         "type": _TEXT,
-                        "param": any_of(_TEXT, _OR_NULL),
-                        "code": _WHOLE,
+                        "param": any_of(_TEXT, _NULL),
+                        "code": _INTEGER,
                     },
                     "message",
                     "type",
@@ -274,23 +274,25 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
 )
 
 
-# How pydantic writes a bound on a value that a function has seen before.
+# Pydantic writes a bound behind a validator function under its own name, not JSON Schema's.
 _BOUNDS: Final = MappingProxyType(
     {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 )
 
 
-def _in_json_schema_s_words(schema: Any) -> Any:
+def _with_json_schema_keywords(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_in_json_schema_s_words(item) for item in schema]
+        return [_with_json_schema_keywords(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {_BOUNDS.get(key, key): _in_json_schema_s_words(value) for key, value in schema.items()}
+    return {
+        _BOUNDS.get(key, key): _with_json_schema_keywords(value) for key, value in schema.items()
+    }
 
 
 def own_schemas() -> dict[str, Schema]:
-    """Return our components; the parameters are those that requests are validated by."""
+    """Return our components; GenerationParameters is that of the model that validates requests."""
     parameters = GenerationParameters.model_json_schema(ref_template=REFERENCE + "{model}")
     shared = parameters.pop("$defs", {})
-    parameters = _in_json_schema_s_words(parameters)
+    parameters = _with_json_schema_keywords(parameters)
     return {**OWN_SCHEMAS, **shared, "GenerationParameters": parameters}

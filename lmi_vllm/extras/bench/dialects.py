@@ -11,7 +11,10 @@ from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """What a piece of an answer holds; `output_tokens` in all is known from some dialects."""
+    """The content of one piece of an answer.
+
+    `tokens` are those in this piece; `output_tokens` is the total where the dialect reports one.
+    """
 
     tokens: int = 0
     is_end: bool = False
@@ -26,7 +29,7 @@ Read = Callable[[Any], AnswerPiece]
 
 @dataclass(frozen=True, slots=True)
 class ServerDialect:
-    """How one family of servers is asked and understood."""
+    """The routes, request body and answer format of one family of servers."""
 
     name: str
     path: str
@@ -48,7 +51,7 @@ def lmi_body(request: LoadRequest, plan: LoadPlan, _model: str) -> dict[str, Any
 
 
 def tgi_body(request: LoadRequest, plan: LoadPlan, _model: str) -> dict[str, Any]:
-    """Return TGI's payload; its own routes say whether it streams."""
+    """Return TGI's payload; the route decides whether it streams."""
     parameters = _parameters(request, plan) | {"details": True}
     if request.adapter:
         parameters["adapter_id"] = request.adapter
@@ -56,7 +59,7 @@ def tgi_body(request: LoadRequest, plan: LoadPlan, _model: str) -> dict[str, Any
 
 
 def _parameters(request: LoadRequest, plan: LoadPlan) -> dict[str, Any]:
-    """Return what LMI and TGI call alike."""
+    """Return the parameters that LMI and TGI name alike."""
     parameters: dict[str, Any] = {"max_new_tokens": request.output_tokens}
     if plan.ignores_eos:
         parameters["ignore_eos_token"] = True
@@ -94,7 +97,7 @@ def _openai_body(request: LoadRequest, plan: LoadPlan, model: str) -> dict[str, 
 
 
 def read_token_row(row: Any) -> AnswerPiece:
-    """Read a row of LMI's or TGI's stream: one token each, the last with the whole text."""
+    """Return the content of a row of LMI's or TGI's stream, which holds one token."""
     if not isinstance(row, Mapping):
         return AnswerPiece(error=f"a row that is no object: {row!r:.100}")
     if row.get("error"):
@@ -110,7 +113,7 @@ def read_token_row(row: Any) -> AnswerPiece:
 
 
 def read_token_whole(document: Any) -> AnswerPiece:
-    """Read a whole answer of LMI or TGI."""
+    """Return the content of a whole answer of LMI or TGI."""
     if isinstance(document, list) and document:
         document = document[0]
     if not isinstance(document, Mapping):
@@ -123,7 +126,7 @@ def read_token_whole(document: Any) -> AnswerPiece:
 
 
 def read_openai_row(row: Any) -> AnswerPiece:
-    """Read an event of OpenAI's stream; how many tokens one holds is not said, `usage` is."""
+    """Return the content of an event of OpenAI's stream; only `usage` has token counts."""
     if not isinstance(row, Mapping):
         return AnswerPiece(error=f"an event that is no object: {row!r:.100}")
     if row.get("error"):
@@ -149,7 +152,7 @@ def read_openai_row(row: Any) -> AnswerPiece:
 
 
 def read_openai_whole(document: Any) -> AnswerPiece:
-    """Read a whole answer of OpenAI's routes."""
+    """Return the content of a whole answer of OpenAI's routes."""
     if not isinstance(document, Mapping) or not document.get("choices"):
         return AnswerPiece(error=_message(document))
     usage = document.get("usage") or {}
@@ -161,7 +164,7 @@ def read_openai_whole(document: Any) -> AnswerPiece:
 
 
 def _message(document: Any) -> str:
-    """Return what an error says, in whichever dialect."""
+    """Return the message of an error in any dialect."""
     error = document.get("error", document) if isinstance(document, Mapping) else document
     if isinstance(error, Mapping):
         error = error.get("message", error)
@@ -187,18 +190,18 @@ DIALECTS: Final[Mapping[str, ServerDialect]] = MappingProxyType(
 
 @dataclass(slots=True)
 class RowReader:
-    """Bytes, cut anywhere, to rows: JSON lines, or the data of server-sent events."""
+    """Splits a byte stream into rows: JSON lines, or the data of server-sent events."""
 
     _rest: bytes = b""
     is_done: bool = field(default=False)  # OpenAI's [DONE] has come
 
     def feed(self, piece: bytes) -> list[Any]:
-        """Return the rows that are whole now; what is no JSON comes as its text."""
+        """Return the rows completed by these bytes; a row that is no JSON comes as its text."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         return [row for line in lines for row in self._rows(line)]
 
     def end(self) -> list[Any]:
-        """Return the last row, where no line end followed it."""
+        """Return the last row where no line end followed it, in a list."""
         rest, self._rest = self._rest, b""
         return self._rows(rest)
 
@@ -218,7 +221,7 @@ class RowReader:
 
 @dataclass(slots=True)
 class Answer:
-    """Reads one answer of status 200."""
+    """Reads one answer of status 200 into its outcome."""
 
     dialect: ServerDialect
     outcome: RequestOutcome
@@ -229,7 +232,7 @@ class Answer:
     _reported_tokens: int | None = None
 
     def feed(self, piece: bytes, now: float) -> None:
-        """Take bytes that came at `now`; tokens that come together count as one gap."""
+        """Add bytes that came at `now`, in seconds; tokens that come together count as one gap."""
         if not self.is_streaming:
             self._whole.append(piece)
             return
@@ -237,7 +240,7 @@ class Answer:
         self._take(found, now)
 
     def end(self, now: float) -> None:
-        """All bytes have come; an answer without an end was cut."""
+        """Finish the answer; one without its last row counts as a cut stream."""
         if self.is_streaming:
             self._take([self.dialect.read_row(row) for row in self._rows.end()], now)
         else:

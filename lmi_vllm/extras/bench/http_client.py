@@ -14,7 +14,7 @@ from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome
 
 @dataclass(frozen=True, slots=True)
 class HttpTarget:
-    """Where requests go and what they carry."""
+    """The server, route, dialect and headers of the requests."""
 
     url: str  # without the path
     path: str
@@ -34,7 +34,7 @@ class HttpClient:
     async def send(
         self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
     ) -> None:
-        """Send one request and read its answer; whatever goes wrong is in the outcome."""
+        """Send one request and read its answer; a failure is recorded in the outcome."""
         try:
             async with asyncio.timeout(self.plan.timeout_seconds):
                 await self._send(request, outcome, now)
@@ -62,7 +62,7 @@ class HttpClient:
 
 @asynccontextmanager
 async def http_client(target: HttpTarget, plan: LoadPlan) -> AsyncIterator[HttpClient]:
-    """Yield a client whose connections are closed at the end; there is no bound on them."""
+    """Yield a client with any number of connections, which are closed at the end."""
     connector = aiohttp.TCPConnector(limit=0)
     no_limit = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(

@@ -1,4 +1,4 @@
-"""A run while it runs: a few lines drawn over themselves on a terminal, plain lines elsewhere."""
+"""The live view of a run: a few lines redrawn in place on a terminal, plain lines elsewhere."""
 
 import asyncio
 import statistics
@@ -9,14 +9,14 @@ from lmi_vllm.extras.bench.run import LoadRun
 
 DRAW_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 5.0
-LAST: Final = 200  # answers that the figures of now are taken from
+LAST: Final = 200  # answers that the live percentiles are computed from
 BARS: Final = "▁▂▃▄▅▆▇█"
 HISTORY: Final = 48
 
 
 @dataclass(slots=True)
 class LiveView:
-    """Shows `run` on `stream` until told to end."""
+    """Shows the figures of `run` on `stream` while it runs."""
 
     run: LoadRun
     stream: TextIO
@@ -37,14 +37,14 @@ class LiveView:
                 self.stream.flush()
 
     def clear(self) -> None:
-        """Take the drawing away."""
+        """Erase the drawn lines."""
         if self._drawn:
             self.stream.write(f"\x1b[{self._drawn}A\x1b[J")
             self.stream.flush()
             self._drawn = 0
 
     def lines(self) -> list[str]:
-        """Return what is shown."""
+        """Return the lines that are shown."""
         run, last = self.run, self.run.outcomes[-LAST:]
         failed = sum(not outcome.is_good for outcome in run.outcomes)
         first = [one.first_token - one.began for one in last if one.first_token is not None]
@@ -73,7 +73,7 @@ class LiveView:
 
 
 def sparkline(values: list[float]) -> str:
-    """Return one character for each value, its height its share of the largest."""
+    """Return one bar character for each value, scaled to the largest."""
     top = max(values, default=0.0)
     return "".join(BARS[int(value / top * (len(BARS) - 1)) if top else 0] for value in values)
 

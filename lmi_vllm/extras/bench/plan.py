@@ -1,4 +1,4 @@
-"""What a load run is told to do, and what becomes of each of its requests."""
+"""The plan of a load run, its random requests, and the outcome of each."""
 
 import random
 from collections.abc import Mapping
@@ -15,21 +15,22 @@ WORDS: Final = tuple(_TEXT.split())
 
 @dataclass(frozen=True, slots=True)
 class LengthRange:
-    """A length, or the bounds between which one is drawn, both included."""
+    """The bounds of a length, both included; equal for a fixed one."""
 
     low: int
     high: int
 
-    def draw(self, dice: random.Random) -> int:
-        """Return one of them, all alike."""
-        return dice.randint(self.low, self.high)
+    def draw(self, rng: random.Random) -> int:
+        """Return a length drawn uniformly."""
+        return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """A run: `concurrency` requests at once, or `rate` a second (Poisson) whatever comes of them.
+    """A run: `concurrency` requests at once, or an open loop of `rate` a second (Poisson).
 
-    With a rate, `concurrency` 0 is without bound. A run ends after `number` requests, or `seconds`.
+    With a rate, `concurrency` bounds requests in flight; 0 is no bound. A run ends after `number`
+    requests, or after `seconds`.
     """
 
     concurrency: int = 8
@@ -47,7 +48,7 @@ class LoadPlan:
     seed: int = 0
 
     def requests(self) -> "Requests":
-        """Return what draws the requests; the same for the same seed."""
+        """Return the generator of the requests; the same seed draws the same ones."""
         return Requests(self, random.Random(self.seed))
 
 
@@ -62,27 +63,27 @@ class LoadRequest:
 
 @dataclass(slots=True)
 class Requests:
-    """Draws requests."""
+    """Draws random requests and the intervals between them."""
 
     plan: LoadPlan
-    dice: random.Random
+    rng: random.Random
 
     def next(self) -> LoadRequest:
-        """Return another one."""
-        plan, dice = self.plan, self.dice
+        """Return the next request."""
+        plan, rng = self.plan, self.rng
         if plan.prompts:
-            prompt = dice.choice(plan.prompts)
+            prompt = rng.choice(plan.prompts)
         else:
-            prompt = " ".join(dice.choices(WORDS, k=plan.prompt_words.draw(dice)))
+            prompt = " ".join(rng.choices(WORDS, k=plan.prompt_words.draw(rng)))
         adapter = None
         if plan.adapters:
-            (adapter,) = dice.choices([*plan.adapters], weights=[*plan.adapters.values()])
-        tokens = plan.output_tokens.draw(dice)
+            (adapter,) = rng.choices([*plan.adapters], weights=[*plan.adapters.values()])
+        tokens = plan.output_tokens.draw(rng)
         return LoadRequest(prompt, tokens, None if adapter == "base" else adapter)
 
-    def pause(self) -> float:
-        """Return the seconds until the next arrival."""
-        return self.dice.expovariate(self.plan.rate)
+    def next_interval(self) -> float:
+        """Return the seconds until the next arrival, exponentially distributed."""
+        return self.rng.expovariate(self.plan.rate)
 
 
 @dataclass(slots=True)
@@ -97,16 +98,16 @@ class RequestOutcome:
     output_tokens: int = 0
     prompt_tokens: int = 0
     adapter: str | None = None
-    error: str | None = None  # its kind
-    example: str = ""  # what was said
+    error: str | None = None  # its kind, by which errors are counted
+    example: str = ""  # the error's message, for the report
 
     @property
     def is_good(self) -> bool:
-        """Whether the answer was whole."""
+        """Whether the answer came to its end without an error."""
         return self.error is None
 
     def add_tokens(self, count: int, now: float) -> None:
-        """Note tokens that have just come."""
+        """Count tokens that came at `now`, in seconds since the run began."""
         if self.first_token is None:
             self.first_token = now
         elif self.last_token is not None:
@@ -115,6 +116,6 @@ class RequestOutcome:
         self.output_tokens += count
 
     def fail(self, kind: str, example: str = "") -> None:
-        """Note why it is no answer; the first reason counts."""
+        """Record why the request failed; the first reason is kept."""
         if self.error is None:
             self.error, self.example = kind, " ".join(example.split())[:300]

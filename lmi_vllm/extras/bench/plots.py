@@ -1,4 +1,4 @@
-"""Four plots of a run as one SVG, written by hand: no library, light and dark."""
+"""Four plots of a run as one SVG, for light and dark themes, without a plotting library."""
 
 from collections.abc import Sequence
 from html import escape
@@ -10,7 +10,7 @@ WIDTH: Final = 460
 HEIGHT: Final = 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 34, 36
 BINS: Final = 40
-MOST_POINTS: Final = 400
+MAX_POINTS: Final = 400
 STYLE: Final = """\
 svg{font:12px system-ui,sans-serif;background:#fff}text{fill:#333}.t{font-size:14px;font-weight:600}
 .g{stroke:#ddd}.l{fill:none;stroke:#2563eb;stroke-width:2}.a{fill:#2563eb22}.m{stroke:#b45309;\
@@ -21,7 +21,7 @@ Point = tuple[float, float]
 
 
 def plots(report: BenchReport) -> str:
-    """Return the document."""
+    """Return the SVG document."""
     first, gaps, _, whole = report.times()
     panels = [
         _panel("Output tokens per second", "seconds", _throughput(report), is_area=True),
@@ -42,7 +42,7 @@ def plots(report: BenchReport) -> str:
 
 
 def _throughput(report: BenchReport) -> list[Point]:
-    """Return tokens a second by time; an answer's tokens are spread from its first to its last."""
+    """Return tokens per second over time; an answer's tokens are spread evenly over its stream."""
     seconds = max(report.run.seconds, 1e-9)
     bins = [0.0] * BINS
     for one in report.good:
@@ -56,12 +56,12 @@ def _throughput(report: BenchReport) -> list[Point]:
 
 
 def _distribution(times: Times) -> str:
-    """Return the share of values below each, up to the 99th percentile and a little more."""
+    """Return the panel of the cumulative distribution of one latency, in milliseconds."""
     values = sorted(value * 1000 for value in times.values)
     title = times.title.capitalize()
     if not values:
         return _frame(title, "milliseconds") + f'<text x="{LEFT + 12}" y="{HEIGHT / 2}">none</text>'
-    step = max(1, len(values) // MOST_POINTS)
+    step = max(1, len(values) // MAX_POINTS)
     ranks = [*range(0, len(values), step), len(values) - 1]
     points = [(values[rank], 100 * (rank + 1) / len(values)) for rank in ranks]
     return _panel(f"{title}: percent below", "milliseconds", [(values[0], 0.0), *points])

@@ -11,7 +11,7 @@ from lmi_vllm.extras.bench.run import LoadRun
 from lmi_vllm.telemetry.observers import percentile
 
 PERCENTILES: Final = (50, 90, 95, 99)
-LONGEST_ERROR: Final = 100  # characters of an example
+MAX_ERROR_LENGTH: Final = 100  # characters of an error's example
 _MILLISECONDS: Final = 1000
 
 
@@ -40,11 +40,11 @@ class BenchReport:
     """The figures of one run."""
 
     run: LoadRun
-    subject: str  # what was asked, in words
+    subject: str  # target, dialect and load, in words
 
     @property
     def good(self) -> list[RequestOutcome]:
-        """The requests with a whole answer: only these count for latencies and throughput."""
+        """The successful requests: only these count for latencies and throughput."""
         return [outcome for outcome in self.run.outcomes if outcome.is_good]
 
     def times(self) -> tuple[Times, ...]:
@@ -64,7 +64,7 @@ class BenchReport:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return everything as JSON; times in milliseconds, rates per second."""
+        """Return the report as a JSON document; times in milliseconds, rates per second."""
         run, good = self.run, self.good
         seconds = run.seconds or 1e-9
         output = sum(outcome.output_tokens for outcome in good)
@@ -79,14 +79,14 @@ class BenchReport:
             "requests_per_second": round(len(good) / seconds, 3),
             "output_tokens": output,
             "output_tokens_per_second": round(output / seconds, 3),
-            "prompt_tokens": prompt or None,  # not said in every dialect
+            "prompt_tokens": prompt or None,  # some dialects do not report it
             "latency_milliseconds": {time.name: time.figures() for time in self.times()},
             "errors": self._errors(),
             "adapters": self._adapters(),
         }
 
     def lines(self) -> list[str]:
-        """Return the table."""
+        """Return the report as lines of text."""
         document = self.document()
         counts = f"{document['good']} good, {document['failed']} failed"
         counts += f", {self.run.cut} cut off by the interruption" if self.run.cut else ""
@@ -111,7 +111,7 @@ class BenchReport:
         if errors := document["errors"]:
             lines += ["", "errors"]
             lines += [
-                f"{error['count']:>7}  {kind}: {error['example'][:LONGEST_ERROR]}"
+                f"{error['count']:>7}  {kind}: {error['example'][:MAX_ERROR_LENGTH]}"
                 for kind, error in errors.items()
             ]
         return lines
@@ -152,7 +152,7 @@ def _shown(figures: Mapping[str, float]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as columns: the first to the left, numbers to the right."""
+    """Return the rows as lines in columns: the first aligned left, the others right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         row[0].ljust(widths[0])

@@ -11,18 +11,18 @@ from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest, RequestOutcome, Re
 
 
 class Client(Protocol):
-    """Sends one request at a time, many at once."""
+    """Sends requests; concurrent calls are allowed."""
 
     async def send(
         self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
     ) -> None:
-        """Fill `outcome`; raises nothing for what goes wrong with the request."""
+        """Send the request and fill `outcome`; a failure is recorded there and not raised."""
         ...
 
 
 @dataclass(slots=True)
 class LoadRun:
-    """One run; `outcomes` are those that ended, `cut` how many an interruption took away."""
+    """One run; `outcomes` are of ended requests, `cut` counts those cancelled by an interrupt."""
 
     plan: LoadPlan
     client: Client
@@ -30,16 +30,16 @@ class LoadRun:
     in_flight: int = 0
     cut: int = 0
     seconds: float = 0.0  # from the first request to the last answer
-    _began: float = field(default_factory=time.perf_counter)
-    _begun: int = 0
+    _started: float = field(default_factory=time.perf_counter)
+    _sent: int = 0
 
     def now(self) -> float:
         """Return the seconds since the run began."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._started
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send the load until the plan is carried out, or `stop` is set."""
-        self._began = time.perf_counter()
+        """Send the load until the plan is completed, or `stop` is set."""
+        self._started = time.perf_counter()
         sending = asyncio.create_task(self._send_all(self.plan.requests()))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -52,7 +52,7 @@ class LoadRun:
         self.seconds = self.now()
 
     async def probe(self) -> RequestOutcome:
-        """Send one request that does not count, and return what became of it."""
+        """Send one request that is not counted, and return its outcome."""
         outcome = RequestOutcome(0.0)
         await self.client.send(self.plan.requests().next(), outcome, self.now)
         return outcome
@@ -60,36 +60,39 @@ class LoadRun:
     async def _send_all(self, requests: Requests) -> None:
         async with asyncio.TaskGroup() as group:
             if self.plan.rate:
-                await self._arrive(requests, group)
+                await self._send_at_rate(requests, group)
                 return
             for _ in range(self.plan.concurrency):
-                group.create_task(self._one_after_another(requests))
+                group.create_task(self._send_in_turn(requests))
 
-    async def _one_after_another(self, requests: Requests) -> None:
-        while self._may_begin():
-            await self._one(requests.next(), self.now())
+    async def _send_in_turn(self, requests: Requests) -> None:
+        while self._may_send():
+            await self._send(requests.next(), self.now())
 
-    async def _arrive(self, requests: Requests, group: asyncio.TaskGroup) -> None:
-        """Begin requests as they come; a late one keeps the time it should have begun at."""
-        room = asyncio.Semaphore(self.plan.concurrency or 1 << 30)
+    async def _send_at_rate(self, requests: Requests, group: asyncio.TaskGroup) -> None:
+        """Send requests at the plan's rate.
+
+        A late one is timed from its planned arrival, so that waiting counts as latency.
+        """
+        slots = asyncio.Semaphore(self.plan.concurrency or 1 << 30)
         arrival = self.now()
-        while self._may_begin(arrival):
+        while self._may_send(arrival):
             await asyncio.sleep(max(0.0, arrival - self.now()))
-            await room.acquire()
-            task = group.create_task(self._one(requests.next(), arrival))
-            task.add_done_callback(lambda _: room.release())
-            arrival += requests.pause()
+            await slots.acquire()
+            task = group.create_task(self._send(requests.next(), arrival))
+            task.add_done_callback(lambda _: slots.release())
+            arrival += requests.next_interval()
 
-    def _may_begin(self, at: float | None = None) -> bool:
+    def _may_send(self, at: float | None = None) -> bool:
         plan, at = self.plan, self.now() if at is None else at
-        if plan.number is not None and self._begun >= plan.number:
+        if plan.number is not None and self._sent >= plan.number:
             return False
         if plan.seconds is not None and at >= plan.seconds:
             return False
-        self._begun += 1
+        self._sent += 1
         return True
 
-    async def _one(self, request: LoadRequest, began: float) -> None:
+    async def _send(self, request: LoadRequest, began: float) -> None:
         outcome = RequestOutcome(began, adapter=request.adapter)
         self.in_flight += 1
         try:

@@ -1,7 +1,7 @@
 """Requests through SageMaker's runtime: InvokeEndpoint and InvokeEndpointWithResponseStream.
 
-botocore signs them (SigV4) and takes its binary event stream apart. It is synchronous: each request
-has a thread, which ends with the process, since nothing can interrupt it.
+botocore signs them (SigV4) and decodes the binary event stream. It is synchronous and cannot be
+interrupted: each request has a daemon thread.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class SageMakerClient:
     async def send(
         self, request: LoadRequest, outcome: RequestOutcome, now: Callable[[], float]
     ) -> None:
-        """Send one request and read its answer; whatever goes wrong is in the outcome."""
+        """Send one request and read its answer; a failure is recorded in the outcome."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def work() -> None:
@@ -110,12 +110,12 @@ class SageMakerClient:
 
 
 def _error_of(error: ClientError) -> tuple[str, str]:
-    """Return the kind of a refusal, and what it says: of a model's own error, the model's words."""
-    told = error.response
-    details = told.get("Error", {})
+    """Return kind and message of an error; those of the model container where it sent the error."""
+    response = error.response
+    details = response.get("Error", {})
     code = str(details.get("Code", type(error).__name__))
-    if (status := told.get("OriginalStatusCode")) is not None:
-        return f"{code} {status}", str(told.get("OriginalMessage", ""))
+    if (status := response.get("OriginalStatusCode")) is not None:
+        return f"{code} {status}", str(response.get("OriginalMessage", ""))
     if isinstance(error, EventStreamError):
         code = f"{code} in the stream"
     return code, str(details.get("Message", error))

@@ -1,4 +1,4 @@
-"""The web console."""
+"""The web console: a page, and the data that it shows."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """Memory in use: of processes and cgroup on Linux, of GPUs by nvidia-smi.
 
-Read from `/proc` and cgroup files rather than asked of torch, which would take memory of the GPU
-only to say how much is left.
+Read from `/proc` and cgroup files and not through torch, which would allocate GPU memory for a CUDA
+context.
 """
 
 import os
@@ -21,15 +21,18 @@ _MIB: Final = 1 << 20
 def memory_in_use(
     pid: int | None = None, proc: Path = PROC, cgroup: Path = CGROUP
 ) -> dict[str, int]:
-    """Return bytes that the server and its engine hold, and how many they may; {} off Linux."""
+    """Return bytes resident of `server` and `engine`, `total` and `available`; {} off Linux.
+
+    `total` is the container's limit where that is below the machine's memory.
+    """
     own = pid or os.getpid()
     server = _resident(proc, own)
     if server is None:
         return {}
     engine = sum(_resident(proc, child) or 0 for child in _descendants(proc, own))
     found = {"server": server, "engine": engine}
-    total, available = _machine(proc)
-    limit = _limit(cgroup)
+    total, available = _machine_memory(proc)
+    limit = _cgroup_limit(cgroup)
     if limit is not None and limit < total:
         used = _number(cgroup / "memory.current") or 0
         return {**found, "total": limit, "available": max(0, limit - used)}
@@ -37,7 +40,7 @@ def memory_in_use(
 
 
 def gpus_in_use(visible: str | None = None) -> list[dict[str, object]]:
-    """Return each GPU's name, memory in bytes and load in percent, as nvidia-smi says; [] without.
+    """Return each GPU's name, memory in bytes and load in percent, from nvidia-smi; [] without it.
 
     `visible` is CUDA_VISIBLE_DEVICES: with it only the GPUs of those numbers.
     """
@@ -89,22 +92,22 @@ def _descendants(proc: Path, pid: int) -> Iterator[int]:
             continue  # it has ended meanwhile
         parent = int(fields.rpartition(")")[2].split()[1])
         children.setdefault(parent, []).append(int(folder.name))
-    waiting = list(children.get(pid, ()))
-    while waiting:
-        child = waiting.pop()
+    unvisited = list(children.get(pid, ()))
+    while unvisited:
+        child = unvisited.pop()
         yield child
-        waiting += children.get(child, ())
+        unvisited += children.get(child, ())
 
 
-def _machine(proc: Path) -> tuple[int, int]:
+def _machine_memory(proc: Path) -> tuple[int, int]:
     lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
     sizes: Mapping[str, str] = dict(line.split(":", 1) for line in lines)
     total, available = (int(sizes[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     return total, available
 
 
-def _limit(cgroup: Path) -> int | None:
-    """Return what the container may use; None without a limit."""
+def _cgroup_limit(cgroup: Path) -> int | None:
+    """Return the container's memory limit in bytes; None without one."""
     return _number(cgroup / "memory.max")
 
 

@@ -1,9 +1,9 @@
 """The console: its page, which needs no key, and its data, which does.
 
-The page changes nothing by itself: adapters go through the public routes. What it adds to the
-server is two answers, `/console/state` and `/console/settings`. They are read by the page only: no
-CORS header leaves here, another site's requests are refused, and without a key so is every host
-name that a stranger's DNS server could point at this machine.
+The page has no routes of its own that change anything: adapters go through the public ones. It adds
+`/console/state` and `/console/settings`, which only the page may read: no CORS header is sent,
+cross-site requests are refused, and without a key so is every host name that could be rebound to
+this machine (DNS rebinding).
 """
 
 import asyncio
@@ -49,15 +49,15 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
         "X-Frame-Options": "DENY",
     }
 )
-_MEMORY_SECONDS: Final = 1.5  # for so long one reading serves all requests
+_MEMORY_SECONDS: Final = 1.5  # a reading is cached for so long
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleOptions:
-    """What the console shows that no other room of the web layer knows.
+    """What the console shows and the web layer does not know.
 
-    `explain` is called in a thread; nothing in what it returns is secret. `inference_url` is where
-    requests are answered, when that is another listener. `reads_gpus` asks the NVIDIA driver.
+    `explain` is called in a thread and returns no secret. `inference_url` is where requests are
+    answered, when that is another listener. With `reads_gpus`, nvidia-smi is run.
     """
 
     explain: Callable[[], Mapping[str, object]]
@@ -67,7 +67,10 @@ class ConsoleOptions:
 
 
 def console(context: ListenerContext) -> RouteGroup | None:
-    """Return the console of a listener; by itself only where no stranger sees it."""
+    """Return the console of a listener, or None.
+
+    With LMI_CONSOLE=auto it needs an API key, or a loopback address.
+    """
     wanted = context.settings.server.lmi_console
     is_private = context.has_key or context.address.is_loopback
     if wanted != "on" and not (wanted == "auto" and is_private):
@@ -103,15 +106,15 @@ def _add(app: web.Application, options: ConsoleOptions) -> None:
 
 
 def is_open_page(path: str) -> bool:
-    """Whether a path of ours is the page or one of its files, which say nothing of this server."""
+    """Whether a console path is the page or one of its files, which hold no data of this server."""
     return path not in (STATE_PATH, SETTINGS_PATH)
 
 
 def check_console_request(request: web.Request) -> None:
-    """Return when it is the page of this server that asks.
+    """Return when the request comes from this server's own page.
 
     Raises:
-        CrossSiteError: another site does, or one that has made its name point here.
+        CrossSiteError: it comes from another site, or from a host name that may be rebound.
     """
     if is_foreign(request) and not is_open_page(request.path):
         raise CrossSiteError("the console's data is for its own page only")
@@ -141,22 +144,22 @@ class _StaticFile:
 
 
 class _ConsoleData:
-    """What the page asks for."""
+    """The handlers of the page's data."""
 
     def __init__(self, options: ConsoleOptions) -> None:
         self._options = options
         self._memory: dict[str, object] = {}
         self._memory_time = 0.0
-        self._turn = asyncio.Lock()
+        self._memory_lock = asyncio.Lock()
 
     async def state(self, request: web.Request) -> web.Response:
-        """Answer with what changes from second to second."""
+        """Answer with the state of model, queue, engine and memory, as JSON."""
         service, web_options = request.app[SERVICE], request.app[OPTIONS]
         document = {
             "version": __version__,
             "time": time.monotonic(),
-            **_life(service),
-            **_work(service),
+            **_model_state(service),
+            **_load_state(service),
             "memory": await self._memory_now(),
             "has_key": bool(web_options.api_keys),
             "inference_url": self._options.inference_url,
@@ -168,7 +171,7 @@ class _ConsoleData:
         return _json(await asyncio.to_thread(self._options.explain))
 
     async def _memory_now(self) -> dict[str, object]:
-        async with self._turn:  # several open pages cost no more than one
+        async with self._memory_lock:  # several open pages share one reading
             now = time.monotonic()
             if not self._memory or now - self._memory_time > _MEMORY_SECONDS:
                 self._memory = await asyncio.to_thread(self._read_memory)
@@ -181,8 +184,8 @@ class _ConsoleData:
         return {**memory_in_use(), "gpus": gpus}
 
 
-def _life(service: InferenceService) -> dict[str, Any]:
-    """Return whether and how far the model is up."""
+def _model_state(service: InferenceService) -> dict[str, Any]:
+    """Return the model's state, and the phases of its start in seconds."""
     lifecycle = service.lifecycle
     seconds = lifecycle.start.phase_seconds
     return {
@@ -198,8 +201,8 @@ def _life(service: InferenceService) -> dict[str, Any]:
     }
 
 
-def _work(service: InferenceService) -> dict[str, Any]:
-    """Return what the server does at the moment, and has done."""
+def _load_state(service: InferenceService) -> dict[str, Any]:
+    """Return requests in flight, counters, KV cache and adapters."""
     found = read_snapshot(service.telemetry.series(wanted_series()))
     adapters = service.registered_adapters
     return {
@@ -214,8 +217,8 @@ def _work(service: InferenceService) -> dict[str, Any]:
         "answers": found.answers,
         "kv_cache": {
             "usage": found.gauges.get("kv_usage"),
-            "tokens": _whole(found.cache.get("kv_cache_size_tokens")),
-            "bytes": _whole(found.cache.get("kv_cache_memory_bytes")),
+            "tokens": _int_or_none(found.cache.get("kv_cache_size_tokens")),
+            "bytes": _int_or_none(found.cache.get("kv_cache_memory_bytes")),
         },
         "adapters": {
             "enabled": service.profile.enable_lora,
@@ -225,7 +228,7 @@ def _work(service: InferenceService) -> dict[str, Any]:
     }
 
 
-def _whole(text: str | None) -> int | None:
+def _int_or_none(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 

@@ -1,6 +1,6 @@
-"""The few series a person watches, summed over labels, from the registry that `/metrics` shows.
+"""The few series that the console shows, summed over labels, from the registry of `/metrics`.
 
-The console asks every second or two, where all of `/metrics` would be 50 KB and more.
+The console polls every second or two, and all of `/metrics` is 50 KB and more.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Final
 
 from lmi_vllm.telemetry.metrics import Collectable
 
-# What is shown -> where it is read: the engine's own, which move while a request runs, else ours.
+# Name shown -> series: the engine's own, which grow while a request runs, else the server's.
 COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "prompt_tokens": ("vllm:prompt_tokens_total", "lmi_prompt_tokens_total"),
     "generated_tokens": ("vllm:generation_tokens_total", "lmi_generated_tokens_total"),
@@ -36,7 +36,7 @@ _ENDINGS: Final = ("_bucket", "_count", "_sum")
 
 @dataclass(slots=True)
 class Snapshot:
-    """The series at one moment; what the process does not have is missing."""
+    """The series at one moment; a series that the process does not have is missing."""
 
     counters: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Snapshot:
 
 
 def read_snapshot(source: Collectable) -> Snapshot:
-    """Return the series that there are now."""
+    """Return the present values of the series in `source`."""
     sums: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
     found = Snapshot()
@@ -78,7 +78,7 @@ def read_snapshot(source: Collectable) -> Snapshot:
 
 
 def wanted_series() -> list[str]:
-    """Return the names of all that a snapshot is made of."""
+    """Return the names of all series that a snapshot reads."""
     names = [REQUESTS, CACHE, *GAUGES.values()]
     names += [source for sources in COUNTERS.values() for source in sources]
     for sources in HISTOGRAMS.values():
@@ -87,7 +87,7 @@ def wanted_series() -> list[str]:
 
 
 def _count_answer(answers: dict[str, float], labels: Mapping[str, str], value: float) -> None:
-    """Count only what clients of the model sent; health checks would drown them."""
+    """Count inference answers only: health checks would outnumber them."""
     if labels["dialect"] != "server":
         answers[labels["status"]] = answers.get(labels["status"], 0.0) + value
 

@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CodeCaller:
-    """Calls the code of one model, its adapters' included.
+    """Calls the custom code of one model and of its adapters.
 
-    `properties` are the model's options, which a handler finds among a request's. `tokenizer` is
-    the hooks' own copy.
+    `properties` are the model's options, which a handler finds among the request's properties.
+    `tokenizer` is the hooks' own copy.
     """
 
     thread: CodeThread = field(default_factory=CodeThread)
@@ -30,11 +30,11 @@ class CodeCaller:
     timeout_seconds: float = 240.0
 
     async def call(self, failed: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what the function returns; `failed` says what it is, should it fail.
+        """Return what the function returns; `failed` begins the message of its failure.
 
         Raises:
-            CustomCodeError: it failed.
-            DeadlineError: it takes too long.
+            CustomCodeError: the function raised an exception.
+            DeadlineError: it ran longer than `timeout_seconds`.
         """
         async with deadline(self.timeout_seconds, "predict_timeout"):
             try:
@@ -43,7 +43,7 @@ class CodeCaller:
                 raise failure(failed, error) from error
 
     def input(self, call: InferenceCall, content: Mapping[str, bytes]) -> Input:
-        """Return a request as LMI's handlers find it."""
+        """Return a request as the `Input` that LMI's handlers get."""
         given = Input()
         given.properties = {**self.properties, **call.properties}
         if call.content_type:
@@ -54,11 +54,11 @@ class CodeCaller:
 
 
 def failure(what: str, error: Exception) -> CustomCodeError:
-    """Return the error that a client gets; the trace goes to the log."""
+    """Return the error for the client; the traceback goes to the log."""
     logger.error("%s", what, exc_info=error)
     return CustomCodeError(f"{what}: {error or type(error).__name__}")
 
 
 def error_row(error: LmiError, statuses: StatusTable) -> bytes:
-    """Return LMI's last row of a stream that failed."""
+    """Return the last row of a failed stream, in LMI's format."""
     return frame(FRAMINGS["jsonlines"], lmi_error(error.text, statuses.of(error, Dialect.LMI)))

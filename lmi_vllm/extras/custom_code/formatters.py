@@ -13,7 +13,7 @@ from lmi_vllm.errors import LmiError, StatusTable
 from lmi_vllm.extras.custom_code.calling import CodeCaller, error_row
 from lmi_vllm.extras.custom_code.djl_python.content import Input
 from lmi_vllm.extras.custom_code.functions import (
-    Hooked,
+    HookContext,
     InputFunction,
     OutputFunction,
     new_body,
@@ -34,7 +34,7 @@ _NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class InputFormatter:
-    """Turns a payload into another by the user's function."""
+    """Calls the user's function that turns a payload into another."""
 
     function: InputFunction
     caller: CodeCaller
@@ -54,23 +54,25 @@ class InputFormatter:
     async def __call__(self, call: InferenceCall, payload: Any) -> dict[str, Any]:
         """Return the payload that the function makes of the request's.
 
+        `payload` is the decoded one.
+
         Raises:
             CustomCodeError: it failed, or returned no payload.
         """
-        hooked = _hooked(self.caller, call, payload)
+        context = _hook_context(self.caller, call, payload)
         if self.function.wants_input:
-            hooked = _hooked(
+            context = _hook_context(
                 self.caller, call, payload, self.caller.input(call, {"data": call.body})
             )
         made: dict[str, Any] = await self.caller.call(
-            FORMATTER_FAILED, _called, self.function, (hooked,), new_payload
+            FORMATTER_FAILED, _call_hook, self.function, (context,), new_payload
         )
         return made
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormatter:
-    """Makes the answer out of vLLM's by the user's function."""
+    """Calls the user's function that makes the answer out of vLLM's."""
 
     function: OutputFunction
     caller: CodeCaller
@@ -99,20 +101,20 @@ class OutputFormatter:
         """Return the answer that the function makes of vLLM's.
 
         Raises:
-            CustomCodeError: it failed, or returned what has no JSON.
+            CustomCodeError: it failed, or returned a value that JSON cannot hold.
         """
-        hooked = _hooked(self.caller, call, payload)
+        context = _hook_context(self.caller, call, payload)
         if answer.stream is not None:
             kind = FRAMINGS["jsonlines"].content_type
-            return Reply(200, kind, stream=self._lines(hooked, answer.stream, statuses))
+            return Reply(200, kind, stream=self._json_lines(context, answer.stream, statuses))
         response = answer.response
         if response is None:  # vLLM wrote these bytes itself
             response = orjson.loads(answer.body)
-        body = await self._format(response, hooked, new_body)
+        body = await self._format(response, context, new_body)
         return Reply(200, "application/json", body if body.endswith(b"\n") else body + b"\n")
 
-    async def _lines(
-        self, hooked: Hooked, events: AsyncIterator[bytes], statuses: StatusTable
+    async def _json_lines(
+        self, context: HookContext, events: AsyncIterator[bytes], statuses: StatusTable
     ) -> AsyncIterator[bytes]:
         """Yield a line for each of vLLM's events, and an empty one at the end."""
         try:
@@ -120,7 +122,7 @@ class OutputFormatter:
                 if event.startswith(SSE_ERROR):
                     yield error_row(error_of(event.removeprefix(b"data: ")), statuses)
                     return
-                line = await self._format(event.decode(), hooked, new_line)
+                line = await self._format(event.decode(), context, new_line)
                 if line:
                     yield line + b"\n"
             yield b"\n"
@@ -129,29 +131,31 @@ class OutputFormatter:
         finally:
             await close_iterator(events)
 
-    async def _format(self, response: Any, hooked: Hooked, read: Callable[[Any], bytes]) -> bytes:
+    async def _format(
+        self, response: Any, context: HookContext, read: Callable[[Any], bytes]
+    ) -> bytes:
         made: bytes = await self.caller.call(
-            FORMATTER_FAILED, _called, self.function, (response, hooked), read
+            FORMATTER_FAILED, _call_hook, self.function, (response, context), read
         )
         return made
 
 
 def new_line(result: Any) -> bytes:
-    """Return what an output hook made of a stream's event; None and "" are for it to be left out.
+    """Return what an output hook made of a stream's event; b"" leaves the event out.
 
     Raises:
-        HookError: it has no JSON.
+        HookError: JSON cannot hold it.
     """
     return b"" if result is None else new_body(result)
 
 
-def _hooked(
+def _hook_context(
     caller: CodeCaller, call: InferenceCall, payload: Any, given: Input | None = None
-) -> Hooked:
-    return Hooked(payload, caller.tokenizer, call.body, call.content_type, call.accept, given)
+) -> HookContext:
+    return HookContext(payload, caller.tokenizer, call.body, call.content_type, call.accept, given)
 
 
-async def _called(
+async def _call_hook(
     function: InputFunction | OutputFunction,
     arguments: tuple[Any, ...],
     read: Callable[[Any], Any],

@@ -1,4 +1,4 @@
-"""Hooks as values: what a file defines, what each is called with, what it may return."""
+"""The hooks of a file: which functions there are, their arguments and their results."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,16 +14,16 @@ _POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
 )
-# Ways in which objects say their JSON, tried in this order; the first is pydantic's.
+# Methods by which objects serialize themselves, tried in this order; the first is pydantic's.
 _JSON_DUMPS: Final = ("model_dump_json", "to_json", "json")
 
 
 class HookError(Exception):
-    """A hook cannot be called, or returned something that is no answer."""
+    """A hook has a signature that cannot be called, or returned an unusable value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hooked:
+class HookContext:
     """The context that a hook can take as argument; `request` is the payload."""
 
     request: Any
@@ -39,7 +39,7 @@ class InputFunction:
     """A function that turns a decoded payload into another."""
 
     function: Callable[..., Any]
-    names: frozenset[str] = frozenset()  # what it takes by keyword
+    names: frozenset[str] = frozenset()  # parameters passed by keyword
     wants_input: bool = False  # the older style: an Input instead of the payload
     is_sagemaker: bool = False
 
@@ -48,7 +48,7 @@ class InputFunction:
         """Return the hook for a function.
 
         Raises:
-            HookError: it needs arguments that there are not.
+            HookError: it requires arguments that hooks are not given.
         """
         if is_sagemaker:
             return cls(function, is_sagemaker=True)
@@ -61,7 +61,7 @@ class InputFunction:
         wants_input = first is not None and first.annotation in (Input, "Input")
         return cls(function, names, wants_input)
 
-    def call(self, context: Hooked) -> Any:
+    def call(self, context: HookContext) -> Any:
         """Return what the function makes of the request; a coroutine where it is async."""
         if self.is_sagemaker:
             return self.function(context.body, context.content_type)
@@ -84,7 +84,7 @@ class OutputFunction:
         """Return the hook for a function.
 
         Raises:
-            HookError: it needs arguments that there are not.
+            HookError: it requires arguments that hooks are not given.
         """
         if is_sagemaker:
             return cls(function, is_sagemaker=True)
@@ -96,7 +96,7 @@ class OutputFunction:
             )
         return cls(function, names, takes_request=bool(extra))
 
-    def call(self, response: Any, context: Hooked) -> Any:
+    def call(self, response: Any, context: HookContext) -> Any:
         """Return what the function makes of the response; a coroutine where it is async."""
         if self.is_sagemaker:
             return self.function(response, context.accept or "application/json")
@@ -114,7 +114,7 @@ class OutputFunction:
 
 @dataclass(frozen=True, slots=True)
 class FileFunctions:
-    """The functions of one file that count; None where it has none."""
+    """The hooks that one file defines; None where it has none."""
 
     handle: Callable[..., Any] | None = None
     input: InputFunction | None = None
@@ -132,7 +132,7 @@ def new_payload(result: Any) -> dict[str, Any]:
     """Return the payload an input hook made; the older API's TextInput counts as one.
 
     Raises:
-        HookError: it is none.
+        HookError: it is neither a dict nor a TextInput.
     """
     if isinstance(result, dict):
         return result
@@ -145,10 +145,10 @@ def new_payload(result: Any) -> dict[str, Any]:
 
 
 def new_body(result: Any) -> bytes:
-    """Return what an output hook made as bytes: text as it is, everything else as JSON.
+    """Return an output hook's result as bytes: text and bytes as they are, anything else as JSON.
 
     Raises:
-        HookError: it has no JSON.
+        HookError: JSON cannot hold it.
     """
     if isinstance(result, str):
         return result.encode()
@@ -179,7 +179,10 @@ def _signature(
     """Return the first parameter, the known ones passed by keyword, and the unknown required."""
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built in C: takes what it is given
+    except (
+        TypeError,
+        ValueError,
+    ):  # a builtin without a signature: called with the positional arguments
         return None, frozenset(), []
     if not parameters:
         raise HookError(f"{_name(function)} takes no argument")

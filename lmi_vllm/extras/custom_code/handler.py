@@ -1,4 +1,4 @@
-"""The user's own `handle`: it answers a request instead of the built-in handler."""
+"""The user's own `handle`, which answers requests instead of the built-in handler."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lmi_vllm.messages import FRAMINGS, InferenceCall, Reply
 
 HANDLER_FAILED: Final = "Custom handler failed"
 _JSONLINES: Final = FRAMINGS["jsonlines"].content_type
-# What HTTP itself decides about an answer; a handler's properties cannot.
+# Set by the server itself; a handler's properties cannot override them.
 _NOT_HEADERS: Final = frozenset(
     {"content-type", "content-length", "transfer-encoding", "connection"}
 )
@@ -26,22 +26,22 @@ class Handler:
     caller: CodeCaller
 
     async def call_at_start(self) -> None:
-        """Give it its first call, with an empty input.
+        """Call the handler once with an empty input, as LMI does at the start.
 
         Raises:
-            LmiError: it failed.
+            LmiError: the handler failed, or took too long.
         """
         await self.caller.call(
             HANDLER_FAILED, self.function, self.caller.input(InferenceCall(b""), {})
         )
 
     async def __call__(self, call: InferenceCall, statuses: StatusTable) -> Reply | None:
-        """Return what it answers; None is for the built-in one to answer.
+        """Return the handler's reply; None leaves the request to the built-in handler.
 
-        It finds query parameters as content, then the body.
+        Its input holds the query parameters as content, then the body.
 
         Raises:
-            CustomCodeError: it failed.
+            CustomCodeError: the handler failed, or returned an unusable value.
         """
         content = {name: value.encode() for name, value in call.query.items()}
         given = self.caller.input(call, {**content, "data": call.body})

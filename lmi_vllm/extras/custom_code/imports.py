@@ -1,6 +1,6 @@
-"""What user code finds when it imports: LMI's `djl_python`, and an adapter its own files only.
+"""What custom code can import: LMI's `djl_python`, and for an adapter the files of its own folder.
 
-`djl_python` is our package under that name, put there once code is loaded and never before.
+`djl_python` is our package under that name; it is registered when code is loaded, not before.
 
 Two adapters may both bring a `model.py` and a `prompts.py`. Python keeps one module per name, so an
 adapter's files become submodules of a package with a name of its own, which no other code can see,
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 DJL_PYTHON: Final = "djl_python"
 _OURS: Final = "lmi_vllm.extras.custom_code.djl_python"
-# LMI's modules, and ours that stand for them.
+# LMI's modules, and ours that replace them.
 _MODULES: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("inputs", "outputs", "pair_list"), "content"),
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 
 
 def provide_djl_python() -> None:
-    """Put our package under the name that hooks import; a real one is never hidden silently."""
+    """Register our package as `djl_python`; warns where a real one is installed, which it hides."""
     ours = importlib.import_module(_OURS)
     if sys.modules.get(DJL_PYTHON) is ours:
         return
@@ -56,10 +56,10 @@ def provide_djl_python() -> None:
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now: a stale or forged cache beside it is never read."""
+    """Compiles the source file; a stale or forged bytecode cache beside it is never read."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of the source."""
+        """Return the code compiled from the source file."""
         path = self.get_filename(fullname)
         code: CodeType = self.source_to_code(self.get_data(path), path)
         return code
@@ -74,7 +74,7 @@ class PrivateModules(importlib.abc.MetaPathFinder):
         self._builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
 
     def load(self, name: str) -> ModuleType:
-        """Return the module of that name in the folder, run."""
+        """Return the executed module of that name in the folder."""
         package = ModuleType(self._package)
         package.__path__ = [str(self._folder)]
         sys.modules[self._package] = package
@@ -82,7 +82,7 @@ class PrivateModules(importlib.abc.MetaPathFinder):
         return importlib.import_module(f"{self._package}.{name}")
 
     def forget(self) -> None:
-        """Remove every trace; functions that are still held go on working."""
+        """Unregister the modules; functions that are still referenced go on working."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for name in [*sys.modules]:
@@ -97,7 +97,7 @@ class PrivateModules(importlib.abc.MetaPathFinder):
         if not fullname.startswith(f"{self._package}."):
             return None
         for entry in path or ():
-            # The finder calls what it gets for a loader, whether it is a class or not.
+            # FileFinder only calls the loader, so a bound method works; its type says class.
             loaders: Any = (self._loader, importlib.machinery.SOURCE_SUFFIXES)
             spec = importlib.machinery.FileFinder(entry, loaders).find_spec(fullname)
             if spec is not None:
@@ -135,6 +135,6 @@ class _PrivateLoader(SourceLoader):
         self._builtins = own_builtins
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module with import statements that see the folder first."""
+        """Execute the module with import statements that look in the folder first."""
         vars(module)["__builtins__"] = self._builtins
         super().exec_module(module)

@@ -1,7 +1,7 @@
-"""Import a user's file and find the functions in it that count.
+"""Import a user's file and find the hooks in it.
 
 The model's own file is imported as LMI does: its folder is the working directory and first on the
-Python path. An adapter's file never is: see `imports`.
+Python path. An adapter's file is kept apart: see `imports`.
 """
 
 import importlib.machinery
@@ -51,7 +51,7 @@ class CodeError(Exception):
 
 
 def check_syntax(path: Path) -> None:
-    """Return when the file is Python at all; nothing of it is run.
+    """Return when the file compiles; nothing of it is executed.
 
     Raises:
         CodeError: it cannot be read, or is not Python.
@@ -100,7 +100,7 @@ def load_adapter_code(folder: Path) -> FileFunctions:
 
 
 def _prepare_imports() -> None:
-    """Provide what code may import; the folder may be read-only, so nothing is written there."""
+    """Provide `djl_python`, and write no bytecode: the folder may be read-only."""
     sys.dont_write_bytecode = True
     provide_djl_python()
 
@@ -155,7 +155,7 @@ def _marked(path: Path, module: ModuleType, mark: str) -> Any:
 
 
 def _described(path: Path, error: BaseException) -> str:
-    """Return file, line and reason; the whole trace goes to the log."""
+    """Return file, line and reason; the traceback goes to the log."""
     logger.error("%s cannot be loaded", path, exc_info=error)
     if isinstance(error, SyntaxError):
         return f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
@@ -174,10 +174,10 @@ def _sagemaker_functions(
 ) -> FileFunctions:
     """Return `input_fn` and `output_fn` as hooks; vLLM takes the place of SageMaker's other two.
 
-    With a `handle` the file answers by itself, and whatever else is in it is its own business.
+    With a `handle` the file answers by itself and may call its `predict_fn` and `model_fn`.
 
     Raises:
-        HookError: there is a `predict_fn`: answers that it never saw would be taken for its own.
+        HookError: there is a `predict_fn`, which would silently never be called.
     """
     found = {name: function for name in _SAGEMAKER if (function := _of_sagemaker(module, name))}
     if "predict_fn" in found and not has_handle:

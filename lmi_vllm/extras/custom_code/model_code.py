@@ -1,4 +1,4 @@
-"""The code of one model, loaded: its own hooks, and those that its adapters bring."""
+"""The loaded custom code of one model: its own hooks, and those of its adapters."""
 
 import logging
 from pathlib import Path
@@ -22,7 +22,7 @@ ONE_PROCESS_ONLY: Final = (
 
 
 class CustomCode:
-    """All code of one model: its own is here, and what adapters bring is loaded here."""
+    """The custom code of one model; loads the code of its adapters."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class CustomCode:
         self.hooks = self._around_requests(functions, self._handler)
 
     async def load_adapter(self, name: str, path: str) -> Hooks:
-        """Return the hooks that the adapter brings; none without a file.
+        """Return the hooks in the adapter's model.py; NO_HOOKS without that file.
 
         Raises:
             AdapterRefusedError: its file cannot be loaded, or would run in several processes.
@@ -55,7 +55,7 @@ class CustomCode:
         return self._around_requests(functions)
 
     async def call_handler_at_start(self) -> None:
-        """Give the handler its first call, with an empty input; its failure is only logged."""
+        """Call the handler once with an empty input; a failure is only logged."""
         if self._handler is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""The model's code in a start: which file it is, what is wrong with it, and loading it."""
+"""The model's custom code at the start: finding its file, checking it and loading it."""
 
 import copy
 import logging
@@ -38,7 +38,7 @@ class CustomCodeLoader:
     """Loads the code that the settings name, the model's own and that of its adapters."""
 
     def check(self, settings: Settings, model: ModelArtifacts) -> None:
-        """Return when nothing is known to be wrong with the code; nothing of it is run.
+        """Return when the code passes the checks that need not execute it.
 
         Raises:
             StartupError: it would run in several processes, or it is not Python.
@@ -62,7 +62,7 @@ class CustomCodeLoader:
         profile: ServingProfile,
         engine: Engine,
     ) -> "CustomCode":
-        """Return the user's code, imported.
+        """Return the user's code, imported and ready to call.
 
         Raises:
             StartupError: it cannot be imported, or lacks the function that the settings name.
@@ -105,7 +105,7 @@ async def _load(
 
 
 def _fetch_entry_point(url: str, environ: Mapping[str, str]) -> Path:
-    """Return the file of an http(s) URL, from the cache if it is there.
+    """Return the local file of an http(s) URL, downloaded unless it is in the cache.
 
     Raises:
         DownloadError: it cannot be fetched; the text names URL and reason.
@@ -116,7 +116,7 @@ def _fetch_entry_point(url: str, environ: Mapping[str, str]) -> Path:
     try:
         with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as answer:
             content = answer.read(MAX_FILE_BYTES + 1)
-    except urllib.error.HTTPError as error:  # a kind of URLError; its own text has the status
+    except urllib.error.HTTPError as error:  # a subclass of URLError whose text has the status
         raise _cannot_be_fetched(url, error) from error
     except urllib.error.URLError as error:
         raise _cannot_be_fetched(url, error.reason) from error
@@ -148,12 +148,12 @@ def _local_file(settings: Settings, directory: Path | None) -> Path | None:
 
 
 def _is_one_process(settings: Settings) -> bool:
-    """Whether custom code finds one process, whose state is all there is."""
+    """Whether there is one front-end process, so that custom code sees every request."""
     return settings.server.lmi_frontend_processes == 1
 
 
 def _properties(settings: Settings, model: ModelArtifacts, directory: Path) -> Mapping[str, str]:
-    """Return what a handler finds among its properties: the options that are set, as text."""
+    """Return the properties of every `Input`: the options that are set, as text."""
     given = {
         name: str(setting.value)
         for name, setting in settings.model.details.items()

@@ -1,7 +1,7 @@
 """One thread with an event loop of its own, for all code that users bring.
 
-Such code may block for as long as it likes: health, other requests' tokens and shutdown go on. It
-is one thread, so that code which was written for LMI's one loop finds no more concurrency here.
+Such code may block: health checks, other requests' tokens and shutdown go on. It is a single
+thread, so that code written for LMI's single event loop meets no more concurrency here.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ _END: Final = object()
 
 
 class CodeThread:
-    """Runs functions and coroutines there; the thread starts with the first, and ends with us."""
+    """Runs functions and coroutines on one thread, which starts with the first and is a daemon."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what the function returns; what it raises is raised here.
+        """Return the function's result; its exceptions propagate.
 
-        A cancelled caller does not wait: a coroutine is cancelled, a running function goes on.
+        Cancelling the caller cancels a coroutine; a running function goes on.
         """
         call = _call(function, arguments)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._started()))
 
     async def iterate(self, items: Any) -> AsyncIterator[Any]:
-        """Yield the items of an iterator, async or not, each taken on the thread."""
+        """Yield the items of an iterator, async or not, each computed on the thread."""
         try:
             while (item := await self.run(_next, items)) is not _END:
                 yield item

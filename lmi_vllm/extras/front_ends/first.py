@@ -43,7 +43,7 @@ class SharedEngine(Engine, Protocol):
         ...
 
     def complete(self, slot: EngineSlot) -> EngineSlot:
-        """Return the slot with the addresses and arguments that a client needs to take it."""
+        """Return the slot with what only the running engine knows: address and base adapter."""
         ...
 
 

@@ -28,7 +28,7 @@ _SIZES: Final = ("nnodes", "DJL_CLUSTER_SIZE", "LWS_GROUP_SIZE")
 _RANKS: Final = ("node_rank", "DJL_NODE_RANK", "LWS_WORKER_INDEX")
 _LEADERS: Final = ("master_addr", "DJL_LEADER_ADDR", "LWS_LEADER_ADDRESS", "MASTER_ADDR")
 _KUBERNETES: Final = ".svc.cluster.local"
-_LOOK_UP_SECONDS: Final = 60.0  # upstream's bound: a pod's name appears after the pod
+_LOOK_UP_SECONDS: Final = 60.0  # as LMI: a pod's name resolves some time after the pod starts
 _LOOK_UP_PAUSE: Final = 2.0
 _LAST_PORT: Final = 65535
 
@@ -57,24 +57,24 @@ class ClusterSettings(ExtraSettings):
 
 
 def put_cluster(draft: ArgumentDraft) -> None:
-    """Put the arguments that several nodes need."""
+    """Put the engine arguments of a model on several nodes; report settings that exclude them."""
     settings = draft.settings
-    size, rank, leader = (_first(settings, names) for names in (_SIZES, _RANKS, _LEADERS))
-    nodes, number = _whole(size, 1), _whole(rank, 0)
+    size, rank, leader = (_first_set(settings, names) for names in (_SIZES, _RANKS, _LEADERS))
+    nodes, number = _int_value(size, 1), _int_value(rank, 0)
     if size is None or nodes <= 1:
         _warn_of_one_node(draft)
         return
     if rank is not None and not 0 <= number < nodes:
-        draft.fail(f"{_said(rank)}: the {nodes} nodes of {size.name} are 0 to {nodes - 1}")
+        draft.fail(f"{_stated(rank)}: the {nodes} nodes of {size.name} are 0 to {nodes - 1}")
     if leader is None:
         draft.fail(
-            f"{_said(size)} needs the leader's address, as every node reaches it: set "
+            f"{_stated(size)} needs the leader's address, as every node reaches it: set "
             f"DJL_LEADER_ADDR (or MASTER_ADDR)"
         )
     elif not _is_host(str(leader.value)):
         draft.fail(
-            f"{_said(leader)}: a host name or an IP address is needed, without a scheme or a port "
-            f"(option.master_port is the port, {MASTER_PORT} unless it is set)"
+            f"{_stated(leader)}: a host name or an IP address is needed, without a scheme or a "
+            f"port (option.master_port is the port, {MASTER_PORT} unless it is set)"
         )
     for names in (_SIZES, _RANKS, _LEADERS[:-1]):
         _warn_of_others(draft, names)
@@ -82,13 +82,13 @@ def put_cluster(draft: ArgumentDraft) -> None:
     draft.put("nnodes", nodes, size.origin)
     draft.put("node_rank", number, DEFAULT_ORIGIN if rank is None else rank.origin)
     if leader is not None:
-        draft.put("master_addr", _full_name(settings, leader), leader.origin)
+        draft.put("master_addr", _leader_host(settings, leader), leader.origin)
     draft.put_if_unset("master_port", MASTER_PORT, DEFAULT_ORIGIN)
     draft.put_if_unset("distributed_executor_backend", "mp", DEFAULT_ORIGIN)
 
 
 def _refuse(draft: ArgumentDraft, size: Setting) -> None:
-    """Report what does not go together with several nodes."""
+    """Report settings that exclude several nodes."""
     for option, reason in (
         ("enable_lora", "adapters are kept on the leader's disk only"),
         ("data_parallel_size", "copies of a model stay on one node each"),
@@ -96,11 +96,11 @@ def _refuse(draft: ArgumentDraft, size: Setting) -> None:
         setting = draft.settings.model.detail(option)
         value = None if setting is None else setting.value
         if value is True or (option == "data_parallel_size" and value not in (None, 1)):
-            draft.fail(f"{option}={value} is not possible with {_said(size)}: {reason}")
+            draft.fail(f"{option}={value} is not possible with {_stated(size)}: {reason}")
     if draft.values.get("distributed_executor_backend") not in (None, "mp"):
         draft.fail(
             f"{_argument(draft, 'distributed_executor_backend')} is not possible with "
-            f"{_said(size)}: nodes of this kind need mp. Ray knows its nodes itself: with it, "
+            f"{_stated(size)}: nodes of this kind need mp. Ray knows its nodes itself: with it, "
             f"serve runs on one of them and no number of nodes is set"
         )
     port = draft.values.get("master_port")
@@ -117,7 +117,7 @@ def _warn_of_one_node(draft: ArgumentDraft) -> None:
         setting = _setting(draft.settings, name)
         if setting is not None and setting.value != 0:
             draft.warn(
-                f"{_said(setting)} has no effect: this node serves the model alone, because "
+                f"{_stated(setting)} has no effect: this node serves the model alone, because "
                 f"neither DJL_CLUSTER_SIZE nor LWS_GROUP_SIZE is above 1"
             )
 
@@ -127,27 +127,27 @@ def _warn_of_others(draft: ArgumentDraft, names: tuple[str, ...]) -> None:
     found = [setting for name in names if (setting := _setting(draft.settings, name)) is not None]
     for other in found[1:]:
         if other.value != found[0].value:
-            draft.warn(f"{_said(other)} has no effect: {_said(found[0])} counts")
+            draft.warn(f"{_stated(other)} has no effect: {_stated(found[0])} counts")
 
 
 def follows(settings: Settings) -> bool:
-    """Whether this node only works for a leader."""
-    size, rank = _first(settings, _SIZES), _first(settings, _RANKS)
-    return _whole(size, 1) > 1 and _whole(rank, 0) > 0
+    """Whether this node is a follower: its rank is above 0 in a cluster of several."""
+    size, rank = _first_set(settings, _SIZES), _first_set(settings, _RANKS)
+    return _int_value(size, 1) > 1 and _int_value(rank, 0) > 0
 
 
 def node_rank(arguments: EngineArguments) -> int:
-    """Which node of its cluster the engine arguments are for; 0 leads, also alone."""
+    """Return this node's rank in its cluster; 0 for the leader, and for a node alone."""
     return arguments.number("node_rank", 0) if arguments.number("nnodes", 1) > 1 else 0
 
 
 def cluster_exports(arguments: EngineArguments, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which vLLM and gloo find this node's own address; set ones win.
+    """Return the variables that tell vLLM, gloo and NCCL this node's address, unless set already.
 
-    Blocks while the leader's name is looked up, a minute at most.
+    Blocks while the leader's name is looked up, for a minute at most.
 
     Raises:
-        ConfigurationError: the leader's name stayed unknown.
+        ConfigurationError: the leader's name cannot be resolved.
     """
     if arguments.number("nnodes", 1) <= 1:
         return {}
@@ -165,10 +165,10 @@ def cluster_exports(arguments: EngineArguments, environ: Mapping[str, str]) -> d
 
 
 def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> str:
-    """This machine's address on the way to `leader`; no packet is sent.
+    """Return this machine's address on the route to `leader`; no packet is sent.
 
     Raises:
-        ConfigurationError: the name stayed unknown, or there is no way to it.
+        ConfigurationError: within `seconds` the name did not resolve, or has no route.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -187,7 +187,7 @@ def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> st
 
 
 def _warn_unless_we_lead(leader: str, port: int, own: str) -> None:
-    """Every node without a number takes itself for the leader and waits for the others."""
+    """Warn of a leader's address that is not this machine's: a rank of 0 may be a rank left out."""
     found = {str(entry[4][0]) for entry in socket.getaddrinfo(leader, port)}
     if own not in found:
         logger.warning(
@@ -200,7 +200,7 @@ def _warn_unless_we_lead(leader: str, port: int, own: str) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has `address`."""
+    """Return the name of the network interface that has `address`; None without one."""
     import psutil  # noqa: PLC0415 (vLLM brings it, and `explain` has to work without)
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -210,33 +210,33 @@ def interface_of(address: str) -> str | None:
 
 
 def _setting(settings: Settings, name: str) -> Setting | None:
-    """The setting of that name; None where it is not set: none of these has a default."""
+    """Return the setting of that name; None where it is not set: none of these has a default."""
     return settings.extra(ClusterSettings).detail(name) or settings.model.detail(name)
 
 
-def _first(settings: Settings, names: tuple[str, ...]) -> Setting | None:
-    """The first of these settings that has a value."""
+def _first_set(settings: Settings, names: tuple[str, ...]) -> Setting | None:
+    """Return the first of these settings that is set."""
     found = (_setting(settings, name) for name in names)
     return next((setting for setting in found if setting is not None), None)
 
 
-def _whole(setting: Setting | None, default: int) -> int:
-    """The number that a setting has."""
+def _int_value(setting: Setting | None, default: int) -> int:
+    """Return the setting's integer, else `default`."""
     return setting.value if setting is not None and isinstance(setting.value, int) else default
 
 
-def _said(setting: Setting) -> str:
-    """The setting as it was written; a variable's name is its place too and is said once."""
+def _stated(setting: Setting) -> str:
+    """Return the setting as it was written; an environment variable's name is not repeated."""
     return setting.stated.removesuffix(f" ({setting.name})")
 
 
 def _argument(draft: ArgumentDraft, name: str) -> str:
-    """An engine argument, its value and where it is from."""
+    """Return an engine argument with its value and origin, for a message."""
     return f"{name}={draft.values[name]} ({draft.origins[name]})"
 
 
 def _is_host(text: str) -> bool:
-    """Whether the text is a name or an address; `host:port` and URLs are not."""
+    """Whether the text is a host name or an IP address; `host:port` and URLs are not."""
     try:
         ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -244,8 +244,8 @@ def _is_host(text: str) -> bool:
     return True
 
 
-def _full_name(settings: Settings, setting: Setting) -> str:
-    """The leader's name as LMI completes it inside a LeaderWorkerSet."""
+def _leader_host(settings: Settings, setting: Setting) -> str:
+    """Return the leader's host; in a LeaderWorkerSet with the cluster's domain, as LMI has it."""
     leader = str(setting.value)
     if not settings.extra(ClusterSettings).lws_leader_addr or leader.endswith(_KUBERNETES):
         return leader

@@ -1,8 +1,8 @@
-"""`serve` on a node behind the leader: no port, only vLLM's workers, which end when it goes.
+"""`serve` on a follower: no port, only vLLM's workers, which end with the leader.
 
 vLLM's own headless ranks outlive their leader. The leader's first worker keeps torch's rendezvous
-store open for as long as it lives, so one idle connection to it is the watch; it also ends when
-the leader's engine restarts, whose workers these could not join.
+store open for as long as it lives, so one idle connection to it is the liveness check; it also
+ends when the leader's engine restarts, whose workers these could not join.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from lmi_vllm.server.plan import StartPlan, plan_start
 logger = logging.getLogger(__name__)
 
 WORKER_ENDED = "a worker process of this node died"
-CUT_OFF_ANSWER_SECONDS = 5.0  # workers may notice before us that the leader went
+CUT_OFF_ANSWER_SECONDS = 5.0  # the workers may notice the leader's end first
 
 
 def follower(settings: Settings) -> RunMode | None:
-    """Return what a node behind a leader does; None for a leader, and for a node alone."""
+    """Return `follow` for a follower; None for a leader, and for a node alone."""
     return follow if follows(settings) else None
 
 
@@ -46,20 +46,22 @@ async def follow(
     exports: MutableMapping[str, str],
     stop: asyncio.Event,
 ) -> tuple[int, str]:
-    """Run this node's workers; returns the exit code and the reason of a failure.
+    """Run this node's workers; returns the exit code, and the reason of a failure or "".
 
-    0 when `stop` is set, and when the leader ended: why it did is for the leader to report.
+    The code is 0 when `stop` is set and when the leader ended, which reports its own failure.
     """
     clock = Clock()
     service = new_service(settings, clock)
     context = ServerContext(service, environ, exports, engine_factory, ProcessGroup(), clock)
-    life = asyncio.create_task(_live(context, settings, typed))
+    life = asyncio.create_task(_serve_leader(context, settings, typed))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
     return life.result() if life.done() else (0, "")
 
 
-async def _live(context: ServerContext, settings: Settings, typed: CommandLine) -> tuple[int, str]:
+async def _serve_leader(
+    context: ServerContext, settings: Settings, typed: CommandLine
+) -> tuple[int, str]:
     environ, start = context.environ, context.service.lifecycle.start
     try:
         settings = await complete_settings(settings, typed, environ, start)
@@ -100,21 +102,21 @@ async def _run_workers(
 
 
 class Follower:
-    """The workers of this node, from `start` until one of the waits returns."""
+    """The workers of this node, and its connection to the leader."""
 
     def __init__(self, arguments: EngineArguments) -> None:
         self._arguments = arguments
         self._executor: Any = None
-        self._link: Any = None  # the leader sees it end with this process
+        self._link: Any = None  # it closes with this process, which the leader notices
 
     def start(self) -> None:
-        """Start the workers; returns once they and the leader's have met.
+        """Start the workers; returns once they have completed the rendezvous with the leader's.
 
-        Call it on a thread that lives as long as they: the kernel ends them with it.
+        Call it on a thread that outlives them: the kernel ends them with it.
 
         Raises:
             ConfigurationError: the installed vLLM refuses an argument.
-            EngineStartError: they did not come up; the text is the root cause.
+            EngineStartError: they did not start; the text is the root cause.
         """
         from lmi_vllm.engine.vllm.start import start_headless_workers, starting  # imports vLLM
 
@@ -129,11 +131,11 @@ class Follower:
 
     def leave(self) -> None:
         """Close the connection to the leader, which then names this node in its log."""
-        with contextlib.suppress(OSError):  # it went first
+        with contextlib.suppress(OSError):  # the leader has closed it
             self._link.shutdown(socket.SHUT_RDWR)
 
     def wait_for_leader(self) -> None:
-        """Return when the leader, or its engine, has gone."""
+        """Return when the leader, or its engine, has ended."""
         with connect(self._leader, self._port) as store:
             wait_for_end(store)
 

@@ -1,8 +1,9 @@
-"""Liveness of the nodes of one engine: a leader notices that one went, also while it is idle.
+"""Liveness of the nodes of one engine: the leader notices a lost follower, also while idle.
 
 vLLM's leader notices at the next step only: gloo's connections are not read in between. Each
-follower keeps one connection to the port after `master_port`, and says hello, so that no port
-scan counts. When one ends, the leader's engine is ended, and what ends an engine does the rest.
+follower keeps one connection to the port after `master_port` and sends `HELLO`, so that a port scan
+is not taken for one. When a connection ends, the leader ends its engine, and is supervised as after
+any other death of an engine.
 This module imports no vLLM.
 """
 
@@ -22,7 +23,7 @@ from lmi_vllm.messages import EngineArguments, ModelArtifacts
 logger = logging.getLogger(__name__)
 
 HELLO: Final = b"lmi-vllm follows\n"
-_KEEPALIVE: Final = {  # a machine that went says nothing: noticed after 10 + 3 x 5 s
+_KEEPALIVE: Final = {  # a lost machine closes nothing: it is noticed after 10 + 3 x 5 s
     socket.TCP_KEEPIDLE: 10,
     socket.TCP_KEEPINTVL: 5,
     socket.TCP_KEEPCNT: 3,
@@ -35,10 +36,10 @@ def start_variables(
     arguments: EngineArguments,
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """`cluster_exports`, as the start asks for it; a leader watches its followers from here on.
+    """Return `cluster_exports`; on a leader, start the liveness checks of its followers.
 
     Raises:
-        ConfigurationError: the leader is unknown, or it cannot listen for its followers.
+        ConfigurationError: the leader cannot be resolved, or cannot listen for its followers.
     """
     _ = settings, model
     exports = cluster_exports(arguments, environ)
@@ -54,19 +55,23 @@ def start_variables(
 
 
 def liveness_port(master_port: int) -> int:
-    """The port of the leader that followers keep a connection to."""
+    """Return the port of the leader that followers keep a connection to."""
     return master_port + 1
 
 
 @functools.cache
 def watch_followers(address: str, port: int) -> None:
-    """End the engine whenever a follower goes, from now on; once for each address."""
+    """Listen in a thread, and end the engine when a follower is lost; once for each address.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
     listener = socket.create_server((address, port))
     threading.Thread(target=_accept, args=(listener,), daemon=True, name="node-liveness").start()
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A connection to the leader that notices when its machine goes.
+    """Return a connection to the leader, with keep-alive so that the loss of its machine ends it.
 
     Raises:
         OSError: nothing listens there.
@@ -77,7 +82,7 @@ def connect(address: str, port: int) -> socket.socket:
 
 
 def wait_for_end(connection: socket.socket) -> None:
-    """Return when the other side has gone."""
+    """Return when the other end has closed the connection, or it broke."""
     try:
         while connection.recv(64):
             pass

@@ -1,4 +1,4 @@
-"""`validate`: the settings held against the model's own config.json, and an estimate of memory."""
+"""`validate`: checks the settings against the model's own config.json, and estimates memory."""
 
 from types import MappingProxyType
 from typing import Final

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print the explanation with the checks' results; 0, or 2 when there is an error."""
+    """Print the explanation with the checks' results; returns 0, or 2 when there is an error."""
     settings = load_settings(environ, command_line_of(arguments))
     read = reader_of(arguments, settings, environ, with_size=True)
     if arguments.config:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def validate(translation: Translation, files: ModelFiles, device_bytes: int | None) -> Explanation:
-    """The explanation with what the model's config.json adds to it."""
+    """Return the explanation with the findings of the checks and the memory estimate."""
     explanation, arguments = explain(translation), translation.arguments.values
     if files.config is None:
         said = dict.fromkeys((*explanation.warnings, files.unread_warning))
@@ -67,7 +67,7 @@ def validate(translation: Translation, files: ModelFiles, device_bytes: int | No
         asked = arguments.get("max_model_len")
         length = asked if isinstance(asked, int) else None
         sentence = estimate.sentence(length, shape.longest)
-        # Only what could not fit into an otherwise empty device is an error: the rest is a guess.
+        # An error only where it could not fit an otherwise empty device: the rest is an estimate.
         fits = estimate.can_hold(max(1, length or 1))
         (warnings if fits else errors).append(sentence)
     return replace(
@@ -78,12 +78,12 @@ def validate(translation: Translation, files: ModelFiles, device_bytes: int | No
 
 
 def _reader_of_directory(directory: Path) -> ModelReader:
-    """What takes the files of `directory` for those of any model."""
+    """Return a reader that gives the files of `directory` for any model."""
     return lambda _: read_directory(directory)
 
 
 def _known(translation: Translation) -> ModelFiles:
-    """The model's files, or why nothing is known of them."""
+    """Return the model's files, with the reason in `problem` where they are not known."""
     files, model = translation.files, translation.model
     if model is None:
         return ModelFiles(problem="there is no model; set HF_MODEL_ID or use --model or --config")
@@ -96,7 +96,7 @@ def _known(translation: Translation) -> ModelFiles:
 
 
 def _device_bytes() -> int | None:
-    """Memory of the smallest GPU here, as nvidia-smi says it; None without one."""
+    """Return the bytes of the smallest GPU, from nvidia-smi; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     try:

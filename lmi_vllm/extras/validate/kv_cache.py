@@ -1,4 +1,4 @@
-"""What a token keeps in the KV cache: layers that look at everything, and layers with a window."""
+"""Size of the KV cache: layers with full attention, and layers with a sliding window."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,28 +6,28 @@ from typing import Final
 
 from lmi_vllm.checks.model import number_of, text_part
 
-_BLOCK: Final = 16  # tokens of one block of the cache
-# One group as large as the other kind's where there are not many more layers in it (vLLM's rule).
-_ALIKE: Final = 1.5
-_GEMMA3_PATTERN: Final = 6  # every sixth layer sees everything
+_BLOCK: Final = 16  # tokens of a block of the cache
+# vLLM groups layers by the smaller kind, unless the larger one has less than this many times it.
+_SAME_GROUP_RATIO: Final = 1.5
+_GEMMA3_PATTERN: Final = 6  # every sixth layer has full attention
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
-    """Layers by how far they look back; `window` in tokens, None where none has one."""
+    """Numbers of layers by attention; `window` in tokens, None where none is sliding."""
 
     full: int
     sliding: int = 0
     window: int | None = None
 
     def of_stage(self, stages: int) -> "AttentionLayers":
-        """The layers of one pipeline stage."""
+        """Return the layers of one of `stages` pipeline stages, rounded up."""
         return replace(self, full=-(-self.full // stages), sliding=-(-self.sliding // stages))
 
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The KV cache on one GPU: bytes of a token in full layers, and more of it inside a window.
+    """The KV cache on one GPU: bytes of a token in all full layers, and in all sliding ones.
 
     vLLM keeps layers in groups of one size and rounds up; `full` and `sliding` include that.
     """
@@ -38,17 +38,17 @@ class KvCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token that every layer still sees."""
+        """Bytes of a token that is inside the window of every layer."""
         return self.full + self.sliding
 
     def bytes_of(self, tokens: int) -> int:
-        """Bytes of one sequence."""
+        """Return the bytes of one sequence of `tokens`."""
         if not self.sliding:
             return tokens * self.full
         return tokens * self.full + (min(tokens, self.window) + _BLOCK) * self.sliding
 
     def longest(self, free: float) -> int:
-        """Tokens of the longest single sequence in `free` bytes; below 0 where nothing fits."""
+        """Return the tokens of the longest sequence in `free` bytes; below 0 if none fits."""
         inside = int((free - _BLOCK * self.sliding) / max(self.bytes_per_token, 1))
         if not self.sliding or inside <= self.window:
             return inside
@@ -58,7 +58,7 @@ class KvCache:
 
 
 def attention_layers(config: Mapping[str, object]) -> AttentionLayers | None:
-    """The layers of `config`; None where it does not say how many."""
+    """Return the attention layers of `config`; None where it does not say how many."""
     body = text_part(config)
     layers = number_of(body, "num_hidden_layers", "n_layer", "num_layers")
     if layers is None:
@@ -71,7 +71,7 @@ def attention_layers(config: Mapping[str, object]) -> AttentionLayers | None:
 
 
 def _sliding_layers(body: Mapping[str, object], layers: int) -> int:
-    """How many of the layers have the window."""
+    """Return how many of the layers have a sliding window."""
     named = body.get("layer_types")
     if isinstance(named, list):
         return sum(name == "sliding_attention" for name in named)
@@ -85,9 +85,9 @@ def _sliding_layers(body: Mapping[str, object], layers: int) -> int:
 
 
 def kv_cache(layers: AttentionLayers, layer_bytes: float, in_flight: int) -> KvCache:
-    """The cache of `layers`, each keeping `layer_bytes` of a token on this GPU.
+    """Return the cache of `layers`, each with `layer_bytes` for a token on this GPU.
 
-    A sequence holds its window and what a step adds: `in_flight` tokens.
+    In sliding layers a sequence holds its window and the `in_flight` tokens of the running steps.
     """
     if not layers.sliding or layers.window is None:
         return KvCache(int(layers.full * layer_bytes))
@@ -95,6 +95,6 @@ def kv_cache(layers: AttentionLayers, layer_bytes: float, in_flight: int) -> KvC
     if not layers.full:
         return KvCache(0, int(layers.sliding * layer_bytes), held)
     few, many = sorted((layers.full, layers.sliding))
-    size = many if many < few * _ALIKE else few
+    size = many if many < few * _SAME_GROUP_RATIO else few
     full, sliding = (-(-number // size) * size for number in (layers.full, layers.sliding))
     return KvCache(int(full * layer_bytes), int(sliding * layer_bytes), held)

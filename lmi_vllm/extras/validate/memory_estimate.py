@@ -39,7 +39,7 @@ FORMULA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes on each GPU; None where something was not known."""
+    """The estimate for each GPU in bytes; None where a number was not known."""
 
     weight_bytes: int
     lora_bytes: int
@@ -47,16 +47,16 @@ class MemoryEstimate:
     utilization: float
     device_bytes: int | None
     free_bytes: int | None  # for the KV cache
-    certain_bytes: int | None  # for it, if nothing else took any memory
+    certain_bytes: int | None  # for the KV cache, if activations and graphs took no memory
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of a token that every layer still sees."""
+        """Bytes of a token that is inside the window of every layer."""
         return self.cache.bytes_per_token
 
     @property
     def longest_fit(self) -> int | None:
-        """Tokens of the longest single sequence."""
+        """Tokens of the longest single sequence that fits."""
         return None if self.free_bytes is None else self.cache.longest(self.free_bytes)
 
     def can_hold(self, tokens: int) -> bool:
@@ -64,11 +64,11 @@ class MemoryEstimate:
         return self.certain_bytes is None or self.cache.longest(self.certain_bytes) >= tokens
 
     def sequences(self, tokens: int) -> float | None:
-        """How many sequences of `tokens` the cache holds at once."""
+        """Return how many sequences of `tokens` the cache holds at once; None where not known."""
         return None if self.free_bytes is None else self.free_bytes / self.cache.bytes_of(tokens)
 
     def sentence(self, asked: int | None, longest: int | None) -> str:
-        """The estimate in words: what fits, and that it is an estimate."""
+        """Return the estimate as a message: its parts, what fits, and the formula."""
         head = f"estimate for each GPU: {self._parts()}"
         fit = self.longest_fit
         if fit is None:
@@ -86,7 +86,7 @@ class MemoryEstimate:
         return f"{head}; {text}. Formula: {FORMULA}"
 
     def _parts(self) -> str:
-        """What takes memory."""
+        """Return what takes memory, in words."""
         text = f"weights {self.weight_bytes / GIB:.2f} GiB"
         if self.lora_bytes:
             text += f", LoRA slots {self.lora_bytes / GIB:.2f} GiB"
@@ -96,7 +96,7 @@ class MemoryEstimate:
         return text
 
     def _place(self) -> str:
-        """The memory that the cache has to fit into."""
+        """Return the memory that the cache has to fit into, in words."""
         if self.device_bytes is None:
             return "in the given kv_cache_memory_bytes"
         size = f"{self.device_bytes / GIB:.1f} GiB"
@@ -109,7 +109,7 @@ def estimate_memory(
     weight_bytes: int | None,
     device_bytes: int | None,
 ) -> MemoryEstimate | None:
-    """The estimate; None where config.json does not give the numbers for one."""
+    """Return the estimate; None where config.json does not give the numbers for one."""
     weights, cache = (
         _loaded_bytes(shape, arguments, weight_bytes),
         _cache(shape, arguments, device_bytes),
@@ -133,14 +133,14 @@ def estimate_memory(
 def _cache(
     shape: ModelShape, arguments: Mapping[str, object], device_bytes: int | None
 ) -> KvCache | None:
-    """The cache on one GPU; None where the sizes of heads or layers are not known."""
+    """Return the cache on one GPU; None where the sizes of heads or layers are not known."""
     values, layers = shape.kv_values_per_token_and_layer, shape.attention
     if values is None or layers is None:
         return None
     tensor, stages = _parallel(arguments)
     cache_dtype = str(arguments.get("kv_cache_dtype") or "auto")
     dtype = _dtype(shape, arguments) if cache_dtype == "auto" else cache_dtype
-    # Heads are spread as far as there are some; what latent attention keeps is on every GPU.
+    # KV heads are split over at most as many GPUs as heads; a latent vector (MLA) is on every GPU.
     spread = 1 if shape.latent_size is not None else min(tensor, shape.kv_heads or 1)
     is_large = device_bytes is not None and device_bytes >= _LARGE_DEVICE
     step = arguments.get("max_num_batched_tokens")
@@ -151,18 +151,18 @@ def _cache(
 
 
 def _parallel(arguments: Mapping[str, object]) -> tuple[int, int]:
-    """Tensor and pipeline parallel sizes."""
+    """Return the tensor and pipeline parallel sizes."""
     return _size(arguments, "tensor_parallel_size"), _size(arguments, "pipeline_parallel_size")
 
 
 def _size(arguments: Mapping[str, object], name: str) -> int:
-    """A parallel size, at least 1."""
+    """Return the integer argument `name`, at least 1."""
     value = arguments.get(name)
     return max(1, value) if isinstance(value, int) else 1
 
 
 def _dtype(shape: ModelShape, arguments: Mapping[str, object]) -> str:
-    """The number format the model runs in."""
+    """Return the dtype that the model runs in."""
     chosen = str(arguments.get("dtype") or "auto")
     if chosen != "auto":
         return chosen
@@ -172,7 +172,7 @@ def _dtype(shape: ModelShape, arguments: Mapping[str, object]) -> str:
 def _loaded_bytes(
     shape: ModelShape, arguments: Mapping[str, object], weight_bytes: int | None
 ) -> int | None:
-    """The weights in memory: the files' size, changed by dtype or quantization while loading."""
+    """Return the bytes of the weights in memory, after a change of dtype or online quantization."""
     stored, target = bytes_per_value(shape.dtype), bytes_per_value(_dtype(shape, arguments))
     counted = shape.weights
     if shape.quant_method is not None:
@@ -191,15 +191,15 @@ def _loaded_bytes(
     only_experts = method in EXPERTS_ONLY
     if only_experts and not shape.is_mixture:
         return int(numbers * target)
-    # What is not known of the layers counts as quantized.
+    # Where the layers are not known, all numbers count as quantized.
     quantized = counted.linear(only_experts=only_experts) if counted is not None else numbers
     return int(numbers * target - quantized * (target - online))
 
 
 def _lora_bytes(shape: ModelShape, arguments: Mapping[str, object]) -> int:
-    """The adapter slots on one GPU: max_loras x rank x (inputs + outputs) of every linear layer.
+    """Return the bytes of the LoRA slots on one GPU: max_loras x rank x (inputs + outputs).
 
-    Of A and B tensor parallelism splits one, unless they are fully sharded.
+    Tensor parallelism splits one of A and B, or both when they are fully sharded.
     """
     if arguments.get("enable_lora") is not True or shape.weights is None:
         return 0
@@ -212,7 +212,7 @@ def _lora_bytes(shape: ModelShape, arguments: Mapping[str, object]) -> int:
 
 
 def _lora_width(layer: Linear, tensor: int, whole: int) -> float:
-    """Columns of A and B on one GPU, of all these layers."""
+    """Return the columns of A and B on one GPU, summed over these layers."""
     split, kept = layer.outputs, layer.inputs
     if layer.splits_inputs:
         split, kept = kept, split

@@ -12,7 +12,7 @@ from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import extras
 from lmi_vllm.extras.validate.model_shape import ModelShape
 
-# Checkpoint method -> the names under which vLLM loads such a checkpoint.
+# Quantization method of a checkpoint -> vLLM's methods that can load it.
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "awq": ("awq", "auto_awq", "awq_marlin", "moe_wna16", "inc"),
@@ -27,19 +27,19 @@ _NEED_CHECKPOINT: Final = (
     "awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "moe_wna16",
     "compressed-tensors", "quark", "modelopt", "modelopt_fp4", "modelopt_mixed", "fbgemm_fp8",
 )  # fmt: skip
-_NEED_HALF: Final = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")
+_NEED_16_BIT: Final = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the checks say."""
+    """The warnings and errors of the checks, as messages."""
 
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
 
 
 def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
-    """Every check; `arguments` are the engine's."""
+    """Return the findings of all checks; `arguments` are the engine's."""
     if (engine := engine_for(shape.architectures, arguments)) is not None:
         own = engine.runs.load()(shape.architectures, arguments)
         return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
@@ -51,7 +51,7 @@ def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
 
 
 def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """The architecture must be one vLLM has, or bring its own code."""
+    """Yield an error unless vLLM has the architecture, or the model brings its own code."""
     release = load_release()
     if not shape.architectures:
         yield "config.json names no architectures: vLLM cannot choose a model class"
@@ -73,14 +73,14 @@ def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterato
 def served_architectures(
     architectures: tuple[str, ...], arguments: Mapping[str, object]
 ) -> tuple[str, ...]:
-    """The names vLLM will look for: those of `hf_overrides` where it has some."""
+    """Return the names that vLLM looks up: those of `hf_overrides` where it has some."""
     overrides = arguments.get("hf_overrides")
     named = overrides.get("architectures") if isinstance(overrides, Mapping) else None
     return tuple(map(str, named)) if isinstance(named, list | tuple) else architectures
 
 
 def _length(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """max_model_len must not be above the model's own length."""
+    """Yield an error where max_model_len is above the model's own length."""
     asked = arguments.get("max_model_len")
     if isinstance(asked, int) and shape.longest is not None and asked > shape.longest:
         yield (
@@ -90,7 +90,7 @@ def _length(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]
 
 
 def _parallel(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """Heads and layers must divide over the devices."""
+    """Yield an error where heads or layers cannot be split over the devices."""
     tensor, stages = arguments.get("tensor_parallel_size"), arguments.get("pipeline_parallel_size")
     if isinstance(tensor, int) and shape.heads and shape.heads % tensor:
         fitting = [str(n) for n in range(1, shape.heads + 1) if shape.heads % n == 0]
@@ -110,7 +110,7 @@ def _parallel(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[st
 
 
 def _quantization(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """The method asked for must be one the checkpoint can be loaded with."""
+    """Yield an error where the quantization method cannot load the checkpoint."""
     asked, stored = arguments.get("quantization"), shape.quant_method
     yield from unsupported_quantization(shape)
     if not isinstance(asked, str):
@@ -122,5 +122,5 @@ def _quantization(shape: ModelShape, arguments: Mapping[str, object]) -> Iterato
         )
     elif stored is not None and asked not in (stored, *_FAMILIES.get(stored, ())):
         yield f"quantization={asked} does not match the checkpoint's own method, {stored}"
-    if asked in _NEED_HALF and arguments.get("dtype") in ("float32", "float"):
+    if asked in _NEED_16_BIT and arguments.get("dtype") in ("float32", "float"):
         yield f"quantization={asked} needs dtype float16 or bfloat16, not {arguments['dtype']}"

@@ -1,4 +1,4 @@
-"""What config.json says of a decoder: the numbers that fit, length and memory depend on."""
+"""The shape of a decoder from config.json: the numbers that the checks and the estimate need."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _BYTES: Final[Mapping[str, float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ModelShape(Checkpoint):
-    """The numbers of one model; None where config.json does not say."""
+    """The shape of one model; None where config.json does not say."""
 
     architectures: tuple[str, ...]
     layers: int | None
@@ -40,7 +40,7 @@ class ModelShape(Checkpoint):
 
     @property
     def kv_values_per_token_and_layer(self) -> int | None:
-        """Numbers the KV cache keeps for one token in one layer, over all heads."""
+        """Values in the KV cache for one token in one layer, over all heads."""
         if self.latent_size is not None:
             return self.latent_size
         if self.kv_heads is None or self.head_size is None:
@@ -49,7 +49,7 @@ class ModelShape(Checkpoint):
 
 
 def read_shape(config: Mapping[str, object]) -> ModelShape:
-    """The shape that `config` (or the text part of a multimodal one) describes."""
+    """Return the shape in `config`, or in the text part of a multimodal one."""
     body, checkpoint = text_part(config), read_checkpoint(config)
     heads = number_of(body, "num_attention_heads", "n_head", "num_heads")
     hidden = number_of(body, "hidden_size", "n_embd", "d_model")
@@ -75,13 +75,13 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
 
 
 def _latent_size(body: Mapping[str, object]) -> int | None:
-    """Numbers per token and layer of a model with latent attention."""
+    """Return the values per token and layer of latent attention (MLA); None for other models."""
     rank, rope = number_of(body, "kv_lora_rank"), number_of(body, "qk_rope_head_dim")
     return rank + (rope or 0) if rank is not None else None
 
 
 def _longest(body: Mapping[str, object]) -> int | None:
-    """The longest sequence, rope scaling counted as vLLM counts it."""
+    """Return the longest sequence in tokens, with rope scaling as vLLM applies it."""
     lengths = [number for key in _LENGTH_KEYS if (number := number_of(body, key))]
     if not lengths:
         return None
@@ -99,5 +99,5 @@ def _longest(body: Mapping[str, object]) -> int | None:
 
 
 def bytes_per_value(dtype: str) -> float:
-    """Bytes of one number of `dtype`; 2 where the name is not known."""
+    """Return the bytes of one value of `dtype`; 2 where the name is not known."""
     return _BYTES.get("fp8" if dtype.startswith("fp8") else dtype, 2)

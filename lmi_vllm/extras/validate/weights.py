@@ -1,4 +1,4 @@
-"""The weights of a decoder, counted from config.json: which layers, how many numbers, what bytes.
+"""The weights of a decoder, counted from config.json: layers, parameters and bytes.
 
 Norms, biases and rotary tables are left out: they are below a thousandth of every model here.
 """
@@ -19,7 +19,7 @@ _TIED: Final = (
     "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2",
     "gpt_bigcode", "mpt", "opt",
 )  # fmt: skip
-# Mixtures whose layers are as counted here; others differ (Llama 4, Jamba, DBRX).
+# Mixture-of-experts families with the layers counted here; Llama 4, Jamba and DBRX differ.
 _COUNTED_MIXTURES: Final = (
     "deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
 )  # fmt: skip
@@ -31,7 +31,7 @@ _SCALE_BITS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Equal linear layers: sizes, how many the whole model has, and how they are split over GPUs.
+    """Equal linear layers: sizes, their number in the whole model, and how GPUs split them.
 
     Tensor parallelism splits the outputs, or the inputs where `splits_inputs`.
     """
@@ -44,13 +44,13 @@ class Linear:
 
     @property
     def weights(self) -> int:
-        """Numbers in all of them."""
+        """Parameters of all of them."""
         return self.inputs * self.outputs * self.number
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """How a checkpoint was quantized: bits of a number, and the share that padding adds."""
+    """How a checkpoint was quantized: bits per parameter, and the share that padding adds."""
 
     bits: float
     only_experts: bool = False
@@ -59,27 +59,30 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The linear layers of a decoder, and the numbers that no method quantizes.
+    """The linear layers of a decoder, and the parameters that no method quantizes.
 
     `stored` says how a checkpoint is quantized ahead of time; None where it is not, or where its
     method is not counted.
     """
 
     layers: tuple[Linear, ...]
-    unquantized: int  # embeddings, output, routers, what sees pictures
+    unquantized: int  # embeddings, output, routers, vision encoder
     stored: "Quantized | None" = None
 
     def linear(self, *, only_experts: bool = False) -> int:
-        """Numbers in the linear layers, or in those of experts."""
+        """Return the parameters of the linear layers, or of the experts' only."""
         return sum(one.weights for one in self.layers if one.is_expert or not only_experts)
 
     @property
     def total(self) -> int:
-        """All numbers."""
+        """All parameters."""
         return self.linear() + self.unquantized
 
     def stored_bytes(self, plain: float) -> int | None:
-        """Bytes of the checkpoint; a number that is not quantized takes `plain`."""
+        """Return the bytes of a quantized checkpoint, None for another.
+
+        A parameter that is not quantized takes `plain` bytes.
+        """
         if self.stored is None:
             return None
         quantized = self.linear(only_experts=self.stored.only_experts)
@@ -87,7 +90,7 @@ class Weights:
 
     @property
     def padding_bytes(self) -> int:
-        """Bytes that the quantized numbers take in memory beyond those in the files."""
+        """Bytes that quantized parameters take in memory beyond those in the files."""
         if self.stored is None:
             return 0
         numbers = self.linear(only_experts=self.stored.only_experts)
@@ -95,7 +98,7 @@ class Weights:
 
 
 def count_weights(config: Mapping[str, object]) -> Weights | None:
-    """The weights that `config` describes; None where the family is not counted."""
+    """Return the weights that `config` describes; None where the family is not counted."""
     body = text_part(config)
     layers = number_of(body, "num_hidden_layers", "n_layer", "num_layers")
     hidden = number_of(body, "hidden_size", "n_embd", "d_model")
@@ -113,7 +116,7 @@ def count_weights(config: Mapping[str, object]) -> Weights | None:
 
 
 def _attention(body: Mapping[str, object], hidden: int, layers: int) -> Iterator[Linear]:
-    """Queries, keys, values and output; none where their sizes are not said."""
+    """Yield the Q, K, V and output projections; none where their sizes are not given."""
     heads = number_of(body, "num_attention_heads", "n_head", "num_heads")
     if heads is None:
         return
@@ -130,7 +133,7 @@ def _attention(body: Mapping[str, object], hidden: int, layers: int) -> Iterator
 def _latent_attention(
     body: Mapping[str, object], hidden: int, layers: int, heads: int
 ) -> Iterator[Linear]:
-    """The projections of latent attention (DeepSeek's MLA)."""
+    """Yield the projections of latent attention (DeepSeek's MLA)."""
     rank, rope = number_of(body, "kv_lora_rank") or 0, number_of(body, "qk_rope_head_dim") or 0
     plain, value = number_of(body, "qk_nope_head_dim") or 0, number_of(body, "v_head_dim") or 0
     queries = number_of(body, "q_lora_rank")
@@ -143,36 +146,36 @@ def _latent_attention(
 
 
 def _mlp(body: Mapping[str, object], hidden: int, layers: int) -> Iterator[Linear]:
-    """Dense MLPs, experts and shared experts; none where their width is not said."""
-    middle = number_of(body, "intermediate_size", "n_inner", "ffn_dim")
+    """Yield dense MLPs, experts and shared experts; none where their width is not given."""
+    intermediate = number_of(body, "intermediate_size", "n_inner", "ffn_dim")
     sparse = _sparse_layers(body, layers)
-    inward = 1 if body.get("model_type") in _WITHOUT_GATE else 2
-    if middle is None:
+    up_projections = 1 if body.get("model_type") in _WITHOUT_GATE else 2
+    if intermediate is None:
         return
     if sparse < layers:
-        yield from _pair(hidden, middle, layers - sparse, inward)
+        yield from _pair(hidden, intermediate, layers - sparse, up_projections)
     experts = number_of(body, *_EXPERTS)
     if not experts or not sparse:
         return
-    width = number_of(body, "moe_intermediate_size") or middle
+    width = number_of(body, "moe_intermediate_size") or intermediate
     shared = number_of(body, "shared_expert_intermediate_size") or width * (
         number_of(body, "n_shared_experts") or 0
     )
-    yield from _pair(hidden, width, sparse * experts, inward, is_expert=True)
+    yield from _pair(hidden, width, sparse * experts, up_projections, is_expert=True)
     if shared:
-        yield from _pair(hidden, shared, sparse, inward)
+        yield from _pair(hidden, shared, sparse, up_projections)
 
 
 def _pair(
-    hidden: int, middle: int, number: int, inward: int, *, is_expert: bool = False
+    hidden: int, intermediate: int, number: int, up_projections: int, *, is_expert: bool = False
 ) -> Iterator[Linear]:
-    """What widens (once, or twice with a gate) and what narrows again."""
-    yield Linear(hidden, middle, inward * number, is_expert=is_expert)
-    yield Linear(middle, hidden, number, splits_inputs=True, is_expert=is_expert)
+    """Yield the up projections (two with a gate) and the down projection of an MLP."""
+    yield Linear(hidden, intermediate, up_projections * number, is_expert=is_expert)
+    yield Linear(intermediate, hidden, number, splits_inputs=True, is_expert=is_expert)
 
 
 def _sparse_layers(body: Mapping[str, object], layers: int) -> int:
-    """Layers with experts: all but the first dense ones, or every n-th, or those not named."""
+    """Return the number of layers with experts: all but the first dense ones, or every n-th."""
     if not number_of(body, *_EXPERTS):
         return 0
     if (step := number_of(body, "decoder_sparse_step", "moe_layer_freq")) and step > 1:
@@ -183,30 +186,33 @@ def _sparse_layers(body: Mapping[str, object], layers: int) -> int:
 
 
 def _routers(body: Mapping[str, object], hidden: int, layers: int) -> int:
-    """Numbers of the layers that choose experts."""
+    """Return the parameters of the routers, which choose experts."""
     return (number_of(body, *_EXPERTS) or 0) * hidden * _sparse_layers(body, layers)
 
 
 def _vision(config: Mapping[str, object]) -> int:
-    """Numbers of the layers that see pictures, where there are some."""
+    """Return the parameters of the vision encoder; 0 without one."""
     vision = config.get("vision_config")
     if not isinstance(vision, dict):
         return 0
-    hidden, middle = number_of(vision, "hidden_size") or 0, number_of(vision, "intermediate_size")
+    hidden, intermediate = (
+        number_of(vision, "hidden_size") or 0,
+        number_of(vision, "intermediate_size"),
+    )
     layers = number_of(vision, "num_hidden_layers", "depth") or 0
-    return layers * (4 * hidden * hidden + 2 * hidden * (middle or 4 * hidden))
+    return layers * (4 * hidden * hidden + 2 * hidden * (intermediate or 4 * hidden))
 
 
 def _stored(body: Mapping[str, object]) -> Quantized | None:
-    """How the checkpoint is quantized, where its method is counted."""
+    """Return how the checkpoint is quantized; None where its method is not counted."""
     quantization = body.get("quantization_config")
     if not isinstance(quantization, dict):
         return None
     method = str(quantization.get("quant_method") or "").lower()
     if method == "mxfp4":
-        middle = number_of(body, "intermediate_size") or 1
-        padded = -(-middle // _MXFP4_ROWS) * _MXFP4_ROWS
-        return Quantized(_MXFP4_BITS, only_experts=True, padding=padded / middle - 1)
+        intermediate = number_of(body, "intermediate_size") or 1
+        padded = -(-intermediate // _MXFP4_ROWS) * _MXFP4_ROWS
+        return Quantized(_MXFP4_BITS, only_experts=True, padding=padded / intermediate - 1)
     bits: float | None = 8.0 if method == "fp8" else None
     if method in ("awq", "gptq"):
         bits = _grouped_bits(quantization, number_of(quantization, "bits", "w_bit"))
@@ -216,13 +222,13 @@ def _stored(body: Mapping[str, object]) -> Quantized | None:
 
 
 def _grouped_bits(scheme: Mapping[str, object], bits: int | None) -> float | None:
-    """`bits`, with the scale and the zero point of each group."""
+    """Return the bits per parameter with the scale and the zero point of each group."""
     size = number_of(scheme, "group_size", "q_group_size")
     return None if bits is None else bits + ((_SCALE_BITS + bits) / size if size else 0.0)
 
 
 def _compressed_bits(quantization: Mapping[str, object]) -> float | None:
-    """The bits of the first group, which in practice names every linear layer."""
+    """Return the bits per parameter of the first group, in practice every linear layer."""
     groups = quantization.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     scheme = first.get("weights") if isinstance(first, dict) else None

@@ -23,7 +23,7 @@ class PairList:
         return len(self.keys)
 
     def is_empty(self) -> bool:
-        """Return whether there is none."""
+        """Return whether there is no pair."""
         return not self.keys
 
     def get(self, key: str | None) -> bytes | None:
@@ -82,11 +82,11 @@ class RequestContent:
         return self.content.value_at(0) if body is None else body
 
     def get_as_string(self, key: str | None = None) -> str:
-        """Return content as text."""
+        """Return content decoded as UTF-8."""
         return str(self.get_as_bytes(key).decode("utf-8"))
 
     def get_as_json(self, key: str | None = None) -> Any:
-        """Return content read as JSON."""
+        """Return content parsed as JSON."""
         return json.loads(self.get_as_bytes(key))
 
     def get_as_csv(self, key: str | None = None) -> list[dict[str, str]]:
@@ -147,7 +147,7 @@ class Input(RequestContent):
         return [self]
 
     def get_data(self, key: str | None = None) -> Any:
-        """Return content as its content type says."""
+        """Return content read by the request's content type; bytes for any other type."""
         kind = self.get_property("content-type") or ""
         readers = {
             "tensor/ndlist": self.get_as_numpy,
@@ -172,17 +172,17 @@ class Output:
         self.content = PairList()
 
     def set_code(self, code: int) -> Self:
-        """Set the status."""
+        """Set the HTTP status; returns self."""
         self.code = code
         return self
 
     def set_message(self, message: str) -> Self:
-        """Set the message."""
+        """Set the message; returns self."""
         self.message = message
         return self
 
     def add_property(self, key: str, val: str) -> Self:
-        """Set a header of the answer."""
+        """Set a header of the answer; returns self."""
         self.properties[key] = val
         return self
 
@@ -191,14 +191,14 @@ class Output:
         return self.properties
 
     def error(self, error: str, code: int = 424, message: str = "prediction failure") -> Self:
-        """Make this an error."""
+        """Make this an error answer with a JSON body; returns self."""
         self.code = code
         self.message = message
         self.add_property("Content-Type", "application/json")
         return self.add_as_json({"code": code, "message": message, "error": error})
 
     def add(self, value: Any, key: str | None = None) -> Self:
-        """Append text or bytes as they are, anything else as JSON."""
+        """Append text or bytes as they are, anything else as JSON; returns self."""
         if isinstance(value, str):
             value = value.encode()
         if not isinstance(value, (bytes, bytearray)):
@@ -207,21 +207,21 @@ class Output:
         return self
 
     def add_as_string(self, value: str, key: str | None = None) -> Self:
-        """Append text."""
+        """Append text; returns self."""
         return self.add(value, key)
 
     def add_as_json(self, val: Any, key: str | None = None) -> Self:
-        """Append a value as JSON; numpy's numbers and arrays, and dates, are understood."""
+        """Append a value as JSON, numpy's types and dates included; returns self."""
         text = json.dumps(val, ensure_ascii=False, allow_nan=False, default=_plain, indent=2)
         self.content.add(key, text.encode())
         return self
 
     def add_as_numpy(self, np_list: Any, key: str | None = None) -> Self:
-        """Append arrays as .npz."""
+        """Append arrays as .npz; returns self."""
         return self.add_as_npz(np_list, key)
 
     def add_as_npz(self, np_list: Any, key: str | None = None) -> Self:
-        """Append arrays as .npz."""
+        """Append arrays as .npz; returns self."""
         import numpy  # noqa: PLC0415 (only where a hook uses it)
 
         file = io.BytesIO()
@@ -231,7 +231,11 @@ class Output:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can say of a value it does not know."""
+    """Return numpy's types and dates as plain JSON values.
+
+    Raises:
+        TypeError: any other value.
+    """
     if callable(to_list := getattr(value, "tolist", None)):  # numpy
         return to_list()
     if hasattr(value, "isoformat"):  # dates

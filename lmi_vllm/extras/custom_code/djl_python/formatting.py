@@ -11,7 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 SAGEMAKER_ADAPTER_IDENTIFIER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 
-# The attributes by which a decorated function is known; upstream's names.
+# The attributes that mark a decorated function; LMI's names.
 INPUT_FORMATTER: Final = "is_input_formatter"
 OUTPUT_FORMATTER: Final = "is_output_formatter"
 PREDICTION_HANDLER: Final = "is_prediction_handler"
@@ -19,25 +19,25 @@ INIT_HANDLER: Final = "is_init_handler"
 
 
 def input_formatter(function: Function) -> Function:
-    """Let the function turn each decoded payload into another."""
+    """Mark the function that turns each decoded payload into another."""
     setattr(function, INPUT_FORMATTER, True)
     return function
 
 
 def prediction_handler(function: Function) -> Function:
-    """Mark a function that LLM serving has no use for; loading it is a warning."""
+    """Mark a function that is never called here; loading it logs a warning."""
     setattr(function, PREDICTION_HANDLER, True)
     return function
 
 
 def init_handler(function: Function) -> Function:
-    """Mark a function that LLM serving has no use for; loading it is a warning."""
+    """Mark a function that is never called here; loading it logs a warning."""
     setattr(function, INIT_HANDLER, True)
     return function
 
 
 def output_formatter(function: Function) -> Function:
-    """Let the function make the final body of each answer out of vLLM's own response."""
+    """Mark the function that makes the final body of each answer out of vLLM's response."""
     setattr(function, OUTPUT_FORMATTER, True)
     return function
 

@@ -18,7 +18,7 @@ def decode(
     """Return the payload; content that is neither JSON nor text goes under `inputs`.
 
     Raises:
-        ValueError: the content is not what its type says.
+        ValueError: the content does not parse as its content type.
     """
     kind = content_type or ""
     if not kind:
@@ -43,7 +43,7 @@ def decode(
 def encode(
     outputs: Output, prediction: Any, content_type: str | None, key: str | None = None
 ) -> None:
-    """Append a prediction in the content type that is asked for: JSON unless arrays are."""
+    """Append a prediction as .npz for a `tensor/` content type, else as JSON."""
     if content_type and "tensor/" in content_type:
         outputs.add_as_npz(prediction, key)
         outputs.add_property("Content-Type", "tensor/npz")
@@ -66,7 +66,7 @@ def create_non_stream_output(
     error: str | None = None,
     code: int | None = None,
 ) -> Output:
-    """Return a whole answer; with `error` that of a failed request."""
+    """Return a complete answer; with `error` an error answer, 424 unless `code` is given."""
     output = _output(data, "application/json", error, code)
     for name, value in (properties or {}).items():
         output.add_property(name, value)
@@ -90,7 +90,7 @@ async def handle_streaming_response(
     accumulate_chunks: bool = False,
     **kwargs: Any,
 ) -> AsyncGenerator[Output, None]:
-    """Yield an Output for each text of `response`, formatted; a failing formatter ends it."""
+    """Yield an Output for each formatted text of `response`; a formatter's error ends it."""
     history: list[Any] = []
     async for chunk in response:
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from lmi_vllm.extras.custom_code.djl_python.content import Input
 from lmi_vllm.extras.custom_code.functions import (
-    Hooked,
+    HookContext,
     HookError,
     InputFunction,
     OutputFunction,
@@ -18,7 +18,7 @@ from lmi_vllm.extras.custom_code.functions import (
 )
 
 GIVEN = Input()
-TOLD = Hooked({"inputs": "x", "parameters": {"n": 1}}, tokenizer="tok", input=GIVEN)
+TOLD = HookContext({"inputs": "x", "parameters": {"n": 1}}, tokenizer="tok", input=GIVEN)
 REQUEST = TOLD.request
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.extras.custom_code.functions import FileFunctions, Hooked
+from lmi_vllm.extras.custom_code.functions import FileFunctions, HookContext
 from lmi_vllm.extras.custom_code.loading import CodeError, load_adapter_code, load_model_code
 from tests.support.hook_files import write_code
 
@@ -34,7 +34,7 @@ def write_adapter(folder: Path, who: str) -> Path:
 def answer_of(hooks: FileFunctions) -> object:
     """Return what the output hook says."""
     assert hooks.output is not None
-    return hooks.output.call(None, Hooked({}))
+    return hooks.output.call(None, HookContext({}))
 
 
 def test_adapters_see_their_own_files_only(tmp_path: Path) -> None:

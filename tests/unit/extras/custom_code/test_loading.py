@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from lmi_vllm.extras.custom_code.djl_python.formatting import TextInput
-from lmi_vllm.extras.custom_code.functions import Hooked, new_payload
+from lmi_vllm.extras.custom_code.functions import HookContext, new_payload
 from lmi_vllm.extras.custom_code.loading import CodeError, check_syntax, load_model_code
 from tests.support.hook_files import FORMATTERS, PROMPTS, write_code
 
@@ -20,7 +20,7 @@ def test_loading_finds_decorated_functions_and_files_beside(tmp_path: Path) -> N
     assert hooks.handle is None
     assert hooks.input is not None
     assert hooks.output is not None
-    made = hooks.input.call(Hooked({"ask": "Hello", "stream": True}))
+    made = hooks.input.call(HookContext({"ask": "Hello", "stream": True}))
     assert made == {"inputs": "Hello", "parameters": {"max_new_tokens": 5}, "stream": True}
     assert os.getcwd() == str(tmp_path)  # noqa: PTH109 (the string is what user code sees)
 
@@ -124,7 +124,7 @@ def test_loading_takes_sagemaker_functions_by_their_exact_signature(tmp_path: Pa
     hooks = load_model_code(write_code(tmp_path, SAGEMAKER), "handle", None)
     assert hooks.input is not None
     assert hooks.output is not None
-    told = Hooked({}, body=b"x", content_type="text/x", accept="a/b")
+    told = HookContext({}, body=b"x", content_type="text/x", accept="a/b")
     assert hooks.input.call(told) == {"inputs": "xtext/x"}
     assert hooks.output.call("y", told) == ["y", "a/b"]
     other = write_code(tmp_path, "def input_fn(body, kind): ...\n", "other.py")
