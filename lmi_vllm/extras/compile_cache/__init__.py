@@ -1,4 +1,4 @@
-"""What vLLM compiles, kept between containers."""
+"""The compile cache: what vLLM compiles, kept between containers."""
 
 from typing import Final
 

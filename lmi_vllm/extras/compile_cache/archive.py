@@ -1,7 +1,7 @@
-"""One cache entry as one file: what a start compiled, and last a manifest that proves it whole.
+"""One cache entry as one archive: what a start compiled, and as last member a manifest.
 
-A file that was cut short has no manifest, one that was altered has other digests than it says, and
-one that belongs to another key says so: none of them is used.
+A truncated archive has no manifest, an altered one does not match its digests, and one of another
+key has that key in it: none of them is used.
 """
 
 import hashlib
@@ -23,27 +23,27 @@ from lmi_vllm.sources.base import Limits
 FORMAT: Final = 1
 SUFFIX: Final = ".tar.gz"
 MANIFEST: Final = "manifest.json"
-# A hundred times what was seen; an entry is read by every start, so it must not grow for ever.
+# A hundred times the largest entry seen; every start reads one, so its growth is bounded.
 LIMITS: Final = Limits(files=200_000, total_bytes=4 << 30)
-_COMPRESSION: Final = 1  # the time to unpack is what counts
-# Not compiled code: pictures of examples, how this machine's GPUs are joined, files of a moment.
-_LEFT_OUT: Final = (
+_COMPRESSION: Final = 1  # the fastest level: time counts more than size
+# Not compiled code: images of examples, the GPU topology of this machine, temporary files.
+_EXCLUDED: Final = (
     "assets", "gpu_p2p_access_cache_*", "*.lock", "locks", "*.tmp",
     f"{MANIFEST}.*",
 )  # fmt: skip
-# Each child of these is named by vLLM after all that shaped it, so a new name is new work.
+# vLLM names each child of these by a hash of its inputs, so a new name is newly compiled.
 _NAMED_BY_HASH: Final = (
     "vllm/torch_compile_cache", "vllm/torch_compile_cache/torch_aot_compile", "vllm/modelinfos",
 )  # fmt: skip
 
 
-class ForeignEntryError(Exception):
+class UnusableEntryError(Exception):
     """An entry that cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an entry holds: its files with size and SHA-256, and what its key was made of."""
+    """The content of an entry: its files with size in bytes and SHA-256, its key and key parts."""
 
     key: str
     parts: Mapping[str, object]
@@ -56,11 +56,11 @@ class Manifest:
 
     @property
     def caches(self) -> frozenset[str]:
-        """The caches in it, by the folders that vLLM names after what shaped them."""
+        """The caches in it, as the folders that vLLM names by hash."""
         return caches_of(self.files)
 
     def encoded(self) -> bytes:
-        """The manifest as it is stored."""
+        """Return the manifest as stored: JSON in UTF-8."""
         record = {
             "format": FORMAT, "key": self.key, "parts": dict(self.parts), "files": dict(self.files),
         }  # fmt: skip
@@ -72,7 +72,7 @@ def _plain(value: object) -> object:
 
 
 def caches_of(names: Mapping[str, object]) -> frozenset[str]:
-    """The caches that the files of these names belong to."""
+    """Return the caches that the files of these names belong to."""
     found = set()
     for name in names:
         for parent in _NAMED_BY_HASH:
@@ -82,14 +82,14 @@ def caches_of(names: Mapping[str, object]) -> frozenset[str]:
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """Every plain file below `folder` that an entry takes, by its name there; links are not."""
+    """Return the path by relative name of each file that an entry takes; links are left out."""
     return dict(_walk(folder, ""))
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
     with suppress(FileNotFoundError):  # vLLM tidies up while we look
         for path in sorted(folder.iterdir()):
-            if path.is_symlink() or any(path.match(pattern) for pattern in _LEFT_OUT):
+            if path.is_symlink() or any(path.match(pattern) for pattern in _EXCLUDED):
                 continue
             name = f"{prefix}{path.name}"
             if path.is_dir():
@@ -108,13 +108,13 @@ def pack(
     """Write what `folder` holds to `archive` and return the manifest, which is its last member.
 
     Raises:
-        ForeignEntryError: there is more than an entry may hold.
+        UnusableEntryError: the folder is larger than an entry may be.
         OSError: it cannot be read, or there is no room.
     """
     found = files_in(folder)
     total = sum(path.stat().st_size for path in found.values())
     if len(found) >= limits.files or total > limits.total_bytes:
-        raise ForeignEntryError(
+        raise UnusableEntryError(
             f"{len(found)} files of {total >> 20} MiB are more than an entry may hold "
             f"({limits.files} files, {limits.total_bytes >> 20} MiB)"
         )
@@ -127,15 +127,15 @@ def pack(
 
 
 def _add(tar: tarfile.TarFile, name: str, path: Path) -> tuple[int, str]:
-    """Add one file; one that vLLM replaces meanwhile stays what it was when it was opened."""
+    """Add one file as it was when opened, also if vLLM replaces it; return size and SHA-256."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        reader = _Hashed(file)
+        reader = _HashingReader(file)
         tar.addfile(_member(name, size), reader)
     return size, reader.digest.hexdigest()
 
 
-class _Hashed(io.RawIOBase):
+class _HashingReader(io.RawIOBase):
     """A file that is hashed while it is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -156,32 +156,32 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def unpack(archive: Path, folder: Path, key: str, source: str, limits: Limits = LIMITS) -> Manifest:
-    """Unpack an entry into the new `folder`, and return its manifest once all of it is proven.
+    """Unpack an entry into the new `folder`, verify every file, and return its manifest.
 
     Raises:
-        ForeignEntryError: it is damaged, cut short, too large, unsafe, or another key's.
+        UnusableEntryError: it is damaged, cut short, too large, unsafe, or another key's.
     """
     if archive.stat().st_size > limits.total_bytes:
-        raise ForeignEntryError("it is larger than an entry may be")
+        raise UnusableEntryError("it is larger than an entry may be")
     try:
         sizes = extract_archive(archive, folder, source, limits)
     except DownloadError as error:
-        raise ForeignEntryError(error.text) from error
+        raise UnusableEntryError(error.text) from error
     manifest = _read_manifest(folder / MANIFEST)
     if manifest is None:
-        raise ForeignEntryError("it has no manifest: it was cut short, or is no cache of ours")
+        raise UnusableEntryError("it has no manifest: it was cut short, or is no cache of ours")
     if manifest.key != key:
-        raise ForeignEntryError(f"it was made for key {manifest.key}, and this start has {key}")
+        raise UnusableEntryError(f"it was made for key {manifest.key}, and this start has {key}")
     if set(sizes) != {*manifest.files, MANIFEST}:
-        raise ForeignEntryError("it does not hold the files that its manifest names")
+        raise UnusableEntryError("it does not hold the files that its manifest names")
     for name, (size, digest) in manifest.files.items():
         if sizes[name] != size or _digest(folder / name) != digest:
-            raise ForeignEntryError(f"{name} in it is not what its manifest says")
+            raise UnusableEntryError(f"{name} in it is not what its manifest says")
     return manifest
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of what was restored or saved in `folder`; None where neither was."""
+    """Return the manifest of what was restored or saved in `folder`; None where neither was."""
     return _read_manifest(folder / MANIFEST)
 
 
@@ -214,7 +214,7 @@ def move_in(ready: Path, place: Path) -> None:
 
 
 def write_manifest(manifest: Manifest, place: Path) -> None:
-    """Note in `place` what the store holds of it."""
+    """Write the manifest of what the store holds into `place`, atomically."""
     temporary = place / f"{MANIFEST}.new"
     temporary.write_bytes(manifest.encoded())
     temporary.replace(place / MANIFEST)

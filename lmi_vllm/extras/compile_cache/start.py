@@ -1,8 +1,8 @@
-"""What a start compiles is kept for the next one elsewhere (LMI_CACHE_URI; DECISIONS.md 61).
+"""The compile cache of a start: restored before the engine starts, saved after (LMI_CACHE_URI).
 
 vLLM, Inductor and Triton are pointed at one folder of this start's key. It is filled from the store
-before the engine starts and saved there once the model is ready. Nothing of it can fail a start:
-what does not work is one warning, and the engine compiles as it does without.
+before the engine starts and saved there once the model is ready. No failure of it fails a start: it
+is logged as one warning, and the engine compiles (DECISIONS.md 61).
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.compile_cache.archive import (
     SUFFIX,
-    ForeignEntryError,
     Manifest,
+    UnusableEntryError,
     caches_of,
     files_in,
     move_in,
@@ -49,23 +49,23 @@ from lmi_vllm.sources.storage import without_secrets
 logger = logging.getLogger(__name__)
 
 SETTING: Final = "LMI_CACHE_URI"
-LEAST_PRIORITY: Final = 19
-# Compiling takes about as long: what has not come by then is left, and the engine starts.
+LOWEST_PRIORITY: Final = 19
+# Compiling takes about as long: a restore that is not done by then is abandoned.
 RESTORE_SECONDS: Final = 60.0
-# Which folder of ours each of these libraries is given; one that is set stays as it is.
+# The subfolder that each of these libraries is given; a variable that is set is left alone.
 FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
     {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 )
 # Inductor's precompiled C++ header is 156 of the 158 MB of an entry, and each start wants it, also
 # where nothing is left to compile. Part of vLLM's own key: the saver has to do without it, too.
-_NO_HEADER: Final = ("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+_NO_PRECOMPILED_HEADER: Final = ("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 _FAILURES: Final = (
-    LmiError, ForeignEntryError, InterruptedTransferError, OSError, UnreachableError,
+    LmiError, UnusableEntryError, InterruptedTransferError, OSError, UnreachableError,
 )  # fmt: skip
 
 
 class CompileCache:
-    """The caches of one start: where they lie here, where they are kept, what was done."""
+    """The compile cache of one start: its local folder, its entry in the store, its outcome."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class CompileCache:
         parts: Mapping[str, object],
         environ: Mapping[str, str],
     ) -> None:
-        # The variables that lead the engine's libraries into the folder; set before their import.
+        # The libraries read these variables when they are imported, so they are set before.
         folders = {name: str(place / folder) for name, folder in FOLDERS.items()}
         self.exports = MappingProxyType(
             {
                 name: value
-                for name, value in (*folders.items(), _NO_HEADER)
+                for name, value in (*folders.items(), _NO_PRECOMPILED_HEADER)
                 if name == "VLLM_CACHE_ROOT" or not environ.get(name)
             }
         )
@@ -88,21 +88,22 @@ class CompileCache:
         self._key = key = cache_key(parts)
         self._parts = parts
         self._name = f"{key}{SUFFIX}"
-        self._is_refused = False  # the store must not be used
-        self._is_damaged = False  # the entry there is of no use, and is replaced
-        self._is_given_up = threading.Event()  # a restore that still runs has come too late
+        self._is_refused = False  # the store is not trusted: it is neither read nor written
+        self._is_damaged = False  # the entry in the store cannot be used, and is replaced
+        # A restore that still runs then must not touch the folder.
+        self._has_timed_out = threading.Event()
         self._is_saving = False
 
     async def before_engine(self, seconds: float = RESTORE_SECONDS) -> None:
-        """Fill the folder from the store, unless it is filled; never raises for what it finds."""
+        """Fill the folder from the store within `seconds`, unless it is filled; log failures."""
         try:
             await asyncio.wait_for(asyncio.to_thread(self._restore), seconds)
         except TimeoutError:
-            self._is_given_up.set()
+            self._has_timed_out.set()
             self._warn("NOT restored", f"{seconds:g} s were not enough")
 
     def after_ready(self) -> threading.Thread | None:
-        """Save what this start has made, in a thread that is not waited for; only once."""
+        """Save what this start compiled, once; return the daemon thread, None without one."""
         if self._is_refused or self._is_saving:
             return None
         self._is_saving = True
@@ -117,11 +118,11 @@ class CompileCache:
             if found is not None and found.key == self._key:
                 logger.info("compile cache: %s is filled already", self._place)
                 return
-            manifest = self._fetched()
+            manifest = self._fetch()
         except _FAILURES as error:
-            self._note(error)
+            self._record_failure(error)
             return
-        if self._is_given_up.is_set():
+        if self._has_timed_out.is_set():
             return
         if manifest is None:
             logger.info(
@@ -129,9 +130,9 @@ class CompileCache:
                 "(key %s): what this start makes is saved there", self._store.shown, self._key,
             )  # fmt: skip
             return
-        self._say("restored from", manifest, time.monotonic() - began)
+        self._log_result("restored from", manifest, time.monotonic() - began)
 
-    def _fetched(self) -> Manifest | None:
+    def _fetch(self) -> Manifest | None:
         with tempfile.TemporaryDirectory(prefix=".restore-", dir=self._place.parent) as scratch:
             archive = self._store.fetch(self._name, Path(scratch))
             if archive is None:
@@ -139,24 +140,24 @@ class CompileCache:
             ready = Path(scratch) / "ready"
             try:
                 manifest = unpack(archive, ready, self._key, f"{self._store.shown}/{self._name}")
-            except ForeignEntryError:
+            except UnusableEntryError:
                 self._is_damaged = True
                 raise
-            if self._is_given_up.is_set():
+            if self._has_timed_out.is_set():
                 return None
             move_in(ready, self._place)
         return manifest
 
-    def _note(self, error: BaseException) -> None:
-        """Say why nothing was restored; a store that others can write is left alone altogether."""
-        self._is_refused = isinstance(error, ForeignEntryError) and not self._is_damaged
+    def _record_failure(self, error: BaseException) -> None:
+        """Log why nothing was restored; a store that other users can write is not used any more."""
+        self._is_refused = isinstance(error, UnusableEntryError) and not self._is_damaged
         self._warn("NOT restored", error)
 
     def _warn(self, what: str, reason: object) -> None:
         text = mask_urls(without_secrets(str(reason)))
         logger.warning("compile cache: %s, %s %s: %s", what, SETTING, self._store.shown, text)
 
-    def _say(self, what: str, manifest: Manifest, seconds: float) -> None:
+    def _log_result(self, what: str, manifest: Manifest, seconds: float) -> None:
         fields = {
             "key": self._key,
             "files": len(manifest.files),
@@ -176,7 +177,7 @@ class CompileCache:
 
     def _save(self) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         began = time.monotonic()
         try:
             if not self._has_news():
@@ -189,10 +190,10 @@ class CompileCache:
         except _FAILURES as error:
             self._warn("NOT saved", error)
         else:
-            self._say("saved to", manifest, time.monotonic() - began)
+            self._log_result("saved to", manifest, time.monotonic() - began)
 
     def _has_news(self) -> bool:
-        """Whether the store lacks what this start had to make."""
+        """Whether the store lacks what this start had to compile."""
         made = caches_of(files_in(self._place))
         if not made:
             return False
@@ -206,7 +207,7 @@ class CompileCache:
 
 
 def compile_cache(start: PlannedStart) -> CompileCache | None:
-    """The cache of this start; None without LMI_CACHE_URI, in secure mode, or without a disk."""
+    """Return the cache of this start; None where it is not set, not allowed or not usable."""
     uri = start.settings.extra(CompileCacheSettings).lmi_cache_uri
     if not uri or start.engine != "vllm" or is_secure_mode(start.environ):
         return None

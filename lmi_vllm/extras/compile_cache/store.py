@@ -1,4 +1,4 @@
-"""Where cache entries are kept between containers: a shared folder, or a store of objects.
+"""Where cache entries are kept between containers: a shared folder, or an object store.
 
 An entry is one file under one name. It appears at once and whole, or not at all, so that several
 replicas may save at the same time: the last one wins, and all of them are good.
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import ExtraSettings
-from lmi_vllm.extras.compile_cache.archive import LIMITS, ForeignEntryError
+from lmi_vllm.extras.compile_cache.archive import LIMITS, UnusableEntryError
 from lmi_vllm.sources.base import ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
 from lmi_vllm.sources.table import is_store, store_examples, store_of
@@ -26,7 +26,7 @@ ABANDONED_SECONDS: Final = 86_400.0  # what a killed process left half done is r
 
 
 def _folder_or_store(text: str) -> str:
-    """A folder of this machine, as path or `file:` URL, or a prefix of a store."""
+    """Return the text where it is a folder (path or `file:` URL) or a prefix of an object store."""
     text = text.strip()
     _, separator, rest = text.partition("://")
     is_known = not separator or is_store(text) or text.startswith("file:")
@@ -47,7 +47,7 @@ class CompileCacheSettings(ExtraSettings):
     # fmt: on
 
     def forbidden_in_secure_mode(self) -> Iterator[str]:
-        """Yield the refusal: who can write there decides what the engine runs."""
+        """Yield the refusal: write access there is code execution in the engine."""
         if self.lmi_cache_uri:
             yield "LMI_CACHE_URI is not allowed in secure mode: compiled code is read from there"
 
@@ -57,24 +57,24 @@ class CacheStore(Protocol):
 
     @property
     def shown(self) -> str:
-        """How the store may be called in a log."""
+        """The location for logs, without credentials."""
 
     def fetch(self, name: str, scratch: Path) -> Path | None:
-        """A local file with the entry, which may lie in the folder `scratch`; None without one.
+        """Return a local file with the entry, perhaps in the folder `scratch`; None without one.
 
         Raises:
-            ForeignEntryError: there is one that must not be read.
+            UnusableEntryError: there is one that must not be read.
         """
 
     def has(self, name: str) -> bool:
         """Whether there is such an entry."""
 
     def put(self, name: str, archive: Path) -> None:
-        """Keep `archive` under `name`, in the place of an earlier one."""
+        """Store `archive` as `name`; it replaces an earlier one atomically."""
 
 
 def open_cache_store(uri: str, environ: Mapping[str, str]) -> CacheStore:
-    """The store that LMI_CACHE_URI names; nothing is asked of it yet.
+    """Return the store that LMI_CACHE_URI names; no request is sent yet.
 
     Raises:
         DownloadError: the URL of a store is not complete.
@@ -86,14 +86,14 @@ def open_cache_store(uri: str, environ: Mapping[str, str]) -> CacheStore:
 
 
 class BucketStore:
-    """Entries below a prefix of a store of objects."""
+    """Entries below a prefix of an object store."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     @property
     def shown(self) -> str:
-        """The prefix without a login."""
+        """The prefix, without credentials."""
         return mask_urls(self._store.url)
 
     def fetch(self, name: str, scratch: Path) -> Path | None:
@@ -102,7 +102,7 @@ class BucketStore:
         if found is None:
             return None
         if found.size > LIMITS.total_bytes:
-            raise ForeignEntryError("it is larger than an entry may be")
+            raise UnusableEntryError("it is larger than an entry may be")
         self._store.download((found,), scratch, attempt=0)
         return scratch / found.name
 
@@ -111,7 +111,7 @@ class BucketStore:
         return self._store.find(name) is not None
 
     def put(self, name: str, archive: Path) -> None:
-        """Upload it at once."""
+        """Upload the archive in one request."""
         self._store.upload(name, archive)
 
 
@@ -126,11 +126,11 @@ class FolderStore:
 
     @property
     def shown(self) -> str:
-        """The folder."""
+        """The folder's path."""
         return mask_urls(str(self._folder))
 
     def fetch(self, name: str, scratch: Path) -> Path | None:
-        """The entry's own file."""
+        """Return the entry's own file; None without one."""
         if not self._folder.exists():
             return None
         require_trusted(self._folder)
@@ -160,7 +160,7 @@ class FolderStore:
             partial.unlink(missing_ok=True)
 
     def _remove_abandoned(self) -> None:
-        """Remove what savers left that were killed while they wrote."""
+        """Remove partial files of processes that were killed while they wrote."""
         for path in self._folder.glob(f"*{_PARTIAL}"):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
@@ -168,12 +168,12 @@ class FolderStore:
 
 
 def require_trusted(folder: Path, entry: Path | None = None) -> None:
-    """Return only where none but the owner, the group and root can change `folder` and `entry`.
+    """Check that only the owner, the group and root can change `folder` and `entry`.
 
     Raises:
-        ForeignEntryError: other users can; the text says what to do.
+        UnusableEntryError: other users can; the text says what to do.
     """
     real = folder.resolve()
     places = (real,) if entry is None else (entry, real)
     if reason := untrusted_reason(places, real.parents, "compiled code"):
-        raise ForeignEntryError(reason)
+        raise UnusableEntryError(reason)

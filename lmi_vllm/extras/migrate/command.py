@@ -13,11 +13,11 @@ from lmi_vllm.extras.migrate.migration import (
     Migration,
     as_properties,
     as_variables,
+    detect_origin,
     migrate_lmi,
     migrate_sagemaker_vllm,
     migrate_tgi,
     migrate_vllm,
-    recognise,
 )
 
 ORIGINS = ("auto", "lmi", "tgi", "vllm", "sm-vllm")
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print the new configuration and the report; 2 where something was refused."""
+    """Print the new configuration and the report; return 2 where something was refused, else 0."""
     if arguments.flags[:1] and arguments.flags[0].endswith(".properties"):
         _take_leading_file(arguments)
     variables = _read_environment(arguments.environment) if arguments.environment else environ
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     file = _read_properties(arguments.properties) if arguments.properties else None
     origin = arguments.origin
     if origin == "auto":
-        origin = recognise(variables, file, bool(flags))
+        origin = detect_origin(variables, file, bool(flags))
     migration = _migrate(origin, variables, file, flags)
     if arguments.output:
         Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _take_leading_file(arguments: argparse.Namespace) -> None:
-    """Read a file that was typed first as --properties, and what follows as our own flags."""
+    """Parse a leading file as --properties, and what follows it as flags of `migrate`."""
     file, *rest = arguments.flags
     parser = argparse.ArgumentParser(prog="lmi-vllm migrate")
     add_arguments(parser)
@@ -70,7 +70,7 @@ def _take_leading_file(arguments: argparse.Namespace) -> None:
 def _migrate(
     origin: str, environ: Mapping[str, str], file: PropertiesFile | None, flags: list[str]
 ) -> Migration:
-    """The migration from server `origin`."""
+    """Return the migration from server `origin`."""
     if origin == "vllm":
         return migrate_vllm(flags)
     if origin == "sm-vllm":
@@ -79,7 +79,7 @@ def _migrate(
 
 
 def _read_properties(path: str) -> PropertiesFile:
-    """The file; ConfigurationError where it cannot be read."""
+    """Return the parsed file; raises `ConfigurationError` where it cannot be read."""
     try:
         return read_properties(Path(path))
     except OSError as error:
@@ -87,7 +87,7 @@ def _read_properties(path: str) -> PropertiesFile:
 
 
 def _read_environment(path: str) -> dict[str, str]:
-    """The variables in a file, as `docker --env-file` or SageMaker's Environment has them."""
+    """Return the variables of a `docker --env-file` or of a JSON object (SageMaker's form)."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -100,7 +100,7 @@ def _read_environment(path: str) -> dict[str, str]:
 
 
 def _unquoted(value: str) -> str:
-    """`value` without shell quotes around it."""
+    """Return `value` without shell quotes around it."""
     stripped = value.strip()
     if stripped[:1] in ("'", '"') and stripped[-1:] == stripped[:1]:
         return stripped[1:-1]
@@ -108,7 +108,7 @@ def _unquoted(value: str) -> str:
 
 
 def _as_json(migration: Migration) -> str:
-    """The migration as one JSON object."""
+    """Return the migration as one JSON object."""
     steps = [
         {"outcome": step.outcome, "source": step.source, "becomes": step.becomes, "why": step.why}
         for step in migration.steps
@@ -126,7 +126,7 @@ def _as_json(migration: Migration) -> str:
 
 
 def _as_text(migration: Migration) -> str:
-    """serving.properties, the variables beside it, and the report as comments."""
+    """Return serving.properties, the variables beside it, and the report as comments."""
     lines = [f"# serving.properties, migrated from {migration.origin}"]
     lines += as_properties(migration.properties).splitlines()
     if migration.environment:
@@ -136,7 +136,7 @@ def _as_text(migration: Migration) -> str:
 
 
 def _as_environment(migration: Migration) -> str:
-    """Variables as `docker --env-file` takes them, and the report as comments."""
+    """Return variables as `docker --env-file` takes them, and the report as comments."""
     variables, rest = as_variables(migration)
     lines = [f"# environment, migrated from {migration.origin}"]
     lines += [f"{name}={text}" for name, text in variables.items()]
@@ -147,7 +147,7 @@ def _as_environment(migration: Migration) -> str:
 
 
 def _report(migration: Migration) -> list[str]:
-    """What was mapped, approximated and refused, as comments."""
+    """Return the lines of the report (mapped, approximated, refused) as comments."""
     lines: list[str] = []
     for outcome in ("mapped", "approximated", "refused"):
         steps = [step for step in migration.steps if step.outcome == outcome]

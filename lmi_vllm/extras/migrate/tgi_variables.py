@@ -13,7 +13,7 @@ from lmi_vllm.config.parsers import boolean
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class Replacement:
     """What a value becomes: `key` None means there is nothing to set."""
 
     key: str | None
@@ -22,131 +22,139 @@ class Carried:
     is_refused: bool = False
 
 
-Carry = Callable[[str], Carried]
+Converter = Callable[[str], Replacement]
 
 
-def to(key: str, why: str = "") -> Carry:
-    """The same text under `key`."""
-    return lambda text: Carried(key, text, why)
+def same_value(key: str, why: str = "") -> Converter:
+    """Return a converter that sets `key` to the same text."""
+    return lambda text: Replacement(key, text, why)
 
 
-def nothing(why: str) -> Carry:
-    """No equivalent, and none is needed."""
-    return lambda text: Carried(None, why=why)
+def not_needed(why: str) -> Converter:
+    """Return a converter for what has no equivalent and needs none."""
+    return lambda text: Replacement(None, why=why)
 
 
-def refused(why: str) -> Carry:
-    """No equivalent; the user has to decide."""
-    return lambda text: Carried(None, why=why, is_refused=True)
+def refused(why: str) -> Converter:
+    """Return a converter that refuses: there is no equivalent, and the user has to decide."""
+    return lambda text: Replacement(None, why=why, is_refused=True)
 
 
-def _sharded(text: str) -> Carried:
-    """Shards over all GPUs, or one."""
-    return Carried("option.tensor_parallel_degree", "max" if boolean(text) else "1")
+def _sharded(text: str) -> Replacement:
+    """Convert to tensor parallelism over all GPUs, or one."""
+    return Replacement("option.tensor_parallel_degree", "max" if boolean(text) else "1")
 
 
-def _quantize(text: str) -> Carried:
-    """TGI's methods; those vLLM reads from the checkpoint need no option."""
+def _quantize(text: str) -> Replacement:
+    """Convert a quantization method; those that vLLM selects by itself need no option."""
     key, method = "option.quantize", text.lower()
     if method in ("awq", "gptq", "fp8", "compressed-tensors"):
-        return Carried(key, method)
+        return Replacement(key, method)
     if method in ("bitsandbytes", "eetq"):
         why = f"vLLM has no {method}; fp8 is its 8-bit method at load for every layer, on GPUs"
-        return Carried(key, "fp8", why)
+        return Replacement(key, "fp8", why)
     if method == "marlin":
-        return Carried(None, why="vLLM chooses Marlin kernels by itself for AWQ, GPTQ and FP8")
+        return Replacement(None, why="vLLM chooses Marlin kernels by itself for AWQ, GPTQ and FP8")
     advice = "use a checkpoint quantized ahead of time (awq, gptq), or option.quantize=fp8"
-    return Carried(None, why=f"vLLM has no {method}; {advice}", is_refused=True)
+    return Replacement(None, why=f"vLLM has no {method}; {advice}", is_refused=True)
 
 
-def _speculate(text: str) -> Carried:
-    """TGI's n-gram speculation."""
+def _speculate(text: str) -> Replacement:
+    """Convert the number of n-gram speculative tokens."""
     config = f'{{"method": "ngram", "num_speculative_tokens": {int(text)}, "prompt_lookup_max": 4}}'
     why = "n-gram speculation; Medusa heads of a checkpoint need their own speculative_config"
-    return Carried("option.speculative_config", config, why)
+    return Replacement("option.speculative_config", config, why)
 
 
-def _kv_cache_dtype(text: str) -> Carried:
-    """FP8 variants of the KV cache."""
-    return Carried("option.kv_cache_dtype", text.lower().replace("e4m3fn", "e4m3"))
+def _kv_cache_dtype(text: str) -> Replacement:
+    """Convert the name of an FP8 type of the KV cache."""
+    return Replacement("option.kv_cache_dtype", text.lower().replace("e4m3fn", "e4m3"))
 
 
-def _cuda_graphs(text: str) -> Carried:
-    """Batch sizes to capture, 0 for none."""
+def _cuda_graphs(text: str) -> Replacement:
+    """Convert the batch sizes of CUDA graphs; 0 is none."""
     if text.strip() == "0":
-        return Carried("option.enforce_eager", "true")
-    return Carried("option.cudagraph_capture_sizes", text)
+        return Replacement("option.enforce_eager", "true")
+    return Replacement("option.cudagraph_capture_sizes", text)
 
 
-def _attention(text: str) -> Carried:
-    """The attention kernel, where vLLM has one of that name."""
+def _attention(text: str) -> Replacement:
+    """Convert the attention kernel, where vLLM has one of that name."""
     if text.lower() == "flashinfer":
-        return Carried("option.attention_backend", "FLASHINFER")
-    return Carried(None, why="vLLM chooses its attention kernel by itself")
+        return Replacement("option.attention_backend", "FLASHINFER")
+    return Replacement(None, why="vLLM chooses its attention kernel by itself")
 
 
-def _tokenizer_config(text: str) -> Carried:
-    """A tokenizer configuration elsewhere: only its chat template matters."""
+def _tokenizer_config(text: str) -> Replacement:
+    """Refuse a tokenizer configuration elsewhere: only its chat template can be used."""
     why = f"put the chat_template of {text} into a file and name it in option.chat_template"
-    return Carried(None, why=why, is_refused=True)
+    return Replacement(None, why=why, is_refused=True)
 
 
-def _lora(text: str) -> Carried:
-    """Adapters are registered, not listed."""
+def _lora(text: str) -> Replacement:
+    """Convert the list of adapters: enabled, to be placed or registered by the user."""
     why = (
         f"put the adapters ({text}) below adapters/ of the model directory, or register them with "
         f"POST /models/<model>/adapters; hub ids need LMI_ADAPTER_HUB=true"
     )
-    return Carried("option.enable_lora", "true", why)
+    return Replacement("option.enable_lora", "true", why)
 
 
-_SCHEDULER: Final = nothing("vLLM schedules prefill and decode in one step; nothing to tune here")
+_SCHEDULER: Final = not_needed(
+    "vLLM schedules prefill and decode in one step; nothing to tune here"
+)
 
-TGI_VARIABLES: Final[Mapping[str, Carry]] = MappingProxyType(
+TGI_VARIABLES: Final[Mapping[str, Converter]] = MappingProxyType(
     {
-        "MODEL_ID": to("option.model_id"),
-        "HF_MODEL_ID": to("option.model_id"),
-        "REVISION": to("option.revision"),
-        "HF_MODEL_REVISION": to("option.revision"),
-        "VALIDATION_WORKERS": nothing("tokenization runs inside the server"),
+        "MODEL_ID": same_value("option.model_id"),
+        "HF_MODEL_ID": same_value("option.model_id"),
+        "REVISION": same_value("option.revision"),
+        "HF_MODEL_REVISION": same_value("option.revision"),
+        "VALIDATION_WORKERS": not_needed("tokenization runs inside the server"),
         "SHARDED": _sharded,
-        "NUM_SHARD": to("option.tensor_parallel_degree"),
-        "SM_NUM_GPUS": to("option.tensor_parallel_degree"),
+        "NUM_SHARD": same_value("option.tensor_parallel_degree"),
+        "SM_NUM_GPUS": same_value("option.tensor_parallel_degree"),
         "QUANTIZE": _quantize,
         "HF_MODEL_QUANTIZE": _quantize,
         "SPECULATE": _speculate,
-        "DTYPE": to("option.dtype"),
+        "DTYPE": same_value("option.dtype"),
         "KV_CACHE_DTYPE": _kv_cache_dtype,
-        "TRUST_REMOTE_CODE": to("option.trust_remote_code"),
-        "HF_MODEL_TRUST_REMOTE_CODE": to("option.trust_remote_code"),
-        "MAX_CONCURRENT_REQUESTS": to("job_queue_size"),
-        "MAX_BEST_OF": to("LMI_MAX_SEQUENCES"),
-        "MAX_STOP_SEQUENCES": to("LMI_MAX_STOP_STRINGS"),
-        "MAX_TOP_N_TOKENS": to("option.max_logprobs", "also bounds the OpenAI routes' logprobs"),
-        "MAX_INPUT_TOKENS": nothing("only prompt plus answer is bounded, by option.max_model_len"),
-        "MAX_INPUT_LENGTH": nothing("only prompt plus answer is bounded, by option.max_model_len"),
-        "MAX_TOTAL_TOKENS": to("option.max_model_len"),
+        "TRUST_REMOTE_CODE": same_value("option.trust_remote_code"),
+        "HF_MODEL_TRUST_REMOTE_CODE": same_value("option.trust_remote_code"),
+        "MAX_CONCURRENT_REQUESTS": same_value("job_queue_size"),
+        "MAX_BEST_OF": same_value("LMI_MAX_SEQUENCES"),
+        "MAX_STOP_SEQUENCES": same_value("LMI_MAX_STOP_STRINGS"),
+        "MAX_TOP_N_TOKENS": same_value(
+            "option.max_logprobs", "also bounds the OpenAI routes' logprobs"
+        ),
+        "MAX_INPUT_TOKENS": not_needed(
+            "only prompt plus answer is bounded, by option.max_model_len"
+        ),
+        "MAX_INPUT_LENGTH": not_needed(
+            "only prompt plus answer is bounded, by option.max_model_len"
+        ),
+        "MAX_TOTAL_TOKENS": same_value("option.max_model_len"),
         "WAITING_SERVED_RATIO": _SCHEDULER,
-        "MAX_BATCH_PREFILL_TOKENS": to("option.max_rolling_batch_prefill_tokens"),
-        "MAX_BATCH_TOTAL_TOKENS": nothing(
+        "MAX_BATCH_PREFILL_TOKENS": same_value("option.max_rolling_batch_prefill_tokens"),
+        "MAX_BATCH_TOTAL_TOKENS": not_needed(
             "vLLM sizes its KV cache from option.gpu_memory_utilization"
         ),
         "MAX_WAITING_TOKENS": _SCHEDULER,
-        "MAX_BATCH_SIZE": to("option.max_rolling_batch_size"),
+        "MAX_BATCH_SIZE": same_value("option.max_rolling_batch_size"),
         "CUDA_GRAPHS": _cuda_graphs,
-        "PROMETHEUS_PORT": nothing("metrics are at /metrics of the same port"),
-        "SHARD_UDS_PATH": nothing("there is no launcher and no router"),
-        "MASTER_ADDR": nothing("one process on one node needs none"),
-        "MASTER_PORT": nothing("one process on one node needs none"),
-        "HUGGINGFACE_HUB_CACHE": to("HF_HUB_CACHE"),
-        "WEIGHTS_CACHE_OVERRIDE": to("HF_HUB_CACHE"),
-        "DISABLE_CUSTOM_KERNELS": nothing("vLLM chooses kernels that the GPU has"),
-        "CUDA_MEMORY_FRACTION": to("option.gpu_memory_utilization"),
-        "JSON_OUTPUT": nothing("logs are plain lines"),
-        "OTLP_ENDPOINT": to("OTEL_EXPORTER_OTLP_ENDPOINT"),
-        "OTLP_SERVICE_NAME": to("OTEL_SERVICE_NAME"),
-        "CORS_ALLOW_ORIGIN": to("SERVING_CORS_ALLOWED_ORIGIN"),
-        "API_KEY": to("LMI_API_KEY"),
+        "PROMETHEUS_PORT": not_needed("metrics are at /metrics of the same port"),
+        "SHARD_UDS_PATH": not_needed("there is no launcher and no router"),
+        "MASTER_ADDR": not_needed("one process on one node needs none"),
+        "MASTER_PORT": not_needed("one process on one node needs none"),
+        "HUGGINGFACE_HUB_CACHE": same_value("HF_HUB_CACHE"),
+        "WEIGHTS_CACHE_OVERRIDE": same_value("HF_HUB_CACHE"),
+        "DISABLE_CUSTOM_KERNELS": not_needed("vLLM chooses kernels that the GPU has"),
+        "CUDA_MEMORY_FRACTION": same_value("option.gpu_memory_utilization"),
+        "JSON_OUTPUT": not_needed("logs are plain lines"),
+        "OTLP_ENDPOINT": same_value("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        "OTLP_SERVICE_NAME": same_value("OTEL_SERVICE_NAME"),
+        "CORS_ALLOW_ORIGIN": same_value("SERVING_CORS_ALLOWED_ORIGIN"),
+        "API_KEY": same_value("LMI_API_KEY"),
         "WATERMARK_GAMMA": refused(
             "TGI's watermark does not exist here; see vLLM's watermark_config"
         ),
@@ -157,25 +165,27 @@ TGI_VARIABLES: Final[Mapping[str, Carry]] = MappingProxyType(
         "NGROK_AUTHTOKEN": refused("run ngrok beside the server"),
         "NGROK_EDGE": refused("run ngrok beside the server"),
         "TOKENIZER_CONFIG_PATH": _tokenizer_config,
-        "DISABLE_GRAMMAR_SUPPORT": nothing("structured output costs nothing until it is asked for"),
-        "MAX_CLIENT_BATCH_SIZE": nothing("max_request_size bounds a request"),
+        "DISABLE_GRAMMAR_SUPPORT": not_needed(
+            "structured output costs nothing until it is asked for"
+        ),
+        "MAX_CLIENT_BATCH_SIZE": not_needed("max_request_size bounds a request"),
         "LORA_ADAPTERS": _lora,
-        "USAGE_STATS": nothing("there are no usage statistics"),
-        "PAYLOAD_LIMIT": to("SERVING_MAX_REQUEST_SIZE"),
-        "ENABLE_PREFILL_LOGPROBS": nothing("decoder_input_details in the request is enough"),
-        "GRACEFUL_TERMINATION_TIMEOUT": to("SERVING_SHUTDOWN_TIMEOUT"),
+        "USAGE_STATS": not_needed("there are no usage statistics"),
+        "PAYLOAD_LIMIT": same_value("SERVING_MAX_REQUEST_SIZE"),
+        "ENABLE_PREFILL_LOGPROBS": not_needed("decoder_input_details in the request is enough"),
+        "GRACEFUL_TERMINATION_TIMEOUT": same_value("SERVING_SHUTDOWN_TIMEOUT"),
         "ATTENTION": _attention,
-        "PREFIX_CACHING": to("option.enable_prefix_caching"),
-        "USE_PREFIX_CACHING": to("option.enable_prefix_caching"),
-        "PREFILL_CHUNKING": to("option.enable_chunked_prefill"),
-        "MESSAGES_API_ENABLED": nothing("/v1/chat/completions and messages are always there"),
+        "PREFIX_CACHING": same_value("option.enable_prefix_caching"),
+        "USE_PREFIX_CACHING": same_value("option.enable_prefix_caching"),
+        "PREFILL_CHUNKING": same_value("option.enable_chunked_prefill"),
+        "MESSAGES_API_ENABLED": not_needed("/v1/chat/completions and messages are always there"),
     }
 )
 
-# Read together with others: HOSTNAME and PORT make one address, the two ROPE ones one override.
+# Converted together: HOSTNAME and PORT make one address, the two ROPE ones one override.
 TGI_PAIRS: Final = ("HOSTNAME", "PORT", "ROPE_SCALING", "ROPE_FACTOR")
-# No other server uses these names, so one of them says that an environment is TGI's.
-TGI_MARKS: Final = (
+# No other server uses these names, so one of them identifies an environment of TGI.
+TGI_ONLY_NAMES: Final = (
     "MODEL_ID", "NUM_SHARD", "MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH", "MAX_TOTAL_TOKENS",
     "MAX_BATCH_TOTAL_TOKENS", "WAITING_SERVED_RATIO", "QUANTIZE", "HF_MODEL_REVISION",
 )  # fmt: skip

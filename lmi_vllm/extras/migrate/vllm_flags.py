@@ -1,4 +1,4 @@
-"""`vllm serve` flags and `SM_VLLM_*` variables as names and texts, by the recorded arguments."""
+"""Parses `vllm serve` flags and `SM_VLLM_*` variables, by the recorded schema of vLLM."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Flag:
 
 
 def read_flags(words: Sequence[str]) -> list[Flag]:
-    """The flags of a `vllm serve` command line; `vllm`, `serve` and the program may be left out."""
+    """Return the flags of a `vllm serve` command line, with or without the program's name."""
     rest = list(words)
     while rest and (rest[0] in ("vllm", "serve") or rest[0].startswith("python")):
         rest.pop(0)
@@ -40,7 +40,7 @@ def read_flags(words: Sequence[str]) -> list[Flag]:
 
 
 def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with the words up to the next one."""
+    """Yield each flag with the words up to the next one."""
     written = ""
     texts: list[str] = []
     for word in words:
@@ -56,7 +56,7 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _is_number(word: str) -> bool:
-    """Whether `word` is a negative number and no flag."""
+    """Whether `word` is a number, such as a negative one, rather than a flag."""
     try:
         float(word)
     except ValueError:
@@ -65,7 +65,7 @@ def _is_number(word: str) -> bool:
 
 
 def _flag(written: str, texts: list[str]) -> Flag:
-    """One flag of the command line."""
+    """Return one parsed flag; `problem` is set where vLLM has none of that name."""
     name, _, key = written.lstrip("-").replace("-", "_").partition(".")
     source = " ".join([written, *(mask_text(name, text) for text in texts)])
     argument = _find(written, name)
@@ -85,7 +85,7 @@ def _flag(written: str, texts: list[str]) -> Flag:
 
 
 def _checked(argument: VllmArgument, texts: list[str], source: str) -> Flag:
-    """The flag after its text was read as vLLM would read it."""
+    """Return the flag; `problem` is set where vLLM could not parse its text."""
     is_engine = argument.name in load_release().passed
     text = _joined_text(argument, texts)
     try:
@@ -96,7 +96,7 @@ def _checked(argument: VllmArgument, texts: list[str], source: str) -> Flag:
 
 
 def _joined_text(argument: VllmArgument, texts: list[str]) -> str:
-    """The texts after a flag as one: a bare switch is `true`, several words are a list."""
+    """Return the texts after a flag as one: a bare switch is `true`, several words are a list."""
     if not texts:
         return "true" if argument.kind in ("bool", "flag", "bool_or_text") else ""
     if argument.is_list and len(texts) > 1:
@@ -105,7 +105,7 @@ def _joined_text(argument: VllmArgument, texts: list[str]) -> str:
 
 
 def _json_or_text(text: str) -> object:
-    """The JSON value of `text`, else the text."""
+    """Return the JSON value of `text`, else the text."""
     try:
         value: object = json.loads(text)
     except ValueError:
@@ -114,14 +114,14 @@ def _json_or_text(text: str) -> object:
 
 
 def _nested(keys: Sequence[str], value: object) -> object:
-    """`value` below `keys`: a.b = 1 is {"a": {"b": 1}}."""
+    """Return `value` nested below `keys`: a.b = 1 is {"a": {"b": 1}}."""
     for key in reversed(keys):
         value = {key: value}
     return value
 
 
 def _joined(flags: list[Flag]) -> list[Flag]:
-    """Flags in which the parts of one JSON argument (--x.a 1 --x.b 2) are one."""
+    """Return the flags with the parts of one JSON argument (--x.a 1 --x.b 2) merged."""
     joined: dict[str, Flag] = {}
     for flag in flags:
         earlier = joined.get(flag.name)
@@ -137,13 +137,13 @@ def _joined(flags: list[Flag]) -> list[Flag]:
 
 
 def _all_arguments() -> Mapping[str, VllmArgument]:
-    """Every argument of `vllm serve`, the engine's and the front end's."""
+    """Return every argument of `vllm serve` by name, the engine's and the front end's."""
     release = load_release()
     return {**release.front_end, **release.passed}
 
 
 def _find(written: str, name: str) -> VllmArgument | None:
-    """The argument of that name, or with that further flag (-tp)."""
+    """Return the argument of that name or short flag (-tp); None without one."""
     arguments = _all_arguments()
     if name in arguments and not (written.startswith("-") and not written.startswith("--")):
         return arguments[name]
@@ -151,7 +151,7 @@ def _find(written: str, name: str) -> VllmArgument | None:
 
 
 def read_variables(environ: Mapping[str, str]) -> list[Flag]:
-    """`SM_VLLM_<NAME>` variables as the flags that image makes of them."""
+    """Return the flags that SageMaker's image makes of `SM_VLLM_<NAME>` variables."""
     flags = []
     for variable, text in environ.items():
         if not variable.startswith(SAGEMAKER_PREFIX):

@@ -1,4 +1,4 @@
-"""Models and adapters in stores of objects: `s3://`, and one row more for each further one."""
+"""Models and adapters in object stores: `s3://`; each further scheme is one more row."""
 
 from typing import Final
 

@@ -28,7 +28,7 @@ from lmi_vllm.sources.storage import (
 
 @dataclass(frozen=True, slots=True)
 class PartialDirectory:
-    """What is being fetched for `target`, kept in its sibling until it is complete."""
+    """The sibling directory in which a download for `target` is completed."""
 
     store: ObjectStore
     target: Path
@@ -36,11 +36,11 @@ class PartialDirectory:
 
     @property
     def directory(self) -> Path:
-        """The sibling itself."""
+        """The path of the sibling: `<target>.partial`."""
         return self.target.with_name(f"{self.target.name}.partial")
 
     def prepare(self) -> None:
-        """Keep what an interrupted fetch has completed, and what an older version shares."""
+        """Keep complete files of an interrupted fetch; link unchanged ones of the old version."""
         self.directory.mkdir(parents=True, exist_ok=True)
         wanted = FetchManifest.of(self.store.url, self.objects)
         self._drop_outdated(read_manifest(self.directory), wanted)
@@ -70,7 +70,7 @@ class PartialDirectory:
             with_retries(self.store.url, transfer)
 
     def reporting_full_disk(self) -> AbstractContextManager[None]:
-        """Name both numbers if the disk fills up inside the block."""
+        """Return a context that turns a full disk into an error with the needed and free bytes."""
         total = sum(stored.size for stored in self.objects)
         return reporting_full_disk(self.store.url, total, self.directory, SPACE_ADVICE)
 
@@ -91,7 +91,7 @@ class PartialDirectory:
                 path.unlink()
 
     def _link_unchanged(self, current: FetchManifest | None, wanted: FetchManifest) -> None:
-        """Take over the files of the present version that the new one has too."""
+        """Link or copy the files of the present version that the new one has unchanged."""
         for name, expected in wanted.objects.items():
             present, path = self.target / name, self.directory / name
             unchanged = current is not None and current.objects.get(name) == expected
@@ -103,10 +103,10 @@ class PartialDirectory:
         return done, sum(written_size(path) for path in _files_in(self.directory))
 
     def _verify(self, fetched: Sequence[StoredObject]) -> None:
-        """Return when every file has its size, and its checksum where the store tells one.
+        """Check the size of every file, and its checksum where the store has one.
 
         Raises:
-            InterruptedTransferError: one has not; it has been deleted.
+            InterruptedTransferError: a file is short, or had another checksum and was deleted.
         """
         if short := self._missing():
             raise InterruptedTransferError(f"{short[0].name} did not arrive whole")

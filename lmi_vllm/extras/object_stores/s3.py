@@ -1,4 +1,4 @@
-"""S3 and what speaks its protocol.
+"""The object store of S3 and of services that speak its protocol.
 
 The endpoint, region, profile and keys come from the mapping that is handed in. What boto3 reads
 from the real environment only: AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE, web identity and
@@ -32,7 +32,7 @@ _MD5_HEX: Final = re.compile("[0-9a-f]{32}")
 
 
 class S3Settings(ExtraSettings):
-    """What moves the bytes."""
+    """The client that transfers objects."""
 
     # fmt: off
     lmi_s3_client: str = variable(parse.one_of("auto", "s5cmd", "boto3"), "What fetches from S3.",
@@ -64,11 +64,11 @@ class S3Store:
         self.listed_url = f"s3://{self._bucket.name}/{self._prefix}"
 
     def below(self, folder: str) -> "S3Store":
-        """The objects of one folder of this prefix, over the same connections."""
+        """Return the store of one folder of this prefix, over the same connections."""
         return S3Store(f"{self.listed_url}{folder}/", self._environ, self._bucket)
 
     def list_objects(self, most: int | None = None) -> Sequence[StoredObject]:
-        """Every object, folder markers left out; an archive is the only one of its own.
+        """Return every object without folder markers; the URL of an archive has that one only.
 
         Raises:
             DownloadError: there are more than `most`, markers included; no more pages are read.
@@ -101,58 +101,64 @@ class S3Store:
         )
 
     def find(self, name: str) -> StoredObject | None:
-        """The object of this name; None where there is none."""
+        """Return the object of this name; None where there is none."""
         return self._head(f"{self._prefix}{name}")
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small object; None where there is none."""
+        """Return the content of a small object; None where there is none."""
         key = f"{self._prefix}{name}"
         with self._bucket.requests(self.url) as client:
             try:
-                answer = client.get_object(Key=key, **self._bucket.arguments)
+                response = client.get_object(Key=key, **self._bucket.arguments)
             except client.exceptions.NoSuchKey:
                 return None
-            return bytes(answer["Body"].read())
+            return bytes(response["Body"].read())
 
     def read_newer(self, name: str, etag: str) -> tuple[bytes | None, str]:
-        """The content and ETag of a small object; None while it has this ETag, "" without one."""
+        """Return content and ETag; the content is None while unchanged, the ETag "" if missing."""
         known = {"IfNoneMatch": f'"{etag}"'} if etag else {}
         key = f"{self._prefix}{name}"
         with self._bucket.requests(self.url) as client:
             try:
-                answer = client.get_object(Key=key, **known, **self._bucket.arguments)
+                response = client.get_object(Key=key, **known, **self._bucket.arguments)
             except client.exceptions.ClientError as error:
                 if error_code(error.response) in ("304", "NotModified"):
                     return None, etag
                 if error_code(error.response) in MISSING:
                     return None, ""
                 raise
-            return bytes(answer["Body"].read()), str(answer["ETag"]).strip('"')
+            return bytes(response["Body"].read()), str(response["ETag"]).strip('"')
 
     def write(self, name: str, content: bytes, etag: str | None = None) -> str:
-        """Put a small object in the place of the one with this ETag, and return its own."""
+        """Write a small object if the present one has this ETag; return the new ETag.
+
+        With "" there must be none yet; with None it is written in any case.
+
+        Raises:
+            ObjectChangedError: the condition does not hold.
+        """
         condition = (
             {} if etag is None else {"IfMatch": f'"{etag}"'} if etag else {"IfNoneMatch": "*"}
         )
         key = f"{self._prefix}{name}"
         with self._bucket.requests(self.url) as client:
             try:
-                answer = client.put_object(
+                response = client.put_object(
                     Key=key, Body=content, **condition, **self._bucket.arguments
                 )
             except client.exceptions.ClientError as error:
                 if condition and error_code(error.response) in (*_CONFLICTS, *MISSING):
                     raise ObjectChangedError(key) from error
                 raise
-        return str(answer["ETag"]).strip('"')
+        return str(response["ETag"]).strip('"')
 
     def delete(self, name: str) -> None:
-        """Remove the object, if it is there."""
+        """Delete the object, if it is there."""
         with self._bucket.requests(self.url) as client:
             client.delete_object(Key=f"{self._prefix}{name}", **self._bucket.arguments)
 
     def download(self, objects: Sequence[StoredObject], directory: Path, attempt: int) -> None:
-        """Put each object into `directory`, by s5cmd first where that is here."""
+        """Fetch each object into `directory`: by s5cmd where it is installed, else by boto3."""
         s5cmd = transfer.s5cmd_for(self._environ, attempt)
         smallest_first = sorted(objects, key=lambda stored: stored.size)
         if s5cmd is not None:
@@ -167,7 +173,7 @@ class S3Store:
             raise InterruptedTransferError(str(error)) from error
 
     def is_intact(self, stored: StoredObject, path: Path) -> bool:
-        """Whether the MD5 is right, where the ETag is one."""
+        """Whether the file has the MD5 of the ETag; True where the ETag is no MD5."""
         if not _MD5_HEX.fullmatch(stored.etag):
             return True
         with path.open("rb") as file:
@@ -182,7 +188,7 @@ class S3Store:
         return encryption.startswith("aws:kms") or "SSECustomerAlgorithm" in head
 
     def upload(self, name: str, path: Path) -> None:
-        """Keep the file under `name`: one PUT, seen whole or not at all, leaving no parts."""
+        """Upload the file in one PUT: it appears whole or not at all, and leaves no parts."""
         key = f"{self._prefix}{name}"
         with path.open("rb") as body, self._bucket.requests(self.url) as client:
             client.put_object(Key=key, Body=body, **self._bucket.arguments)
@@ -198,7 +204,7 @@ class S3Store:
         return self._stored(key, head["ContentLength"], head["ETag"])
 
     def _stored(self, key: str, size: int, etag: str) -> StoredObject:
-        """The object as it will be named in the local directory."""
+        """Return the object, named as it will be in the local directory."""
         folder, slash, _ = self._prefix.rpartition("/")
         name = key.removeprefix(f"{folder}{slash}")
         if name.startswith("/") or ".." in name.split("/") or "\n" in name:

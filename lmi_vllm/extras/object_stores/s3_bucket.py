@@ -1,4 +1,4 @@
-"""The client of one bucket, and the gate where boto3's errors become ours."""
+"""The client of one bucket, which translates boto3's errors into those of sources."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ _WRONG_REGION: Final = (
     "PermanentRedirect",
 )  # fmt: skip
 MISSING: Final = ("404", "NoSuchKey", "NotFound")
-_OVERLOADED: Final = (429, 500, 502, 503, 504)
+_TRANSIENT_STATUSES: Final = (429, 500, 502, 503, 504)
 _FORBIDDEN_STATUSES: Final = (401, 403)
 # By name, since they live in three packages: what a transfer that broke or was altered ends with.
 _BROKEN_TRANSFERS: Final = (
@@ -27,7 +27,7 @@ _BROKEN_TRANSFERS: Final = (
 
 
 class S3Bucket:
-    """One bucket: the client of its store, and what the errors of that mean."""
+    """The client of one bucket, and the translation of its errors."""
 
     def __init__(self, name: str, environ: Mapping[str, str]) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class S3Bucket:
 
     @cached_property
     def client(self) -> Any:
-        """The boto3 client; nothing is sent yet."""
+        """The boto3 client, made at first use; making it sends no request."""
         import boto3  # noqa: PLC0415
         from botocore import UNSIGNED  # noqa: PLC0415
         from botocore.config import Config  # noqa: PLC0415
@@ -61,7 +61,7 @@ class S3Bucket:
 
     @property
     def arguments(self) -> Mapping[str, str]:
-        """What every request says: the bucket, and who pays for it."""
+        """The arguments of every request: the bucket, and the payer of a requester-pays bucket."""
         return {"Bucket": self.name, **transfer.request_payer(self._environ)}
 
     @property
@@ -79,7 +79,7 @@ class S3Bucket:
         try:
             yield self.client
         except botocore.ClientError as error:
-            raise self._of_answer(url, error.response) from error
+            raise self._error_of_response(url, error.response) from error
         except (botocore.NoCredentialsError, botocore.CredentialRetrievalError,
                 botocore.PartialCredentialsError) as error:  # fmt: skip
             raise UnreachableError(
@@ -95,9 +95,9 @@ class S3Bucket:
                 raise InterruptedTransferError(without_secrets(str(error))) from error
             raise DownloadError(f"{url}: {without_secrets(str(error))}") from error
 
-    def _of_answer(self, url: str, answer: Mapping[str, Any]) -> Exception:
-        code, where = error_code(answer), self.place
-        metadata = answer.get("ResponseMetadata", {})
+    def _error_of_response(self, url: str, response: Mapping[str, Any]) -> Exception:
+        code, where = error_code(response), self.place
+        metadata = response.get("ResponseMetadata", {})
         status = int(metadata.get("HTTPStatusCode", 0))
         if code in _WRONG_REGION:
             actual = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
@@ -112,7 +112,7 @@ class S3Bucket:
             )
         if code in MISSING:
             return DownloadError(f"{url}: there is no such object in {where}: check the key")
-        if status in _OVERLOADED:
+        if status in _TRANSIENT_STATUSES:
             return UnreachableError(f"{where} answered {code or status}")
         if status in _FORBIDDEN_STATUSES:
             return DownloadError(
@@ -122,6 +122,6 @@ class S3Bucket:
         return DownloadError(f"{url}: {where} answered {code or status}")
 
 
-def error_code(answer: Mapping[str, Any]) -> str:
-    """Return the code of an answer that is an error; empty where it has none."""
-    return str(answer.get("Error", {}).get("Code", ""))
+def error_code(response: Mapping[str, Any]) -> str:
+    """Return S3's error code of a response; empty where it has none."""
+    return str(response.get("Error", {}).get("Code", ""))

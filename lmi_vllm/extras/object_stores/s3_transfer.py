@@ -1,6 +1,6 @@
-"""Moving the bytes of listed S3 objects into a directory, with s5cmd or with boto3.
+"""Transfers of listed S3 objects into a directory, with s5cmd or with boto3.
 
-Neither is trusted to say that all went well: the caller compares what has arrived with the listing.
+Neither client's success is trusted: the caller compares the files with the listing.
 """
 
 import json
@@ -24,9 +24,9 @@ S5CMD_PARTS_AT_ONCE: Final = 8
 # Each range costs the store a request of its own; 128 MiB was the fastest in the benchmark.
 S5CMD_PART_MIB: Final = 128
 BOTO3_PART_BYTES: Final = 16 << 20
-# Becomes the command that follows, which the kernel (where it is Linux) kills when we are killed:
-# else it would go on writing where the next process writes. 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
-_DYING_WITH_US: Final = (
+# A launcher that execs the command behind it, which Linux then kills when this process dies: else
+# it would go on writing where the next process writes. 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
+_KILLED_WITH_PARENT: Final = (
     sys.executable, "-ISc",
     "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', min)(1, 9); "
     "os.execv(sys.argv[1], sys.argv[1:])",
@@ -39,23 +39,23 @@ def is_unsigned(environ: Mapping[str, str]) -> bool:
 
 
 def request_payer(environ: Mapping[str, str]) -> dict[str, str]:
-    """The argument that accepts the costs of a requester-pays bucket (AWS_REQUEST_PAYER)."""
+    """Return boto3's argument for a requester-pays bucket (AWS_REQUEST_PAYER); empty if unset."""
     payer = environ.get("AWS_REQUEST_PAYER", "")
     return {"RequestPayer": payer} if payer else {}
 
 
 def endpoint_url(environ: Mapping[str, str]) -> str | None:
-    """The store's address where it is not AWS's own."""
+    """Return the endpoint URL that is set; None for AWS's own."""
     return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or None
 
 
 def region_name(environ: Mapping[str, str]) -> str | None:
-    """The region that is set, if any."""
+    """Return the region that is set; None where none is."""
     return environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or None
 
 
 def s5cmd_for(environ: Mapping[str, str], attempt: int) -> Path | None:
-    """The s5cmd binary to use in this attempt (from 0); None where boto3 is to be used.
+    """Return the s5cmd binary for this attempt (from 0); None where boto3 is to be used.
 
     Raises:
         DownloadError: LMI_S3_CLIENT names no client, or one that is not here.
@@ -74,7 +74,7 @@ def s5cmd_for(environ: Mapping[str, str], attempt: int) -> Path | None:
 
 
 def _find_s5cmd(environ: Mapping[str, str]) -> Path | None:
-    """The s5cmd binary of the image, else the one on PATH."""
+    """Return the s5cmd binary of the image, else the one on PATH; None without one."""
     if S5CMD_IN_IMAGE.is_file():
         return S5CMD_IN_IMAGE
     found = shutil.which("s5cmd", path=environ.get("PATH", ""))
@@ -91,7 +91,7 @@ def run_s5cmd(
     """Fetch the objects by one s5cmd process.
 
     Raises:
-        InterruptedTransferError: s5cmd reported an error; the text is its own.
+        InterruptedTransferError: s5cmd reported an error; the message has its text.
     """
     copy = ["cp", "--raw", "--concurrency", str(S5CMD_PARTS_AT_ONCE), "--part-size",
             str(S5CMD_PART_MIB)]  # fmt: skip
@@ -101,7 +101,7 @@ def run_s5cmd(
     )
     region = region_name(environ)
     finished = subprocess.run(
-        [*_DYING_WITH_US, str(binary), *_s5cmd_options(environ), "run"],
+        [*_KILLED_WITH_PARENT, str(binary), *_s5cmd_options(environ), "run"],
         input=commands.encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -143,7 +143,7 @@ def run_boto3(
     objects: Sequence[StoredObject],
     directory: Path,
 ) -> None:
-    """Fetch the objects by boto3; an error leaves as boto3's, and what is complete stays."""
+    """Fetch the objects by boto3; its errors are raised as they are, complete files stay."""
     from boto3.s3.transfer import TransferConfig, create_transfer_manager  # noqa: PLC0415
 
     config = TransferConfig(

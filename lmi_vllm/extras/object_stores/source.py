@@ -1,4 +1,4 @@
-"""Models in a store of objects: listed, fetched into a temporary sibling, verified, renamed last.
+"""Models in an object store: listed, fetched into a temporary sibling, verified, renamed last.
 
 An interrupted fetch leaves the sibling (`<hash>.partial`) for the next one to complete; one process
 at a time works on a destination; a cached result counts only while the store still lists the same
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 # The weights stay in the store: vLLM streams them from there, or reads none.
 _WITHOUT_WEIGHTS: Final = ("runai_streamer", "runai_streamer_sharded", "dummy")
-_AWAY: Final = (UnreachableError, InterruptedTransferError)
+_UNAVAILABLE: Final = (UnreachableError, InterruptedTransferError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StoreSource:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """A prefix and an archive."""
+        """Example URLs for messages: a prefix and an archive."""
         return (f"{self.scheme}://bucket/prefix/", f"{self.scheme}://bucket/model.tar.gz")
 
     def claims(self, reference: str) -> bool:
@@ -62,13 +62,13 @@ class StoreSource:
         return reference.lower().startswith(f"{self.scheme}://")
 
     def fetch(self, request: FetchRequest) -> Path:
-        """The local directory with everything below the URL, or with what the archive there holds.
+        """Return the local directory with all below the URL, or with the archive's content.
 
         With a load format that streams weights from the store itself, or reads none, only the other
         files are fetched.
 
         Raises:
-            DownloadError: it cannot be had; the text says why and what to do.
+            DownloadError: it cannot be fetched; the text says why and what to do.
         """
         store = self.make_store(request.reference, request.environ)
         with_weights = request.load_format not in _WITHOUT_WEIGHTS or is_archive(store.url)
@@ -77,7 +77,7 @@ class StoreSource:
         target = request.destination or cached
         try:
             with file_lock(target.with_name(f"{target.name}.lock"), store.url):
-                _bring_up_to_date(store, target, request, with_weights=with_weights)
+                _update(store, target, request, with_weights=with_weights)
         except OSError as error:
             raise DownloadError(
                 f"{store.url} cannot be stored in {target.parent}: {error}"
@@ -85,12 +85,18 @@ class StoreSource:
         return skip_single_folders(target)
 
     def read_text(self, request: FetchRequest, name: str) -> str | None:
-        """The text of one object below the URL, from the cached prefix if the store is away."""
+        """Return the text of one object below the URL; None without one.
+
+        Where the store is unreachable, the cached prefix is read instead.
+
+        Raises:
+            DownloadError: the store is unreachable and the prefix is not cached.
+        """
         folder = request.reference.rstrip("/*")
         store = self.make_store(f"{folder}/", request.environ)
         try:
             content = store.read(name)
-        except _AWAY as error:
+        except _UNAVAILABLE as error:
             for form in (f"{folder}/", folder, f"{folder}/*"):
                 directory = cache_directory(form, request.environ)
                 if directory.is_dir():
@@ -100,12 +106,10 @@ class StoreSource:
         return None if content is None else content.decode()
 
 
-def _bring_up_to_date(
-    store: ObjectStore, target: Path, request: FetchRequest, *, with_weights: bool
-) -> None:
+def _update(store: ObjectStore, target: Path, request: FetchRequest, *, with_weights: bool) -> None:
     try:
         objects = _listed(store, request.limits, with_weights=with_weights)
-    except _AWAY as error:
+    except _UNAVAILABLE as error:
         manifest = read_manifest(target)
         if not target.is_dir() or (manifest is not None and not manifest.is_on_disk(target)):
             raise DownloadError(
@@ -139,7 +143,7 @@ def _is_current(target: Path, url: str, objects: Sequence[StoredObject]) -> bool
         return False
     wanted = FetchManifest.of(url, objects)
     manifest = read_manifest(target)
-    if manifest is None:  # fetched by the container that we replace: sizes are all there is
+    if manifest is None:  # of LMI's container, which writes none: only sizes can be compared
         return bool(objects) and wanted.is_on_disk(target)
     if dict(manifest.objects) != dict(wanted.objects):
         logger.info("%s has changed in the store: fetching what is new", url)

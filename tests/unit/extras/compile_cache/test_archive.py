@@ -8,8 +8,8 @@ import pytest
 from lmi_vllm.extras.compile_cache.archive import (
     LIMITS,
     MANIFEST,
-    ForeignEntryError,
     Manifest,
+    UnusableEntryError,
     caches_of,
     files_in,
     move_in,
@@ -48,7 +48,7 @@ def packed(folder: Path) -> Path:
 
 def refusal(archive: Path, key: str = KEY, limits: Limits = LIMITS) -> str:
     """Why an entry is not used."""
-    with pytest.raises(ForeignEntryError) as caught:
+    with pytest.raises(UnusableEntryError) as caught:
         unpack(archive, archive.parent / "ready", key, "the entry", limits)
     return str(caught.value)
 
@@ -148,7 +148,7 @@ def test_entry_that_is_too_large_is_refused_before_it_is_written(tmp_path: Path)
 def test_too_much_is_not_packed(tmp_path: Path) -> None:
     """What no start would take is not sent to the store."""
     limits = Limits(files=9, total_bytes=100)
-    with pytest.raises(ForeignEntryError, match="more than an entry may hold"):
+    with pytest.raises(UnusableEntryError, match="more than an entry may hold"):
         pack(filled(tmp_path / "made"), tmp_path / "e.tar.gz", KEY, {}, limits)
     assert not (tmp_path / "e.tar.gz").exists()
 

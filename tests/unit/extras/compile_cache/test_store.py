@@ -9,7 +9,7 @@ import pytest
 
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extras.compile_cache.archive import ForeignEntryError
+from lmi_vllm.extras.compile_cache.archive import UnusableEntryError
 from lmi_vllm.extras.compile_cache.store import (
     ABANDONED_SECONDS,
     CompileCacheSettings,
@@ -103,7 +103,7 @@ def test_folder_that_everybody_may_write_is_not_read(
     store.put(NAME, archive)
     folder.chmod(modes[0])
     (folder / NAME).chmod(modes[1])
-    with pytest.raises(ForeignEntryError, match=r"is world-writable .* chmod o-w"):
+    with pytest.raises(UnusableEntryError, match=r"is world-writable .* chmod o-w"):
         store.fetch(NAME, tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_folder_that_everybody_may_write_is_not_written(folder: Path, archive: P
     """Nobody else would be allowed to read it there."""
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    with pytest.raises(ForeignEntryError, match="is world-writable"):
+    with pytest.raises(UnusableEntryError, match="is world-writable"):
         FolderStore(folder).put(NAME, archive)
     assert names(folder) == []
 
@@ -125,7 +125,7 @@ def test_folder_below_one_that_everybody_may_write_is_not_read(
     folder.parent.chmod(0o1777)
     assert store.fetch(NAME, tmp_path) is not None
     folder.parent.chmod(0o777)
-    with pytest.raises(ForeignEntryError, match="is world-writable"):
+    with pytest.raises(UnusableEntryError, match="is world-writable"):
         store.fetch(NAME, tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_folder_or_entry_of_another_user_is_not_read(
     store.put(NAME, archive)
     for path in (folder / NAME, folder):
         os.chown(path, 12345, -1)
-        with pytest.raises(ForeignEntryError, match="belongs to user 12345"):
+        with pytest.raises(UnusableEntryError, match="belongs to user 12345"):
             store.fetch(NAME, tmp_path)
         os.chown(path, 0, -1)
     assert store.fetch(NAME, tmp_path) is not None
@@ -157,7 +157,7 @@ def test_entry_that_is_a_link_is_not_read(tmp_path: Path, folder: Path, archive:
     """It may lead to a world-writable folder."""
     folder.mkdir(parents=True)
     (folder / NAME).symlink_to(archive)
-    with pytest.raises(ForeignEntryError, match="is a link"):
+    with pytest.raises(UnusableEntryError, match="is a link"):
         FolderStore(folder).fetch(NAME, tmp_path)
 
 
