@@ -1,7 +1,7 @@
-"""Deferred results: answer later what a client starts now and comes back for.
+"""Deferred results: a client starts a request now and polls for its result.
 
-A request with `x-synchronous: false` goes on by itself and leaves its pieces here; the token it was
-answered with, and a position behind it, is how they are asked for.
+A request with `x-synchronous: false` runs in the background and its pieces are kept here; they are
+read with the token that it was answered with, followed by a position.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _FAILED: Final = 500
 
 @dataclass(slots=True)
 class _Result:
-    """What has come of one request so far."""
+    """The result of one request so far."""
 
     task: asyncio.Task[None] | None = None
     head: Reply | None = None  # status, content type and headers, once known
@@ -54,9 +54,9 @@ class _Result:
 
 
 class DeferredResults:
-    """Results by token: the ones least recently asked for are forgotten first.
+    """Results by token, evicted by least recent use.
 
-    Pieces become readable in steps of `batch`. What is forgotten while it runs is cancelled.
+    Pieces become readable in steps of `batch`. A request that is evicted while running is cancelled.
     """
 
     def __init__(
@@ -71,18 +71,18 @@ class DeferredResults:
         return len(self._results)
 
     def start(self, work: Coroutine[Any, Any, Reply]) -> Reply:
-        """Let `work` go on by itself and return its token."""
+        """Run `work` in the background and return the reply with its token."""
         token = str(uuid.uuid4())
         result = self._results[token] = _Result()
         result.task = asyncio.create_task(self._collect(work, result))
-        self._forget_some()
+        self._evict()
         return Reply(200, "text/plain", headers=_next(token))
 
     def read(self, given: str, properties: Mapping[str, str]) -> Reply:
-        """Return the pieces there are from the position on that `given` carries.
+        """Return the readable pieces from the position in the token `given` on.
 
         Raises:
-            BadParameterError: the token is unknown, or the number of pieces is none.
+            BadParameterError: the token is unknown, or `x-max-items` is not a positive number.
         """
         found = _TOKEN.fullmatch(given.strip())
         result = self._results.get(found[1]) if found else None
@@ -129,21 +129,21 @@ class DeferredResults:
             if record is not None:
                 record.end(status)
             result.is_done = True
-            self._forget_some()
+            self._evict()
 
     def _add(self, result: _Result, piece: bytes) -> None:
         result.pieces.append(piece)
         result.size += len(piece)
 
-    def _forget_some(self) -> None:
-        """Forget results until the bounds hold: what has ended first, then what runs."""
+    def _evict(self) -> None:
+        """Evict results until the limits hold: finished ones first, then running ones."""
         while len(self._results) > 1 and (
             len(self._results) > self._capacity
             or sum(result.size for result in self._results.values()) > self._max_bytes
         ):
             newest = next(reversed(self._results))
-            ended = (token for token, result in self._results.items() if result.is_done)
-            token = next((one for one in ended if one != newest), next(iter(self._results)))
+            finished = (token for token, result in self._results.items() if result.is_done)
+            token = next((one for one in finished if one != newest), next(iter(self._results)))
             result = self._results.pop(token)
             if result.task is not None and not result.is_done:
                 result.task.cancel()
@@ -166,7 +166,7 @@ def is_deferred(properties: Mapping[str, str]) -> bool:
 
 
 def _max_items(properties: Mapping[str, str]) -> int:
-    """Return how many pieces are wanted at most; 0 is all there are."""
+    """Return the limit of pieces in one reply; 0 is no limit."""
     given = properties.get(MAX_ITEMS, "").strip()
     if not given:
         return 0
@@ -181,7 +181,7 @@ def _next(token: str, position: int = 0) -> dict[str, str]:
 
 
 class DeferredStep(RequestStep):
-    """Answers with a token, and with what has come of the request behind a token."""
+    """Answers deferred requests with a token, and tokens with the result so far."""
 
     def __init__(self, results: DeferredResults, queue: Admission) -> None:
         self._results = results
@@ -204,7 +204,7 @@ class DeferredStep(RequestStep):
         return self._results.start(answer())
 
     def is_process_bound(self, properties: Mapping[str, str]) -> bool:
-        """Whether the request leaves a result here, or asks for one."""
+        """Whether the request creates or reads a result, which is in this process's memory."""
         return STARTING_TOKEN in properties or is_deferred(properties)
 
 
@@ -212,7 +212,7 @@ class DeferredStep(RequestStep):
 async def deferring(
     service: InferenceService, settings: Settings, _: Mapping[str, str], _events: ServerEvents
 ) -> AsyncIterator[None]:
-    """Answer requests later that ask for it."""
+    """Defer the answers of requests that ask for it, while the body runs."""
     asked = settings.extra(DeferredSettings)
     results = DeferredResults(asked.memory_cache_capacity or DEFAULT_CAPACITY, asked.cache_batch)
     service.steps.append(DeferredStep(results, service.queue))

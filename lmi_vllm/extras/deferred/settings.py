@@ -1,4 +1,4 @@
-"""How much of deferred results is kept; apart, so that `explain` imports nothing of requests."""
+"""The limits of deferred results; a module of its own so that `explain` imports little."""
 
 from typing import ClassVar
 

@@ -31,9 +31,12 @@ _ERROR_RATE: Final = re.compile(
 
 
 def error_rate(text: str) -> tuple[int, float]:
-    """`count/duration`: how many errors, in how many seconds (one minute when left out).
+    """Return errors and seconds of `count/duration` (one minute when the duration is left out).
 
     The duration is ISO 8601 as upstream reads it (`PT1M`, `P1DT2H`), or plain seconds.
+
+    Raises:
+        ValueError: it cannot be parsed, or is zero.
     """
     match = _ERROR_RATE.fullmatch(text.strip())
     found = match.groupdict() if match else {}
@@ -46,13 +49,13 @@ def error_rate(text: str) -> tuple[int, float]:
 
 
 def error_rate_text(text: str) -> str:
-    """The text of an error rate that can be read."""
+    """Return the text of an error rate that can be parsed; raises `ValueError` otherwise."""
     error_rate(text)
     return text.strip()
 
 
 def _window() -> str | None:
-    """A field for a number of failures within a time, which make /ping 503."""
+    """Return a field for an error rate, which makes /ping 503."""
     return option(
         error_rate_text,
         ours(),
@@ -135,12 +138,12 @@ class ErrorRates:
     def note(self, cause: Fault | int) -> None:
         """Count the fault of an answer, or its status; some count towards none."""
         if isinstance(cause, int):
-            is_server_s = cause == _FAILED_DEPENDENCY or cause >= _FIRST_SERVER_ERROR
+            is_server_fault = cause == _FAILED_DEPENDENCY or cause >= _FIRST_SERVER_ERROR
         else:
-            is_server_s = cause in _SERVER_FAULTS
+            is_server_fault = cause in _SERVER_FAULTS
         if cause is Fault.OVERLOAD:
             self.count(ErrorKind.WORKLOAD)
-        elif is_server_s:
+        elif is_server_fault:
             self.count(ErrorKind.SERVER)
 
     def count(self, counted: ErrorKind) -> None:

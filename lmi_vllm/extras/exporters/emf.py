@@ -17,7 +17,7 @@ from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.extras.exporters.lmi_series import counted_as
 from lmi_vllm.telemetry.records import RequestSummary
 
-MOST_VALUES: Final = 100
+MAX_VALUES: Final = 100
 COUNT: Final = "Count"
 MILLISECONDS: Final = "Milliseconds"
 
@@ -43,10 +43,10 @@ class EmfSettings(ExtraSettings):
 
 @dataclass(slots=True)
 class EmfWriter:
-    """Collects inference requests and writes a line an interval, or as soon as one is full.
+    """Aggregates inference requests and writes one line per interval, or when a line is full.
 
-    `gauges` gives what is true at the moment of writing, with its unit. The only dimension is the
-    model: dimensions that clients choose would each be a metric that CloudWatch bills.
+    `gauges` returns the present counts by name. The only dimension is the model: CloudWatch bills
+    each value of a dimension, so clients must not be able to choose one.
     """
 
     write: Callable[[str], None]
@@ -58,7 +58,7 @@ class EmfWriter:
     _values: dict[str, list[float]] = field(default_factory=dict)
 
     def __call__(self, summary: RequestSummary) -> None:
-        """Take one request into the line; other routes than inference are not counted."""
+        """Add one request to the line; routes other than inference are not counted."""
         if not summary.is_inference:
             return
         self._count(summary)
@@ -70,7 +70,7 @@ class EmfWriter:
         ):
             if seconds is not None:
                 self._values.setdefault(name, []).append(round(seconds * 1000, 3))
-        if len(self._values["RequestLatency"]) >= MOST_VALUES:
+        if len(self._values["RequestLatency"]) >= MAX_VALUES:
             self.flush()
 
     def _count(self, summary: RequestSummary) -> None:
@@ -91,7 +91,7 @@ class EmfWriter:
         self._write(units, {**counts, **gauges, **values})
 
     def write_start(self, phase_seconds: Mapping[str, float]) -> None:
-        """Write the times of a start, by upstream's names."""
+        """Write the durations of a start in milliseconds, by upstream's names."""
         times = {
             "DownloadModel": phase_seconds.get("download", 0.0),
             "LoadModel": phase_seconds.get("engine", 0.0),

@@ -1,7 +1,7 @@
-"""LMI's own series among the metrics, for dashboards that ask for them by name and label.
+"""LMI's own metric series, for dashboards that query them by name and label.
 
-As in LMI they are there with SERVING_PROMETHEUS=true, and have one label: `Host` where the server
-is meant, `Model` where the model is. Times are microseconds, and those of the last request.
+As in LMI they are exported with SERVING_PROMETHEUS=true and have one label: `Host` for series of
+the server, `Model` for those of the model. Times are in microseconds, of the last request.
 """
 
 import socket
@@ -17,11 +17,11 @@ from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.errors import Fault
 from lmi_vllm.telemetry.records import RequestSummary
 
-_WORKLOAD: Final = frozenset({Fault.OVERLOAD, Fault.NOT_READY})
+_WORKLOAD_FAULTS: Final = frozenset({Fault.OVERLOAD, Fault.NOT_READY})
 _FIRST_SERVER_ERROR: Final = 500
 _RESPONSES: Final = ("Response_2XX", "Response_4XX", "Response_5XX")
-_OF_HOST: Final = (*_RESPONSES, "WlmError", "ServerError")
-_OF_MODEL: Final = ("RequestLatency", "QueueTime", "LoadModel", "DownloadModel")
+_HOST_SERIES: Final = (*_RESPONSES, "WlmError", "ServerError")
+_MODEL_SERIES: Final = ("RequestLatency", "QueueTime", "LoadModel", "DownloadModel")
 
 
 class LmiSeriesSettings(ExtraSettings):
@@ -37,35 +37,37 @@ class LmiSeriesSettings(ExtraSettings):
 
 
 def counted_as(summary: RequestSummary) -> Iterator[str]:
-    """Yield LMI's counters that an inference request is counted in."""
+    """Yield the names of LMI's counters that an inference request increments."""
     response = f"Response_{summary.status // 100}XX"
     if not summary.is_disconnected and response in _RESPONSES:
         yield response
-    if summary.fault in _WORKLOAD:
+    if summary.fault in _WORKLOAD_FAULTS:
         yield "WlmError"
     elif summary.status >= _FIRST_SERVER_ERROR or summary.fault is Fault.ENGINE:
         yield "ServerError"
 
 
 class LmiSeries:
-    """Counts inference requests in LMI's series; `model` is its name."""
+    """Counts inference requests in LMI's series; `model` returns the model's name."""
 
     def __init__(self, model: Callable[[], str], registry: CollectorRegistry = REGISTRY) -> None:
         gauge = partial(Gauge, registry=registry, multiprocess_mode="mostrecent")
         self._model = model
         self._host = socket.gethostname()
         self._counters = {
-            name: Counter(name, f"LMI's {name}.", ("Host",), registry=registry) for name in _OF_HOST
+            name: Counter(name, f"LMI's {name}.", ("Host",), registry=registry)
+            for name in _HOST_SERIES
         }
         self._times = {
-            name: gauge(name, f"LMI's {name}, in microseconds.", ("Model",)) for name in _OF_MODEL
+            name: gauge(name, f"LMI's {name}, in microseconds.", ("Model",))
+            for name in _MODEL_SERIES
         }
         self._startup = gauge("StartupLatency", "LMI's StartupLatency.", ("Host",))
         for counter in self._counters.values():
-            counter.labels(self._host)  # a zero is a value, too
+            counter.labels(self._host)  # exported as 0 before the first request
 
     def __call__(self, summary: RequestSummary) -> None:
-        """Take one request; other routes than inference are not counted."""
+        """Count one request; routes other than inference are not counted."""
         if not summary.is_inference:
             return
         for name in counted_as(summary):
@@ -74,8 +76,8 @@ class LmiSeries:
         if summary.queue_seconds is not None:
             self._set("QueueTime", summary.queue_seconds)
 
-    def take_start(self, phase_seconds: Mapping[str, float]) -> None:
-        """Take the times of a start."""
+    def set_start(self, phase_seconds: Mapping[str, float]) -> None:
+        """Set the durations of a start; `phase_seconds` are in seconds by phase."""
         self._set("LoadModel", phase_seconds.get("engine", 0.0))
         self._set("DownloadModel", phase_seconds.get("download", 0.0))
         self._startup.labels(self._host).set(sum(phase_seconds.values()) * 1e6)

@@ -1,4 +1,4 @@
-"""LMI's `log_request_metric`: percentiles of so many requests, as one line of the log."""
+"""LMI's `log_request_metric`: percentiles of every N requests, as one line of the log."""
 
 import logging
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class PercentileSettings(ExtraSettings):
 
 
 def log_request_metrics(hub: Telemetry, settings: Settings) -> None:
-    """Begin to write the lines, where the model's settings ask for them."""
+    """Start or stop writing the lines, as the model's settings ask."""
     asked = settings.extra(PercentileSettings)
     hub.observers[:] = [one for one in hub.observers if not isinstance(one, RequestMetricLog)]
     if asked.log_request_metric:
@@ -44,7 +44,7 @@ class RequestMetricLog:
     _values: dict[str, list[float]] = field(default_factory=dict)
 
     def __call__(self, summary: RequestSummary) -> None:
-        """Take one request; the last of `every` writes the line."""
+        """Add one request; each `every`th writes the line."""
         if not summary.generated_tokens or summary.is_disconnected:
             return
         self._add("OutputTokens", summary.generated_tokens)

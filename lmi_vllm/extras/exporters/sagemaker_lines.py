@@ -25,7 +25,7 @@ _TAGGED: Final = re.compile(rf"({'|'.join(TAGS)}):")
 _LINE: Final = re.compile(
     rf"({'|'.join(TAGS)}): *([A-Za-z][\w ]*?) *: *(-?\d+(?:\.\d+)?) +([A-Za-z%/]+)\s*"
 )
-# The kind that a telemetry line states, by fault.
+# The telemetry line by fault.
 _FAULTS: Final = {
     Fault.CUSTOM_CODE: "UserScriptError: custom code failure: 1 count",
     Fault.ENGINE: "ModelServerError: engine failure: 1 count",
@@ -57,7 +57,7 @@ class TelemetryFile(logging.Handler):
             self.report(text)
 
     def observe(self, summary: RequestSummary) -> None:
-        """Tell of a request that failed by our fault, or by that of user code."""
+        """Append a line for a request that failed by a fault of the server or of user code."""
         if (text := failure_line(summary)) is not None:
             self.report(text)
 

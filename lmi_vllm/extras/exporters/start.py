@@ -37,20 +37,20 @@ async def exporting(
     if settings.extra(LmiSeriesSettings).prometheus:
         lmi = LmiSeries(lambda: service.lifecycle.model_name)
         service.telemetry.observers.append(lmi)
-        events.on_ready.append(lmi.take_start)
-    asked = settings.extra(EmfSettings)
-    if not asked.lmi_metrics_emf:
+        events.on_ready.append(lmi.set_start)
+    emf_settings = settings.extra(EmfSettings)
+    if not emf_settings.lmi_metrics_emf:
         yield
         return
     emf = EmfWriter(
         _write_line,
-        asked.lmi_metrics_emf_namespace,
+        emf_settings.lmi_metrics_emf_namespace,
         lambda: service.lifecycle.model_name,
         lambda: _gauges(service),
     )
     service.telemetry.observers.append(emf)
     events.on_ready.append(emf.write_start)
-    flushing = asyncio.create_task(_flush_often(emf, asked.lmi_metrics_emf_interval))
+    flushing = asyncio.create_task(_flush_periodically(emf, emf_settings.lmi_metrics_emf_interval))
     try:
         yield
     finally:
@@ -59,9 +59,9 @@ async def exporting(
 
 
 def _write_telemetry(hub: Telemetry, path: Path) -> None:
-    """Append lines to SageMaker's file; of several processes the first one does, for all."""
+    """Append lines to SageMaker's file; further processes send theirs to the first one."""
     if hub.send_line is not None:
-        hub.observers.append(_sent_failures(hub.send_line))
+        hub.observers.append(_failure_sender(hub.send_line))
         return
     file = TelemetryFile(path)
     logging.getLogger().addHandler(file)
@@ -69,7 +69,7 @@ def _write_telemetry(hub: Telemetry, path: Path) -> None:
     hub.on_line.append(file.report)
 
 
-def _sent_failures(send: Callable[[str], None]) -> Observer:
+def _failure_sender(send: Callable[[str], None]) -> Observer:
     def observe(summary: RequestSummary) -> None:
         if (text := failure_line(summary)) is not None:
             send(text)
@@ -86,16 +86,16 @@ def _gauges(service: InferenceService) -> dict[str, float]:
     }
 
 
-async def _flush_often(emf: EmfWriter, seconds: float) -> None:
+async def _flush_periodically(emf: EmfWriter, seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
         emf.flush()
 
 
 def _write_line(line: str) -> None:
-    """Write to stdout, which containers hand to CloudWatch: one write, so that lines stay whole."""
+    """Write to stdout, which CloudWatch reads; in one write, so that lines do not interleave."""
     try:
         sys.stdout.write(line)
         sys.stdout.flush()
-    except OSError as error:  # its reader is gone: no reason to fail a request
+    except OSError as error:  # the reader is gone, which must not fail a request
         logger.warning("an EMF line was not written: %s", error)

@@ -19,7 +19,7 @@ _BAR_CELLS: Final = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `fetch` on `parser`."""
-    parser.add_argument("model", metavar="MODEL", help=_known())
+    parser.add_argument("model", metavar="MODEL", help=_model_forms())
     parser.add_argument(
         "--to", metavar="DIR", type=Path, help="place the model there instead of in the cache"
     )
@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _known() -> str:
-    """What MODEL may be."""
+def _model_forms() -> str:
+    """Return the accepted forms of MODEL, for the help text."""
     return ", ".join(filter(None, ("hub id", " or ".join(store_examples()))))
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Exit code 0 once the model is there and its directory printed; `DownloadError` if not."""
+    """Fetch the model and print its directory; return 0, raise `DownloadError` on failure."""
     display = ProgressDisplay(sys.stderr)
     try:
         directory = fetch_model(
@@ -75,6 +75,6 @@ class ProgressDisplay:
         self._stream.flush()
 
     def close(self) -> None:
-        """Leave the line of the bar."""
+        """End the line of the progress bar, if there is one."""
         if self._has_bar:
             self._stream.write("\n")

@@ -1,4 +1,4 @@
-"""Whether there is memory to load a model at all: `required_memory_mb` and `reserved_memory_mb`."""
+"""Checks free memory before a model is loaded: `required_memory_mb`, `reserved_memory_mb`."""
 
 import shutil
 import subprocess
@@ -39,9 +39,9 @@ class FreeMemorySettings(ExtraSettings):
 def memory_errors(
     settings: Settings, root: Path = Path("/"), nvidia_smi: str | None = None
 ) -> list[str]:
-    """Return what is wrong with the free memory; only what a setting asks for is looked at.
+    """Return an error for each kind of memory that is short; only kinds that are set are checked.
 
-    `root` is where `proc` and `sys` are; `nvidia_smi` the program that tells a GPU's free memory.
+    `root` has `proc` and `sys`; `nvidia_smi` is the program that reports a GPU's free memory.
     """
     errors = []
     if asked := _asked(settings, ""):
@@ -56,7 +56,7 @@ def memory_errors(
 
 
 def free_gpu_memory(nvidia_smi: str | None) -> list[int]:
-    """Bytes free on each GPU the driver shows; empty without one."""
+    """Return the free bytes of each GPU that the driver shows; empty without one."""
     if nvidia_smi is None:
         return []
     command = [nvidia_smi, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
@@ -70,7 +70,7 @@ def free_gpu_memory(nvidia_smi: str | None) -> list[int]:
 
 
 def _asked(settings: Settings, prefix: str) -> Setting | None:
-    """The setting that asks for a check; the default of the reserve alone does not."""
+    """Return the setting that asks for a check; a default does not, None without one."""
     asked = settings.extra(FreeMemorySettings)
     found = (asked.detail(prefix + name) for name in (_REQUIRED, _RESERVED))
     return next((setting for setting in found if setting is not None and setting.is_set), None)

@@ -30,7 +30,7 @@ class GuideDefault:
 
     @property
     def sentence(self) -> str:
-        """What the row of the option says of it."""
+        """The note for the option's row in `explain`."""
         return f"LMI's guides say {self.says}; this is {self.why}."
 
 
@@ -74,13 +74,13 @@ GUIDE_DEFAULTS: Final[Mapping[str, GuideDefault]] = MappingProxyType(
 
 
 def note_on_default(setting: Setting) -> str:
-    """What is to be said of a setting that nothing sets; empty where the guides say the same."""
+    """Return the note on an unset setting; empty where the guides have the same default."""
     differs = None if setting.is_set else GUIDE_DEFAULTS.get(setting.name)
     return "" if differs is None else differs.sentence
 
 
 def rows_of_defaults(settings: Settings) -> Iterator[Setting]:
-    """A row for each of these defaults that is vLLM's and has no other row."""
+    """Yield a row for each of these defaults that is vLLM's and has no other row."""
     known = {setting.name for setting in settings.all_details()}
     arguments = load_release().engine
     for name, default in GUIDE_DEFAULTS.items():

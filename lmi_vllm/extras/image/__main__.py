@@ -1,7 +1,7 @@
-"""The entry point of our images: picks the verb, and becomes it; no shell between.
+"""The entry point of our images: selects the verb and execs it, without a shell.
 
-Whatever runs replaces this process, so signals arrive and exit codes are its own. `health` asks the
-server of the same environment for /ping, for Docker's HEALTHCHECK.
+The command replaces this process, so it gets the signals and its exit code is the container's.
+`health` requests /ping of the server of the same environment, for Docker's HEALTHCHECK.
 """
 
 import http.client
@@ -28,7 +28,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell would end
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Become what the container was asked to run; `serve` where it was asked nothing."""
+    """Exec the command of the container; `serve` without one."""
     words = (sys.argv[1:] if arguments is None else arguments) or ["serve"]
     environ = dict(os.environ)
     if words == ["health"]:
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def exec_command(words: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process; end as a shell would where there is no such command."""
+    """Replace this process; exit 127 or 126, as a shell does, where that fails."""
     sys.stdout.flush()
     try:
         os.execvpe(words[0], words, environ)
@@ -95,7 +95,7 @@ def check_health(environ: Mapping[str, str]) -> int:
 
 def _connect(address: ListenAddress) -> http.client.HTTPConnection:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
-    if address.is_tls:  # the certificate is for the name outside, and we only ask ourselves
+    if address.is_tls:  # over loopback, where the certificate's name cannot match
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return http.client.HTTPSConnection(

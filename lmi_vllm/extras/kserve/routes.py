@@ -1,4 +1,4 @@
-"""`/v2`: KServe's health, metadata and inference over the service that answers all else.
+"""`/v2`: KServe's health, metadata and inference, over the service behind `/invocations`.
 
 Keys, queue, adapters, hooks, limits, metrics and the request log are those of `/invocations`.
 """
@@ -33,9 +33,9 @@ PREFIX: Final = "/v2"
 PLATFORM: Final = "vllm"
 DIALECT_NAME: Final = "kserve"
 _JSON: Final = "application/json"
-_ROWS: Final = "application/jsonlines"  # of a server that streams whatever is asked
-# What of a call means another way of answering: this protocol has one.
-_OTHER_WAYS: Final = ("handler", "x-synchronous", "x-starting-token")
+_JSON_LINES: Final = "application/jsonlines"  # of a server that streams whatever is asked
+# Properties of `/invocations` that choose another form of response; this protocol has one form.
+_IGNORED_PROPERTIES: Final = ("handler", "x-synchronous", "x-starting-token")
 _SUCCESS: Final = 200
 _FAILED: Final = 500
 
@@ -60,7 +60,7 @@ async def server(request: web.Request) -> web.Response:
 
 
 async def model(request: web.Request) -> web.Response:
-    """Describe the model: texts in, and what it makes of them."""
+    """Describe the model's tensors: texts in; texts, vectors or a JSON answer out."""
     service = request.app[SERVICE]
     name = request.match_info["model"]
     service.check_model(name)
@@ -81,7 +81,7 @@ async def model(request: web.Request) -> web.Response:
 
 
 async def model_ready(request: web.Request) -> web.Response:
-    """Answer whether the model can be asked."""
+    """Answer the model's readiness: 200 while it serves, else 503."""
     service = request.app[SERVICE]
     name = request.match_info["model"]
     service.check_model(name)
@@ -99,8 +99,8 @@ async def infer(request: web.Request) -> web.Response:
     call = await read_call(request, _properties(request.headers))
     wanted = read_request(call.body, request.headers.get(HEADER_LENGTH))
     payload = orjson.dumps(wanted.payload)
-    call = replace(call, body=payload, content_type=_JSON, accept=_ROWS)
-    reply = await _whole(await service.infer(call))
+    call = replace(call, body=payload, content_type=_JSON, accept=_JSON_LINES)
+    reply = await _without_stream(await service.infer(call))
     if reply.status != _SUCCESS:
         text = error_body(_reason(reply.body))
         return web.Response(status=reply.status, body=text, content_type=_JSON)
@@ -118,17 +118,17 @@ def error_body(text: str) -> bytes:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path is answered without a key: what probes ask."""
+    """Whether a path needs no API key: those of liveness and readiness probes."""
     return path.startswith(f"{PREFIX}/health/") or path.endswith("/ready")
 
 
 def _properties(headers: Mapping[str, str]) -> dict[str, str]:
     properties = request_properties(headers)
-    return {name: text for name, text in properties.items() if name not in _OTHER_WAYS}
+    return {name: text for name, text in properties.items() if name not in _IGNORED_PROPERTIES}
 
 
-async def _whole(reply: Reply) -> Reply:
-    """Return a reply without a stream: of one, the last row, which has the text or an error."""
+async def _without_stream(reply: Reply) -> Reply:
+    """Return the reply with its stream read; the body is the last row, with the text or error."""
     if reply.stream is None:
         return reply
     try:
@@ -144,7 +144,7 @@ async def _whole(reply: Reply) -> Reply:
 
 
 def _reason(body: bytes) -> str:
-    """Return the message of an error that came as a reply: vLLM's, or that of the user's code."""
+    """Return the message of an error reply, in vLLM's form or in that of user code."""
     try:
         error = orjson.loads(body)
     except orjson.JSONDecodeError:

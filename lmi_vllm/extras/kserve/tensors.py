@@ -59,7 +59,7 @@ def read_tensors(given: object, rest: bytes) -> list[KserveTensor]:
         raise PayloadError("inputs: expected a list of tensors")
     tensors, start = [], 0
     for position, one in enumerate(given):
-        name, datatype, shape = _head(one, f"inputs[{position}]")
+        name, datatype, shape = _metadata(one, f"inputs[{position}]")
         size = _size(one, name)
         if size is None:
             values = _json_values(one.get("data"), datatype, shape, name)
@@ -77,19 +77,19 @@ def read_tensors(given: object, rest: bytes) -> list[KserveTensor]:
 
 
 def json_tensor(tensor: KserveTensor) -> dict[str, object]:
-    """Return an output tensor as JSON has it."""
+    """Return an output tensor as a JSON object with `data`."""
     head = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
     return {**head, "data": list(tensor.values)}
 
 
 def binary_tensor(tensor: KserveTensor) -> tuple[dict[str, object], bytes]:
-    """Return an output tensor without data, and its bytes."""
+    """Return an output tensor's JSON object with its size, and its little-endian bytes."""
     data = _packed(tensor)
     head = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
     return {**head, "parameters": {SIZE: len(data)}}, data
 
 
-def _head(one: object, place: str) -> tuple[str, str, tuple[int, ...]]:
+def _metadata(one: object, place: str) -> tuple[str, str, tuple[int, ...]]:
     if not isinstance(one, dict) or not isinstance(one.get("name"), str) or not one["name"]:
         raise PayloadError(f"{place}: expected a tensor with name, shape, datatype and data")
     name, datatype, shape = one["name"], one.get("datatype"), one.get("shape")
@@ -106,7 +106,7 @@ def _is_count(number: object) -> bool:
 
 
 def _size(one: Mapping[str, Any], name: str) -> int | None:
-    """Return how many bytes of binary data are the tensor's, None where it has `data`."""
+    """Return the bytes of binary data of a tensor; None where it has `data` in JSON."""
     parameters = one.get("parameters")
     size = parameters.get(SIZE) if isinstance(parameters, dict) else None
     if size is not None and not _is_count(size):
@@ -121,12 +121,12 @@ def _json_values(data: object, datatype: str, shape: Sequence[int], name: str) -
     for _ in shape[1:]:
         data = [item for row in data for item in (row if isinstance(row, list) else (row,))]
     kinds = (str,) if datatype == BYTES else _NUMBERS[datatype][1]
-    if not all(_is_a(item, kinds) for item in data):
+    if not all(_has_type(item, kinds) for item in data):
         raise PayloadError(f"{name}: its data are not all {datatype}")
     return tuple(data)
 
 
-def _is_a(item: object, kinds: tuple[type, ...]) -> bool:
+def _has_type(item: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(item, kinds) and (bool in kinds or not isinstance(item, bool))
 
 
@@ -142,7 +142,7 @@ def _binary_values(data: bytes, size: int, datatype: str, name: str) -> tuple[An
 
 
 def _texts(data: bytes, name: str) -> Iterator[str]:
-    """Yield the elements of BYTES, each behind its length."""
+    """Yield the UTF-8 texts of BYTES, each preceded by its 4-byte length."""
     start = 0
     while start < len(data):
         if start + _LENGTH.size > len(data):

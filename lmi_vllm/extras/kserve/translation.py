@@ -47,7 +47,7 @@ def read_request(body: bytes, header_length: str | None) -> InferRequest:
     """Return the request in `body`, of which the JSON part has `header_length` bytes, or all.
 
     Raises:
-        PayloadError: it is none.
+        PayloadError: it is not a valid request.
     """
     length = _length(header_length, len(body))
     try:
@@ -119,7 +119,7 @@ def _payload(
 
 
 def output_tensors(body: bytes) -> list[KserveTensor]:
-    """Return the tensors of an answer: texts (and details), vectors, or what else there is."""
+    """Return the tensors of an answer: texts (and details), vectors, else the body as one text."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Architectures that vLLM no longer runs by their name and does by another, by `hf_overrides`.
+"""Dropped architectures that vLLM still runs under another name, set by `hf_overrides`.
 
 Families whose layers are those of a class vLLM has: some with the same tensor names, the others
 read by a class of ours (classes.py). All compared token by token with Transformers
@@ -20,7 +20,7 @@ _ORIGIN: Final = Origin(OriginKind.DERIVED, "the model's architecture")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What one architecture is served as.
+    """The class that one architecture is served by.
 
     `fields` are further overrides, out of its config.json: None where this checkpoint is not of
     the shape that was compared, and vLLM's own answer stands.
@@ -34,13 +34,13 @@ class Family:
 
 
 def _baichuan(config: _Config) -> _Config | None:
-    """The 7B models; 13B ones have ALiBi and state no `max_position_embeddings`."""
+    """Return the overrides of 7B; None for 13B, which has ALiBi, no `max_position_embeddings`."""
     is_rotary = "max_position_embeddings" in config and config.get("hidden_size") != 5120  # noqa: PLR2004
     return {} if is_rotary else None
 
 
 def _baichuan_alibi(config: _Config) -> _Config | None:
-    """The 13B models, which state no positions but a length."""
+    """Return the overrides of 13B, which has `model_max_length` alone; None for others."""
     longest = config.get("model_max_length")
     if "max_position_embeddings" in config or not isinstance(longest, int):
         return None
@@ -48,7 +48,7 @@ def _baichuan_alibi(config: _Config) -> _Config | None:
 
 
 def _first_baichuan_alibi(config: _Config) -> _Config | None:
-    """Those of the first generation."""
+    """Return the overrides of the first generation of 13B; None for others."""
     return None if _is_second_baichuan(config) else _baichuan_alibi(config)
 
 
@@ -58,14 +58,14 @@ def _is_second_baichuan(config: _Config) -> bool:
 
 
 def _mllama(config: _Config) -> _Config | None:
-    """A text part with layers that read pictures: they are left out."""
+    """Return no overrides where there are cross-attention layers to leave out; else None."""
     text = config.get("text_config")
-    seeing = text.get("cross_attention_layers") if isinstance(text, Mapping) else None
-    return {} if isinstance(seeing, list) and seeing else None
+    cross_attention = text.get("cross_attention_layers") if isinstance(text, Mapping) else None
+    return {} if isinstance(cross_attention, list) and cross_attention else None
 
 
 def _decilm(config: _Config) -> _Config | None:
-    """DeciLM-7B; later ones have `block_configs`, which vLLM reads itself."""
+    """Return the overrides of DeciLM-7B; None for later ones, whose `block_configs` vLLM reads."""
     counts = config.get("num_key_value_heads_per_layer")
     if not isinstance(counts, list) or not counts or not all(isinstance(n, int) for n in counts):
         return None
@@ -74,7 +74,7 @@ def _decilm(config: _Config) -> _Config | None:
 
 
 def _qwen(config: _Config) -> _Config | None:
-    """Qwen2's names for what Qwen's configuration says."""
+    """Return Qwen's fields under Qwen2's names; None where they are missing."""
     width, heads = config.get("intermediate_size"), config.get("num_attention_heads")
     if not isinstance(width, int) or not isinstance(heads, int):
         return None
@@ -88,7 +88,7 @@ def _qwen(config: _Config) -> _Config | None:
 
 
 def _mpt(config: _Config) -> _Config | None:
-    """MPT with ALiBi as BLOOM computes it, and nothing else around its attention."""
+    """Return the overrides of MPT whose attention equals BLOOM's; None for other variants."""
     attention = config.get("attn_config")
     known = attention if isinstance(attention, Mapping) else {}
     heads = config.get("n_heads")
@@ -153,18 +153,18 @@ FAMILIES: Final[Mapping[str, tuple[Family, ...]]] = MappingProxyType(
 
 
 def map_architecture(draft: ArgumentDraft) -> None:
-    """Put the override that the checkpoint needs."""
-    mapped = _mapped(draft.architectures, draft.config, draft.values)
+    """Put the `hf_overrides` that the checkpoint needs, with a warning that names them."""
+    mapped = _override(draft.architectures, draft.config, draft.values)
     if mapped is not None:
         overrides, sentence = mapped
         draft.put("hf_overrides", overrides, draft.origins.get("hf_overrides", _ORIGIN))
         draft.warn(sentence)
 
 
-def _mapped(
+def _override(
     architectures: tuple[str, ...], config: _Config, arguments: Mapping[str, object]
 ) -> tuple[_Config, str] | None:
-    """The overrides with the architecture in them, and the sentence about it."""
+    """Return the overrides with the architecture, and the warning; None where none is needed."""
     given = arguments.get("hf_overrides") or {}
     if not isinstance(given, Mapping) or "architectures" in given:
         return None

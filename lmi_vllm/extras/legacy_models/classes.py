@@ -25,21 +25,21 @@ from vllm.model_executor.models.transformers import TransformersForCausalLM
 from vllm.model_executor.models.utils import WeightsMapper
 
 from lmi_vllm.extras.legacy_models.tensor_names import (
+    FUSED_QKV,
     MLLAMA_NAMES,
     MPT_NAMES,
-    ONE_QKV,
     QWEN_NAMES,
     Weights,
-    layers_anew,
     renamed,
-    unpacked,
+    renumbered_layers,
+    split_qkv,
 )
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class DbrxForCausalLM(VllmDbrx):
-    """DBRX whose experts are found.
+    """DBRX with the experts of the checkpoint under vLLM's present names.
 
     vLLM 0.24 to 0.33 moved them to `experts.routed_experts` and looks for the checkpoint's
     `experts.mlp` (vLLM issue 49004: KeyError 'blocks.0.ffn.experts.w13_weight').
@@ -57,21 +57,21 @@ class DbrxForCausalLM(VllmDbrx):
 class BaichuanForCausalLM(LlamaForCausalLM):
     """Baichuan-7B: Llama whose queries, keys and values lie in one tensor."""
 
-    packed_modules_mapping: dict[str, list[str]] = dict(ONE_QKV)  # noqa: RUF012 (vLLM's name)
+    packed_modules_mapping: dict[str, list[str]] = dict(FUSED_QKV)  # noqa: RUF012 (vLLM's name)
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_substr={".self_attn.W_pack.": ".self_attn.qkv_proj."}
     )
 
     def load_weights(self, weights: Weights) -> Any:
-        """Load `W_pack` as three."""
-        return super().load_weights(unpacked(weights))
+        """Load `W_pack` split into queries, keys and values."""
+        return super().load_weights(split_qkv(weights))
 
 
 class Baichuan2ForCausalLM(BaichuanForCausalLM):
     """Baichuan2-7B: the rows of its head are unit vectors when they are used (`NormHead`)."""
 
     def load_weights(self, weights: Weights) -> Any:
-        """Normalise the head once; to do it twice changes nothing."""
+        """Load the head normalised; normalising is idempotent."""
         return super().load_weights(
             (name, torch.nn.functional.normalize(weight) if name == "lm_head.weight" else weight)
             for name, weight in weights
@@ -109,7 +109,7 @@ class _AlibiAttention(torch.nn.Module):
         )  # fmt: skip
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Attend; where a token stands is in the slopes."""
+        """Return the attention's output; positions enter by the ALiBi slopes alone."""
         fused, _ = self.qkv_proj(hidden_states)
         attended, _ = self.o_proj(self.attn(*fused.chunk(3, dim=-1)))
         return attended
@@ -121,7 +121,7 @@ class _AlibiLayer(LlamaDecoderLayer):
 
 
 class _WithAlibi:
-    """Stands before a Llama class and changes its layers."""
+    """A mixin before a Llama class that gives its layers ALiBi."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=_AlibiLayer)  # type: ignore[call-arg]
@@ -143,7 +143,7 @@ class MllamaTextForCausalLM(LlamaForCausalLM):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         text = deepcopy(vllm_config.model_config.hf_config.get_text_config())
-        anew = layers_anew(text.num_hidden_layers, text.cross_attention_layers)
+        renumbered = renumbered_layers(text.num_hidden_layers, text.cross_attention_layers)
         text.num_hidden_layers -= len(text.cross_attention_layers)
         text.architectures = ["LlamaForCausalLM"]
         super().__init__(vllm_config=vllm_config.with_hf_config(text), prefix=prefix)
@@ -151,7 +151,7 @@ class MllamaTextForCausalLM(LlamaForCausalLM):
         self.lora_skip_prefixes = [*(f"layers.{layer}." for layer in text.cross_attention_layers),
                                    "vision_model.", "multi_modal_projector."]  # fmt: skip
         self.hf_to_vllm_mapper = WeightsMapper(
-            orig_to_new_regex=anew, orig_to_new_prefix=dict(MLLAMA_NAMES)
+            orig_to_new_regex=renumbered, orig_to_new_prefix=dict(MLLAMA_NAMES)
         )
 
     def load_weights(self, weights: Weights) -> Any:
@@ -159,7 +159,7 @@ class MllamaTextForCausalLM(LlamaForCausalLM):
         return super().load_weights(self._of_text(weights))
 
     def _of_text(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-        seeing = sorted(self.config.cross_attention_layers)
+        cross_attention = sorted(self.config.cross_attention_layers)
         for name, weight in renamed(weights, MLLAMA_NAMES):
             if not name.startswith(("model.embed", "model.layers.", "model.norm.", "lm_head.")):
                 continue
@@ -168,8 +168,8 @@ class MllamaTextForCausalLM(LlamaForCausalLM):
             found = _LAYER.match(name)
             if found is None:
                 yield name, weight
-            elif (layer := int(found[1])) not in seeing:
-                behind = sum(number < layer for number in seeing)
+            elif (layer := int(found[1])) not in cross_attention:
+                behind = sum(number < layer for number in cross_attention)
                 yield name.replace(found[0], f"model.layers.{layer - behind}.", 1), weight
 
 
@@ -218,14 +218,14 @@ class GPTBigCodeForCausalLM(TransformersForCausalLM):  # type: ignore[misc,unuse
 class QwenForCausalLM(Qwen2ForCausalLM):
     """Qwen of the first generation: Qwen2's layers under other names, attention in one tensor."""
 
-    packed_modules_mapping: dict[str, list[str]] = dict(ONE_QKV)  # noqa: RUF012 (vLLM's name)
+    packed_modules_mapping: dict[str, list[str]] = dict(FUSED_QKV)  # noqa: RUF012 (vLLM's name)
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_substr=dict(QWEN_NAMES) | {".attn.c_attn.": ".self_attn.qkv_proj."}
     )
 
     def load_weights(self, weights: Weights) -> Any:
         """Load the tensors under Qwen2's names."""
-        return super().load_weights(unpacked(renamed(weights, QWEN_NAMES), ".attn.c_attn."))
+        return super().load_weights(split_qkv(renamed(weights, QWEN_NAMES), ".attn.c_attn."))
 
 
 class MptForCausalLM(BloomForCausalLM):

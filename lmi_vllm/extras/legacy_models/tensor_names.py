@@ -1,4 +1,4 @@
-"""Names of tensors and of an adapter's modules: a family's own, and those of the class it has here.
+"""Names of tensors and of an adapter's modules: of the family, and of the class that serves it.
 
 vLLM asks a class's `hf_to_vllm_mapper` for the modules of an adapter. One that must not be found is
 given a name that no module has: the adapter is refused (`workarounds.ignored_modules`).
@@ -47,13 +47,13 @@ MLLAMA_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 # Queries, keys and values are one weight of an adapter, as they are of the checkpoint.
-ONE_QKV: Final[Mapping[str, list[str]]] = MappingProxyType(
+FUSED_QKV: Final[Mapping[str, list[str]]] = MappingProxyType(
     {"qkv_proj": ["qkv_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 )
 
 
-def layers_anew(count: int, left_out: Iterable[int]) -> dict[re.Pattern[str], str]:
-    """Return how modules of so many layers are named where some are left out.
+def renumbered_layers(count: int, left_out: Iterable[int]) -> dict[re.Pattern[str], str]:
+    """Return patterns and new names of the modules of `count` layers, some of them left out.
 
     Those of a layer that is left out are given a name that no module has. In this order: a new
     number is never one that comes later.
@@ -68,8 +68,8 @@ def layers_anew(count: int, left_out: Iterable[int]) -> dict[re.Pattern[str], st
     return found
 
 
-def unpacked(weights: Weights, fused: str = ".self_attn.W_pack.") -> Iterator[Any]:
-    """`weights` with each fused tensor as queries, keys and values."""
+def split_qkv(weights: Weights, fused: str = ".self_attn.W_pack.") -> Iterator[Any]:
+    """Yield `weights` with each fused tensor split into queries, keys and values."""
     for name, weight in weights:
         if fused not in name:
             yield name, weight
@@ -79,7 +79,7 @@ def unpacked(weights: Weights, fused: str = ".self_attn.W_pack.") -> Iterator[An
 
 
 def renamed(weights: Weights, names: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """`weights` under the names of another family."""
+    """Yield `weights` under the names of another family."""
     for name, weight in weights:
         new = name
         for before, after in names.items():

@@ -30,7 +30,7 @@ class LmcacheSettings(ExtraSettings):
 
 
 def kv_transfer(draft: ArgumentDraft) -> None:
-    """The KV connector, and what LMCache's automatic sizes exclude."""
+    """Put the KV connector; refuse options that exclude LMCache's automatic sizes."""
     config, auto = draft.given("kv_transfer_config"), draft.given("lmcache_auto_config")
     if config is not None:
         draft.put("kv_transfer_config", config.value, config.origin)
@@ -40,7 +40,7 @@ def kv_transfer(draft: ArgumentDraft) -> None:
             )
     if auto is None or auto.value is not True:
         return
-    draft.takes_copies = False  # the sizes count on one
+    draft.takes_copies = False  # the automatic sizes are for one copy
     connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
     draft.put_if_unset("kv_transfer_config", connector, auto.origin)
     file, experts = draft.given("lmcache_config_file"), draft.given("enable_expert_parallel")
@@ -51,7 +51,7 @@ def kv_transfer(draft: ArgumentDraft) -> None:
 
 
 def check_workers(draft: ArgumentDraft) -> None:
-    """LMCache's automatic sizes count on one copy."""
+    """Refuse several copies with LMCache's automatic sizes, which are for one."""
     auto, cap = draft.given("lmcache_auto_config"), worker_cap(draft)
     if auto is None or auto.value is not True or cap is None:
         return
@@ -79,12 +79,12 @@ def check_package(draft: ArgumentDraft) -> None:
 
 
 def is_installed(package: str) -> bool:
-    """Whether it can be imported here; it is not."""
+    """Whether the package can be imported; it is not imported."""
     return find_spec(package) is not None
 
 
 def _asked(draft: ArgumentDraft) -> str:
-    """The option that asks for LMCache; empty without one."""
+    """Return the label of the option that asks for LMCache; empty without one."""
     for name in _OPTIONS:
         setting = draft.given(name)
         if setting is None or setting.value in (None, False):

@@ -1,4 +1,4 @@
-"""What LMCache's library finds in the environment at a start."""
+"""The environment variables that a start sets for LMCache's library."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ _RESERVED_MODELS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the automatic sizes are made from, in bytes; `disk` is all of /tmp's file system."""
+    """The input of the automatic sizes, in bytes: free memory, and all of /tmp's file system."""
 
     memory: int
     disk: int
@@ -39,7 +39,7 @@ def lmcache_variables(
     environ: Mapping[str, str],
     machine: Machine | None = None,
 ) -> dict[str, str]:
-    """The variables that LMCache's library reads; none where no option asks for it.
+    """Return the variables for LMCache's library; none where no option asks for it.
 
     Raises:
         ConfigurationError: the configuration file is missing, or the model's size is unknown.
@@ -64,7 +64,7 @@ def lmcache_variables(
 
 
 def measure_machine() -> Machine:
-    """This machine; a disk that cannot be read counts as none."""
+    """Return this machine's sizes; a disk or memory that cannot be read counts as 0."""
     try:
         disk = shutil.disk_usage("/tmp").total
     except OSError:
@@ -99,20 +99,20 @@ def _automatic(model_bytes: int, ranks: int, machine: Machine) -> dict[str, str]
 
 
 def _cache_folder() -> Path:
-    """LMI's folder, which every user may have made before us: then one of our own beside it."""
+    """Return LMI's folder, or a per-user sibling where another user may have created it."""
     return trusted_folder(
         CACHE_FOLDER, per_user_sibling(CACHE_FOLDER), "LMCache", "option.lmcache_config_file"
     )
 
 
 def _share(available: int, model_bytes: int, ranks: int) -> str:
-    """Whole GB for each rank, of what two models or a fifth (whichever is more) leave."""
+    """Return whole GiB per rank, after the larger of two models and a fifth is reserved."""
     reserved = max(_RESERVED_MODELS * model_bytes, _RESERVED_SHARE * available)
     return str(math.floor(max(0.0, available - reserved) / ranks / _GIB))
 
 
 def _model_bytes(directory: Path) -> int:
-    """Bytes of the safetensors files below `directory`, of the bin files where there are none."""
+    """Return the bytes of the safetensors files, else of the bin files; 0 without either."""
     for pattern in ("*.safetensors", "*.bin"):
         if sizes := [path.stat().st_size for path in directory.rglob(pattern)]:
             return sum(sizes)

@@ -15,8 +15,8 @@ from aiohttp import web
 from lmi_vllm.telemetry.metrics import Collectable
 from lmi_vllm.web.request import RECORD, SERVICE, RouteGroup
 
-ASKED: Final = "endpoint-load-metrics-format"
-REPORT: Final = "endpoint-load-metrics"
+REQUEST_HEADER: Final = "endpoint-load-metrics-format"
+RESPONSE_HEADER: Final = "endpoint-load-metrics"
 # vLLM's series and their names in a report, in the order of vLLM's: that of their registration.
 NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -31,7 +31,7 @@ def report(style: str, found: Collectable) -> str | None:
 
     With several engines a text names each of them, an object the last one, as vLLM's do.
     """
-    order = list(NAMES)  # that of a restricted registry is by chance
+    order = list(NAMES)  # a restricted registry has no defined order
     samples = [one for metric in found.collect() for one in metric.samples if one.name in NAMES]
     samples.sort(key=lambda one: order.index(one.name))
     load = [(NAMES[one.name], one.value) for one in samples]
@@ -43,13 +43,13 @@ def report(style: str, found: Collectable) -> str | None:
 
 
 async def _add_report(request: web.Request, response: web.StreamResponse) -> None:
-    style = request.headers.get(ASKED)
+    style = request.headers.get(REQUEST_HEADER)
     if not style or response.status != HTTPStatus.OK or not isinstance(response, web.Response):
         return
     if RECORD in request and request[RECORD].is_inference:
         value = report(style, request.app[SERVICE].telemetry.series(tuple(NAMES)))
         if value is not None:
-            response.headers[REPORT] = value
+            response.headers[RESPONSE_HEADER] = value
 
 
 def _add(app: web.Application) -> None:

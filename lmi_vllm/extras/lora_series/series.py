@@ -22,26 +22,26 @@ NAME: Final = "vllm:lora_requests_info"
 _LABELS: Final = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 
-class RoutersSeries:
-    """All series that there are, with ours in the place of vLLM's of that name."""
+class RouterSeries:
+    """All series of `found`, with vLLM's series of this name replaced by ours."""
 
     def __init__(
-        self, found: Collectable, names: Sequence[str], at_work: ActiveAdapters, now: float
+        self, found: Collectable, names: Sequence[str], active: ActiveAdapters, now: float
     ) -> None:
         self._found = found
-        self._is_wanted = bool(at_work.slots) and (not names or NAME in names)
-        self._at_work = at_work
+        self._is_wanted = bool(active.slots) and (not names or NAME in names)
+        self._active = active
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        """Return them."""
+        """Yield the metrics."""
         yield from (metric for metric in self._found.collect() if metric.name != NAME)
         if not self._is_wanted:
             return
-        at_work = self._at_work
+        active = self._active
         family = GaugeMetricFamily(NAME, "Adapters of requests.", labels=_LABELS)
-        names = (",".join(at_work.waiting), ",".join(at_work.running))
-        family.add_metric((str(at_work.slots), *names), self._now)
+        names = (",".join(active.waiting), ",".join(active.running))
+        family.add_metric((str(active.slots), *names), self._now)
         yield family
 
 
@@ -57,8 +57,8 @@ async def showing_adapters(
 
     def series(names: Sequence[str]) -> Collectable:
         engine = service.loaded_engine
-        at_work = ActiveAdapters() if engine is None else engine.active_adapters
-        return RoutersSeries(found(names), names, at_work, time.time())
+        active = ActiveAdapters() if engine is None else engine.active_adapters
+        return RouterSeries(found(names), names, active, time.time())
 
     service.telemetry.series = series
     yield

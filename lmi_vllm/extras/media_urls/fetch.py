@@ -1,7 +1,7 @@
 """The client for URLs inside messages: it connects to public addresses only (no SSRF).
 
-The check sits where a socket is made: it sees the address that is connected to, whatever the host
-was written as, whatever it resolves to a second time, and on every redirect.
+The check is made when a socket is opened, on the very address that is connected to: no other form
+of the host, DNS rebinding or redirect can pass it.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def fetch_media(
     `domains` are the only hosts allowed, where there are any; each redirect is held to them.
 
     Raises:
-        MediaRefusedError: it may not be fetched, is too large or late, or its server says no.
+        MediaRefusedError: the URL is not allowed, the media too large or late, or the fetch failed.
     """
     limit = min(policy.max_bytes, max_bytes or policy.max_bytes)
     guard = _Guard(policy)
@@ -95,7 +95,7 @@ class _Guard:
         self.has_refused = False
 
     def session(self, silence_seconds: float | None) -> aiohttp.ClientSession:
-        """Return a client that connects by these sockets alone and keeps nothing between calls."""
+        """Return a client that connects through `open_socket` alone and keeps no cookies."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(socket_factory=self.open_socket),
             timeout=aiohttp.ClientTimeout(

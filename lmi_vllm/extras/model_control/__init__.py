@@ -1,4 +1,4 @@
-"""Models that come and go by HTTP: POST, PUT and DELETE of `/models`, one model at a time."""
+"""Registering models by HTTP: POST, PUT and DELETE of `/models`, one model at a time."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Registering, scaling and unregistering the one model; to be described it is the core's."""
+"""Registers, scales and unregisters the one model; the core's routes describe it."""
 
 import logging
 from dataclasses import replace
@@ -44,7 +44,7 @@ ARGUMENTS: Final = (
     "synchronous",
 )
 _WORKERS: Final = ("min_worker", "max_worker")
-_OBEYED: Final = ("url", "model_name", "job_queue_size", "synchronous", *_WORKERS)
+_EFFECTIVE: Final = ("url", "model_name", "job_queue_size", "synchronous", *_WORKERS)
 
 
 def _add(app: web.Application) -> None:
@@ -58,7 +58,7 @@ GROUP: Final = RouteGroup(_add)
 
 
 async def models(request: web.Request) -> web.Response:
-    """Register a model; to be listed it is the core's."""
+    """Register a model with POST; other methods are the core's, which lists models."""
     check_method(request, (*READ_METHODS, "POST"))
     if request.method != "POST":
         return await model_routes.models(request)
@@ -66,7 +66,7 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def one_model(request: web.Request) -> web.Response:
-    """Scale or unregister the model; to be described it is the core's."""
+    """Scale (PUT) or unregister (DELETE) the model; reads are the core's."""
     if request.method in READ_METHODS:
         return await model_routes.one_model(request)
     service = request.app[SERVICE]
@@ -93,7 +93,7 @@ async def _register(request: web.Request, service: InferenceService) -> web.Resp
         raise BadParameterError("Parameter url is required.")
     _number(texts, "job_queue_size")
     least, most = (_number(texts, name) for name in _WORKERS)
-    for name in sorted(set(texts) - set(_OBEYED)):
+    for name in sorted(set(texts) - set(_EFFECTIVE)):
         logger.warning("POST /models: %.80r has no effect", name)  # a client's text
     is_synchronous = texts.get("synchronous", "true").lower() == "true"
     new = NewModel(texts["url"], texts.get("model_name", ""), is_synchronous, texts)
@@ -112,7 +112,7 @@ async def _register(request: web.Request, service: InferenceService) -> web.Resp
 
 
 def _check_name(service: InferenceService, new: NewModel) -> None:
-    """Return unless the model is there already.
+    """Check that the model is not registered yet.
 
     Raises:
         ModelConflictError: it is, by its name, or without one by its URL.
@@ -124,7 +124,7 @@ def _check_name(service: InferenceService, new: NewModel) -> None:
 
 
 def _scaled(request: web.Request, service: InferenceService) -> web.Response:
-    """Answer as if workers had been changed: one engine serves whatever comes."""
+    """Answer as LMI does after scaling; the one engine is not changed."""
     given = dict(request.query)
     least, most = _number(given, "min_worker"), _number(given, "max_worker")
     if service.lifecycle.state is not State.HEALTHY:
@@ -140,7 +140,7 @@ def _scaled(request: web.Request, service: InferenceService) -> web.Response:
 
 
 def _show_workers(service: InferenceService, least: int | None, most: int | None) -> None:
-    """Describe the model with as many workers as a client asked for; 1 where it did not say."""
+    """Set the worker counts that the model's description shows; 1 where not given."""
     least = least or 1
     most = max(most or least, least)
     service.model = replace(service.model, min_workers=least, max_workers=most)
@@ -150,7 +150,7 @@ def _number(given: dict[str, str], name: str) -> int | None:
     """Return a whole number, None where it is not given.
 
     Raises:
-        BadParameterError: it is none.
+        BadParameterError: it is not a whole number.
     """
     if name not in given:
         return None

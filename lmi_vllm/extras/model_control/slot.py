@@ -1,7 +1,6 @@
-"""The place of one model in a server that was started without.
+"""The slot for one model in a server that was started without one.
 
-A registered model goes through the same start as any other; when it is unregistered, the place is
-free again.
+A registered model goes through the same start as any other; unregistering it frees the slot.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ from lmi_vllm.sources.local import file_url_path
 
 logger = logging.getLogger(__name__)
 
-# How torch, vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) and our own check say it.
+# Phrases of the errors of torch, vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) and our check.
 _NO_MEMORY: Final = (
     "out of memory",
     "outofmemory",
@@ -76,17 +75,17 @@ class ModelSlot:
         self._environ, self._exports = context.environ, context.exports
         self._make = make
         self._supervisor: Supervisor | None = None
-        self._life: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
+        self._run_task: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
         self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Outcome:
-        """Return how the server has to end because of a model; else wait for ever."""
+        """Return the outcome of the model that ends the server; wait for ever without one."""
         self._empty()
         return await self._ended
 
     async def register(self, new: NewModel) -> str:
-        """Load the model and return its name; not synchronous, only begin to.
+        """Load the model and return its name; where not synchronous, return once loading began.
 
         Raises:
             ModelCapacityError: another model is there, or memory is not enough.
@@ -98,16 +97,16 @@ class ModelSlot:
             raise NotReadyError("the server is shutting down")
         if lifecycle.has_model:
             self._refuse(new)
-        async with self._turn:
+        async with self._lock:
             if lifecycle.has_model:
                 self._refuse(new)
-            plan, settings = await self._planned(new)
+            plan, settings = await self._plan(new)
             self._supervisor = self._make(plan, settings)
             if new.arguments.get("job_queue_size", "").isdecimal():
                 self._service.queue.resize(int(new.arguments["job_queue_size"]))
             lifecycle.begin_registered()
             loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._life = asyncio.create_task(self._live(self._supervisor, loaded))
+            self._run_task = asyncio.create_task(self._run_model(self._supervisor, loaded))
         if new.is_synchronous:
             await asyncio.shield(loaded)
         else:
@@ -116,14 +115,14 @@ class ModelSlot:
 
     async def unregister(self) -> None:
         """Refuse new requests, let the running ones end, and free what the model holds."""
-        async with self._turn:
-            supervisor, life = self._supervisor, self._life
+        async with self._lock:
+            supervisor, run_task = self._supervisor, self._run_task
             self._empty()  # new requests are for a model that is not there
             await self._service.queue.wait_idle(self._service.profile.predict_timeout)
-            if life is not None:
-                life.cancel()
+            if run_task is not None:
+                run_task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await life
+                    await run_task
             if supervisor is not None:
                 await supervisor.close()
 
@@ -132,7 +131,7 @@ class ModelSlot:
         if self._supervisor is not None:
             await self._supervisor.close()
 
-    async def _live(self, supervisor: Supervisor, loaded: "asyncio.Future[None]") -> None:
+    async def _run_model(self, supervisor: Supervisor, loaded: "asyncio.Future[None]") -> None:
         ready = asyncio.create_task(supervisor.ready.wait())
         run: asyncio.Task[Outcome] = asyncio.create_task(supervisor.run())
         try:
@@ -146,11 +145,11 @@ class ModelSlot:
             self._empty()
             loaded.set_exception(_load_error(run.exception()))
         finally:
-            await _cancelled(run, ready)
+            await _cancel(run, ready)
             if not loaded.done():
                 loaded.set_exception(NotReadyError("the model was unregistered while it loaded"))
 
-    async def _planned(self, new: NewModel) -> tuple[StartPlan, Settings]:
+    async def _plan(self, new: NewModel) -> tuple[StartPlan, Settings]:
         try:
             typed = _command_line(self._typed, new)
             settings = load_settings(_without_chosen_models(self._environ), typed)
@@ -176,15 +175,16 @@ class ModelSlot:
         )
 
     def _empty(self) -> None:
-        self._supervisor = self._life = None
+        self._supervisor = self._run_task = None
         self._service.detach()
         self._service.lifecycle.remove_model()
 
 
 def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:
-    """Return what would have been typed to start with this model.
+    """Return the command line that would start with this model.
 
     Raises:
+        BadParameterError: the URL is not valid.
         ResourceNotFoundError: it is a path, and there is nothing.
     """
     try:
@@ -200,7 +200,7 @@ def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:
 
 
 def _without_chosen_models(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment without the models of the start: another one is asked for."""
+    """Return the environment without SERVING_LOAD_MODELS, which names other models."""
     return {name: text for name, text in environ.items() if name != "SERVING_LOAD_MODELS"}
 
 
@@ -234,7 +234,7 @@ def _log_failure(loaded: "asyncio.Future[None]") -> None:
         logger.error("the registered model could not be loaded: %s", error)
 
 
-async def _cancelled(*tasks: "asyncio.Task[Outcome] | asyncio.Task[bool]") -> None:
+async def _cancel(*tasks: "asyncio.Task[Outcome] | asyncio.Task[bool]") -> None:
     for task in tasks:
         task.cancel()
     waiting: Awaitable[object] = asyncio.gather(*tasks, return_exceptions=True)

@@ -35,7 +35,7 @@ class Requirements:
         self._failure: str | None = None
 
     async def install_first(self) -> bool:
-        """Install what is known before anything is fetched; see `ModelPackages`."""
+        """Install the requirements of a local directory; return whether a store's has some."""
         found = requirements_of(self._model.directory)
         if found is not None:
             await self._install(found)
@@ -46,13 +46,13 @@ class Requirements:
         return await asyncio.to_thread(read_text, url, REQUIREMENTS, self._environ) is not None
 
     async def install_fetched(self, model: ModelArtifacts) -> None:
-        """Install what a model brings that has just been fetched."""
+        """Install the requirements of a model directory that was fetched."""
         found = requirements_of(model.directory) if self._is_directory_fetched() else None
         if found is not None:
             await self._install(found)
 
     def with_failure(self, reason: str) -> str:
-        """Return why the engine is not there, with the failed installation that may explain it."""
+        """Return `reason`, with the failed installation that may explain it."""
         return with_failed_requirements(reason, self._failure)
 
     def _is_directory_fetched(self) -> bool:
@@ -64,13 +64,13 @@ class Requirements:
 
 
 def requirements_of(directory: Path | None) -> Path | None:
-    """The requirements.txt of a model directory, None where it has none."""
+    """Return the requirements.txt of a model directory; None where it has none."""
     path = directory / REQUIREMENTS if directory is not None else None
     return path if path is not None and path.is_file() else None
 
 
 def pip_arguments(requirements: Path, environ: Mapping[str, str], *, is_quiet: bool) -> list[str]:
-    """What pip is told, without the interpreter.
+    """Return the arguments of pip, without the interpreter.
 
     `requirements/` beside the file is a place to find wheels; offline it is the only one, and
     without it nothing but what the file itself names is installed.
@@ -90,9 +90,9 @@ def pip_arguments(requirements: Path, environ: Mapping[str, str], *, is_quiet: b
 async def install_requirements(
     requirements: Path, environ: Mapping[str, str], python: str = sys.executable
 ) -> str | None:
-    """Install the file with the pip of `python`; returns why that failed, None when it did not.
+    """Install the file with the pip of `python`; return why that failed, None on success.
 
-    A failure is a warning with pip's own last lines: the model may do without.
+    A failure is logged as a warning with pip's last lines: the model may not need the packages.
     """
     is_quiet = not logger.isEnabledFor(logging.DEBUG)
     command = [python, "-m", "pip", *pip_arguments(requirements, environ, is_quiet=is_quiet)]
@@ -128,7 +128,7 @@ async def install_requirements(
 
 
 def with_failed_requirements(reason: str, failure: str | None) -> str:
-    """`reason`, and `failure` of the requirements where it looks like something is not there."""
+    """Return `reason`, followed by `failure` where it looks like a missing package."""
     if failure is None or not any(sign in reason for sign in _IMPORT_FAILURES):
         return reason
     return f"{reason}. Before that, {failure}"

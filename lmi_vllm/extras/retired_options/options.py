@@ -21,17 +21,17 @@ _SPECULATIVE: Final = "vLLM has dropped it; option.speculative_config describes 
 
 
 def foreign(text: str, note: str = "") -> str | None:
-    """A field for an option of another LMI backend that has no equivalent here."""
+    """Return a field for an option of another LMI backend without an equivalent here."""
     return option(parse.any_text, warns(text), note=note)
 
 
 def dropped(text: str = "vLLM has dropped it and has nothing in its place") -> str | None:
-    """A field for an engine argument that newer vLLM releases no longer have."""
+    """Return a field for an engine argument that newer vLLM releases no longer have."""
     return option(parse.any_text, warns(text))
 
 
 def ignored(text: str = "it steered the Java server") -> str | None:
-    """A field for a server key that has no meaning without the Java server."""
+    """Return a field for a server key that has no meaning without the Java server."""
     return option(parse.any_text, no_effect(text), written=SERVER_LEVEL)
 
 

@@ -1,13 +1,13 @@
-"""Older names that became another argument by a rule of their own."""
+"""Rules for older options that became another argument."""
 
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.translate.draft import ArgumentDraft
 
 
 def legacy_arguments(draft: ArgumentDraft) -> None:
-    """Older switches that became another argument."""
-    _inverted(draft, "disable_log_requests", "enable_log_requests")
-    _inverted(draft, "enable_cuda_graph", "enforce_eager")
+    """Put the arguments that older switches became, unless they are set."""
+    _put_inverse(draft, "disable_log_requests", "enable_log_requests")
+    _put_inverse(draft, "enable_cuda_graph", "enforce_eager")
     reduce = draft.given("use_custom_all_reduce")
     if reduce is not None and reduce.value is False:
         _put_unless_set(draft, reduce, "disable_custom_all_reduce", True)
@@ -29,8 +29,8 @@ def legacy_arguments(draft: ArgumentDraft) -> None:
             draft.put("hf_overrides", overrides, setting.origin)
 
 
-def _inverted(draft: ArgumentDraft, name: str, argument: str) -> None:
-    """`argument` as the opposite of the older switch `name`."""
+def _put_inverse(draft: ArgumentDraft, name: str, argument: str) -> None:
+    """Put `argument` as the inverse of the older switch `name`."""
     setting = draft.given(name)
     if setting is not None:
         _put_unless_set(draft, setting, argument, not setting.value)
@@ -45,7 +45,7 @@ def _put_unless_set(draft: ArgumentDraft, setting: Setting, argument: str, value
 
 
 def legacy_lengths(draft: ArgumentDraft) -> None:
-    """TensorRT-LLM's two lengths add up to max_model_len."""
+    """Put max_model_len as the sum of TensorRT-LLM's two lengths."""
     given = [s for name in ("max_input_len", "max_output_len") if (s := draft.given(name))]
     if not given:
         return

@@ -1,7 +1,7 @@
-"""SageMaker's secure mode: what a model, its options and its adapters may bring.
+"""SageMaker's secure mode: checks of a model directory, its options and its adapters.
 
-Every check returns sentences instead of raising, so that a refused start names all that is wrong.
-Only what was set is looked at: serving.properties and `OPTION_*`, not our own defaults.
+Every check returns messages instead of raising, so that a refused start names all violations. Only
+options that are set are checked (serving.properties and `OPTION_*`), not our own defaults.
 """
 
 import json
@@ -91,7 +91,7 @@ class SecureMode:
 
 
 def read_secure_mode(environ: Mapping[str, str]) -> SecureMode | None:
-    """Secure mode as the environment sets it, None where it is off."""
+    """Return secure mode as the environment sets it; None where it is off."""
     if not is_secure_mode(environ):
         return None
     controls = frozenset(words(environ.get(CONTROLS, "")))
@@ -102,7 +102,7 @@ def read_secure_mode(environ: Mapping[str, str]) -> SecureMode | None:
 def start_violations(
     settings: Settings, environ: Mapping[str, str], directory: Path | None
 ) -> tuple[str, ...]:
-    """Everything that secure mode forbids in a start; nothing where it is off.
+    """Return a message for each violation of a start; none where secure mode is off.
 
     `directory` is the model directory where there is one.
     """
@@ -124,19 +124,19 @@ def start_violations(
 
 
 def adapter_violations(folder: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Everything that secure mode forbids in the folder of one adapter."""
+    """Return a message for each violation in the folder of one adapter."""
     mode = read_secure_mode(environ)
     return () if mode is None else tuple(_adapter(mode, folder))
 
 
 def _control_names(mode: SecureMode) -> Iterator[str]:
-    """An unknown control would protect nothing."""
+    """Yield a violation for each unknown control, which would have no effect."""
     for name in sorted(mode.controls.difference(KNOWN_CONTROLS)):
         yield f"{CONTROLS}: {name} is no known check; known are {', '.join(KNOWN_CONTROLS)}"
 
 
-def _written(settings: Settings, environ: Mapping[str, str]) -> Iterator[RawValue]:
-    """What was written for the model, hidden values included."""
+def _written_values(settings: Settings, environ: Mapping[str, str]) -> Iterator[RawValue]:
+    """Yield every value written for the model, those included that another source overrides."""
     file = settings.properties
     if file is not None and not Path(file.path).is_relative_to(DEMO_MODEL_DIR):
         yield from of_file(file)
@@ -145,7 +145,7 @@ def _written(settings: Settings, environ: Mapping[str, str]) -> Iterator[RawValu
 
 
 def _options(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    for raw in _written(settings, environ):
+    for raw in _written_values(settings, environ):
         if raw.key not in ALLOWED_KEYS:
             yield f"{raw.key} ({raw.origin}) is not among the options of secure mode"
 
@@ -157,10 +157,10 @@ def _python(settings: Settings) -> Iterator[str]:
 
 
 def _remote_code(mode: SecureMode, settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    """Asking for remote code is refused, also where another source wins and says no."""
+    """Yield each value that asks for remote code, also one that another source overrides."""
     if not mode.forbids(NO_REMOTE_CODE):
         return
-    for raw in _written(settings, environ):
+    for raw in _written_values(settings, environ):
         if raw.key == "option.trust_remote_code" and _may_be_true(raw.text):
             yield f"{raw.key}={raw.text} ({raw.origin}) is forbidden by {NO_REMOTE_CODE}"
 
@@ -184,7 +184,7 @@ def _entry_point(mode: SecureMode, settings: Settings) -> Iterator[str]:
 
 
 def _model_directory(mode: SecureMode, directory: Path | None) -> Iterator[str]:
-    """A model.py counts beside any entry point: its hooks would be loaded with ours too."""
+    """Yield forbidden files; a model.py counts with any entry point: its hooks are loaded too."""
     if directory is None:
         return
     for name, control in _FORBIDDEN_NAMES:
@@ -193,7 +193,7 @@ def _model_directory(mode: SecureMode, directory: Path | None) -> Iterator[str]:
 
 
 def _channels(mode: SecureMode, finding: StoreFinding) -> Iterator[str]:
-    """The channels, and what was unpacked out of an archive in one."""
+    """Yield violations in the channels, and in the folder unpacked from an archive in one."""
     for channel in mode.channels:
         if not channel.is_dir():
             yield f"{CHANNELS}: {channel} is not a directory"
@@ -205,7 +205,7 @@ def _channels(mode: SecureMode, finding: StoreFinding) -> Iterator[str]:
 
 
 def _adapter_folders(settings: Settings, directory: Path | None) -> Iterator[Path]:
-    """The adapters that a start loads by itself."""
+    """Yield the folders of the adapters that a start loads by itself."""
     folder = directory / str(settings.model.adapters or "adapters") if directory else None
     if folder is not None and folder.is_dir():
         yield from sorted(child for child in folder.iterdir() if child.is_dir())
@@ -227,7 +227,7 @@ def _untrusted_files(mode: SecureMode, folder: Path) -> Iterator[str]:
                 yield f"{path} is forbidden by {NO_PICKLES}"
             if mode.forbids(NO_CHAT_TEMPLATE) and _is_template(path):
                 yield f"{path} is forbidden by {NO_CHAT_TEMPLATE}"
-    except OSError as error:  # what cannot be looked at cannot be called clean
+    except OSError as error:  # a folder that cannot be read fails the check
         yield f"{error.filename or folder} cannot be searched: {error.strerror}"
 
 
@@ -247,7 +247,7 @@ def _is_template(path: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Every file below `folder`, links to directories followed, each directory once.
+    """Yield every file below `folder`, links to directories followed, each directory once.
 
     Raises:
         OSError: a directory cannot be read.

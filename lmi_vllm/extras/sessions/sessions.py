@@ -1,8 +1,8 @@
 """Sticky sessions: create, check, close over files. Their only state is on the disk.
 
-A session is a directory named by its id with one small file in it that says when it expires. Who
-restarts, or serves beside us over the same `sessions_path`, finds the same sessions. With
-`sessions_s3url` every replica does: S3 says which there are, and the directory is what is here.
+A session is a directory named by its id with one small file in it that says when it expires. A
+restarted process, or another one over the same `sessions_path`, finds the same sessions. With
+`sessions_s3url` every replica does: S3 decides which exist, the directory holds the local files.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ NEW_SESSION: Final = "NEW_SESSION"
 CLOSE: Final = "CLOSE"
 REQUEST_TYPE: Final = "requestType"
 DEFAULT_ROOT: Final = Path("/dev/shm/djl_sessions")
-# So that no client fills the disk, in memory by default, with sessions that are never closed.
+# A limit on sessions that are never closed: the directory is in memory (/dev/shm) by default.
 MAX_SESSIONS: Final = 10_000
 
-AWAY: Final = (UnreachableError, InterruptedTransferError, DownloadError)
+STORE_ERRORS: Final = (UnreachableError, InterruptedTransferError, DownloadError)
 FILE: Final = ".session.json"
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNSHARED: Final = ".unshared"  # S3 was away when the session was created
@@ -72,16 +72,16 @@ class SessionSettings(ExtraSettings):
 
 @dataclass(frozen=True, slots=True)
 class SharedSessions:
-    """The small objects below `option.sessions_s3url`; every call blocks, and may raise `AWAY`."""
+    """The small objects below `option.sessions_s3url`; calls block, may raise `STORE_ERRORS`."""
 
     store: ObjectStore
 
     def put(self, name: str, expires: float) -> None:
-        """Have every replica know the session."""
+        """Write the session's object; `expires` is in seconds since the epoch."""
         self.store.write(f"{name}/{FILE}", orjson.dumps({"expires": expires}))
 
     def expiry(self, name: str) -> float | None:
-        """Return when the session expires; None where there is none, or none that can be read."""
+        """Return the session's expiry in seconds since the epoch; None if missing or unreadable."""
         content = self.store.read(f"{name}/{FILE}")
         try:
             return None if content is None else float(orjson.loads(content)["expires"])
@@ -89,7 +89,7 @@ class SharedSessions:
             return None
 
     def delete(self, name: str) -> None:
-        """Have no replica know the session."""
+        """Delete the session's object, for all replicas."""
         self.store.delete(f"{name}/{FILE}")
 
 
@@ -118,10 +118,10 @@ class Sessions:
         self._is_enabled = is_enabled
         self._shared = shared
         self._now = now
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def check(self, properties: Mapping[str, str]) -> None:
-        """Return when the request names a session of ours, an expired one, or none.
+        """Check the session of a request: a known one, an expired one and none are accepted.
 
         Raises:
             PayloadError: the session is unknown, or sessions are off.
@@ -140,7 +140,7 @@ class Sessions:
             logger.info("session %s has expired; the request goes on without one", name)
 
     async def answer(self, payload: Mapping[str, Any], properties: Mapping[str, str]) -> Reply:
-        """Create or close a session.
+        """Create or close a session; the reply has its id in a header.
 
         Raises:
             PayloadError: another request type, no such session, or sessions are off.
@@ -154,7 +154,7 @@ class Sessions:
         name = _session_id(properties)
         if kind == CLOSE and not name:
             raise PayloadError("invalid session_id")
-        async with self._turn:
+        async with self._lock:
             try:
                 if kind == CLOSE:
                     return await asyncio.to_thread(self._close, name)
@@ -164,7 +164,7 @@ class Sessions:
                 raise EngineFailureError(text) from error
 
     def _create(self) -> Reply:
-        """Make a session; those that have expired go first."""
+        """Create a session, after expired ones are removed."""
         self.root.mkdir(parents=True, exist_ok=True)
         if self._remove_expired() >= MAX_SESSIONS:
             raise RequestError(f"there are {MAX_SESSIONS} sessions already; close some")
@@ -182,14 +182,14 @@ class Sessions:
         if self._shared is not None:
             try:
                 self._shared.delete(name)
-            except AWAY as error:
+            except STORE_ERRORS as error:
                 raise NotReadyError("the session cannot be closed now") from error
         shutil.rmtree(self.root / name)
         logger.info("session %s closed", name)
         return _reply(f"Session {name} closed", CLOSED_HEADER, name)
 
     def _write(self, name: str, expires: float) -> None:
-        """Make the session's directory."""
+        """Create the session's directory and its file, atomically."""
         folder = self.root / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = folder / f"{FILE}.partial"
@@ -197,23 +197,23 @@ class Sessions:
         partial.rename(folder / FILE)
 
     def _share(self, name: str, expires: float) -> None:
-        """Have the other replicas know the session; without S3 it is this one's alone."""
+        """Publish the session to the other replicas; where S3 fails it stays local."""
         if self._shared is None:
             return
         try:
             self._shared.put(name, expires)
-        except AWAY as error:
+        except STORE_ERRORS as error:
             (self.root / name / _UNSHARED).touch()
             logger.error("session %s is known on this server only: %s", name, error)
 
     def _find(self, name: str) -> float | None:
-        """Return when a session expires, also one of another replica; None where there is none."""
+        """Return a session's expiry, also of another replica's; None where there is none."""
         local = self._expiry(name)
         if self._shared is None or not _ID.fullmatch(name):
             return local
         try:
             expires = self._shared.expiry(name)
-        except AWAY as error:
+        except STORE_ERRORS as error:
             logger.error("session %s cannot be looked up: %s", name, error)
             if local is None:
                 raise NotReadyError("the session cannot be looked up now") from error
@@ -233,7 +233,7 @@ class Sessions:
                     self._find(entry.name)
 
     def _remove_expired(self) -> int:
-        """Remove what has expired and return how many are left."""
+        """Remove expired sessions and return how many are left."""
         left = 0
         for entry in os.scandir(self.root):
             expires = self._expiry(entry.name)
@@ -244,7 +244,7 @@ class Sessions:
         return left
 
     def _expiry(self, name: str) -> float | None:
-        """Return when a session expires, in seconds since the epoch; None where there is none."""
+        """Return the local expiry in seconds since the epoch; None where there is none."""
         if not _ID.fullmatch(name):
             return None
         try:
@@ -257,13 +257,13 @@ class Sessions:
 
 
 def is_session_request(payload: Mapping[str, Any]) -> bool:
-    """Return whether a payload asks for a session instead of an answer."""
+    """Return whether a payload is about a session and not an inference request."""
     others = ("prompt", "inputs", "messages")
     return REQUEST_TYPE in payload and not any(key in payload for key in others)
 
 
 def _session_id(properties: Mapping[str, str]) -> str:
-    """Return the id a request carries, "" without one; what follows a semicolon is its expiry."""
+    """Return the session id of a request, "" without one; the expiry after `;` is dropped."""
     given = properties.get(SESSION_PROPERTY, "").partition(";")[0].strip()
     return "" if given == NEW_SESSION else given
 

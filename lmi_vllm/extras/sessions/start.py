@@ -1,4 +1,4 @@
-"""Sessions of a server: where they lie, the requests that are about them, their copy at the end."""
+"""Sessions of a server: their directory, the request step, the copy to S3 at the end."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ async def keeping_sessions(
     step, copies = SessionStep(Sessions()), list[asyncio.Task[None]]()
     url = settings.extra(SessionSettings).sessions_s3url
 
-    def take(settings: Settings, _: EngineArguments) -> None:
+    def use_settings(settings: Settings, _: EngineArguments) -> None:
         nonlocal url
         url = settings.extra(SessionSettings).sessions_s3url
         step.sessions = sessions_of(settings, shared_sessions(url, environ))
@@ -61,7 +61,7 @@ async def keeping_sessions(
         copies.append(asyncio.create_task(copy_sessions(step.sessions, url, environ)))
 
     service.steps.append(step)
-    events.on_plan.append(take)
+    events.on_plan.append(use_settings)
     if events.is_first:
         events.on_drained.append(copy)
     yield
@@ -75,7 +75,7 @@ class SessionStep(RequestStep):
         self.sessions = sessions
 
     async def check(self, call: InferenceCall) -> None:
-        """Refuse a session that there is not."""
+        """Raise `PayloadError` where the request names an unknown session."""
         if SESSION_PROPERTY in call.properties:
             await self.sessions.check(call.properties)
 
@@ -87,11 +87,11 @@ class SessionStep(RequestStep):
 
 
 def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Sessions:
-    """Return the sessions of these settings; where they are enabled their directory is made.
+    """Return the sessions of these settings; where enabled, their directory is created.
 
     Raises:
-        StartupError: the directory that is asked for cannot be made or written, or there is none
-            that others cannot change.
+        StartupError: the directory of the option cannot be created or written, or none is
+            safe from other users.
     """
     asked = settings.extra(SessionSettings)
     is_enabled, setting = asked.enable_stateful_sessions, asked.given("sessions_path")
@@ -108,7 +108,7 @@ def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Ses
 
 
 def check_store(draft: ArgumentDraft) -> None:
-    """Warn of a store that is none: sessions would stay this server's own, without a word."""
+    """Warn of a URL that no store claims: sessions would silently stay local."""
     url = (draft.settings.extra(SessionSettings).sessions_s3url or "").strip()
     if url and store_of(url) is None:
         draft.warn(f"option.sessions_s3url={mask_urls(url)} {unclaimed_reason()}: it has no effect")
@@ -131,7 +131,7 @@ async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[st
 
 
 def _copy(sessions: Sessions, url: str, environ: Mapping[str, str]) -> int:
-    sessions.remove_closed()  # they must not come back
+    sessions.remove_closed()  # else the copy would restore them
     return upload_directory(sessions.root, url, environ)
 
 

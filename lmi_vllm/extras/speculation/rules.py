@@ -24,7 +24,7 @@ _OLD_DRAFT_NAMES: Final = (
     "ngram_prompt_lookup_min",
 )  # fmt: skip
 # What vLLM 0.32 takes in the place of a model for methods that have none (config/speculative.py).
-_NO_MODELS: Final = (
+_METHODS_WITHOUT_MODEL: Final = (
     "ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class",
 )  # fmt: skip
 # vLLM 0.32 recognizes an EAGLE head by its path, which a fetched head need not have kept.
@@ -72,12 +72,16 @@ class DraftReference:
 
 
 def draft_reference(arguments: Mapping[str, object]) -> DraftReference | None:
-    """The draft model that has to be fetched for these engine arguments; None for all others."""
+    """Return the draft model that has to be fetched for these arguments; None without one."""
     config = arguments.get("speculative_config")
     if not isinstance(config, Mapping):
         return None
     model, revision = config.get("model"), config.get("revision")
-    if not isinstance(model, str) or model in _NO_MODELS or config.get("method") in _NO_MODELS:
+    if (
+        not isinstance(model, str)
+        or model in _METHODS_WITHOUT_MODEL
+        or config.get("method") in _METHODS_WITHOUT_MODEL
+    ):
         return None
     if is_directory(model):
         return None
@@ -85,7 +89,7 @@ def draft_reference(arguments: Mapping[str, object]) -> DraftReference | None:
 
 
 async def fetch_draft(arguments: EngineArguments, fetch: "Fetch") -> EngineArguments:
-    """`arguments` with the place of the draft model, fetched where it is not here."""
+    """Return `arguments` with the path of the draft model, which is fetched if it is remote."""
     draft = draft_reference(arguments.values)
     if draft is None:
         return arguments
@@ -93,7 +97,7 @@ async def fetch_draft(arguments: EngineArguments, fetch: "Fetch") -> EngineArgum
 
 
 def with_draft_files(arguments: EngineArguments, local: Path) -> EngineArguments:
-    """`arguments` with the draft model's files at `local`, which are of the revision asked for."""
+    """Return `arguments` with the draft model at `local`, its revision removed."""
     config = arguments.values["speculative_config"]
     assert isinstance(config, Mapping)
     kept = {name: value for name, value in config.items() if name != "revision"}
@@ -102,10 +106,10 @@ def with_draft_files(arguments: EngineArguments, local: Path) -> EngineArguments
 
 
 def _with_method(config: Mapping[str, object], written: str) -> Mapping[str, object]:
-    """`config` with the method that a local drafter is for; the user's own word wins.
+    """Return `config` with the method of a local drafter; a method that is given wins.
 
-    vLLM takes what it cannot tell for a model that drafts. Published Medusa heads state no
-    `model_type`, and EAGLE heads are told by the name they were `written` with, or their class.
+    vLLM takes a drafter that it cannot identify for a draft model. Published Medusa heads have no
+    `model_type`; EAGLE heads are identified by their class, or the name they were `written` with.
     """
     model = config.get("model")
     if "method" in config or not isinstance(model, str) or not is_directory(model):
@@ -126,7 +130,7 @@ def _with_method(config: Mapping[str, object], written: str) -> Mapping[str, obj
 
 
 def configure(draft: ArgumentDraft) -> None:
-    """One speculative_config out of LMI's three names, vLLM's own, or vLLM's older ones."""
+    """Put speculative_config from LMI's three options, vLLM's own, or vLLM's older ones."""
     config = draft.given("speculative_config")
     given = [setting for name in _DRAFT_NAMES if (setting := draft.given(name))]
     model = draft.given("speculative_draft_model")
@@ -154,19 +158,19 @@ def configure(draft: ArgumentDraft) -> None:
     else:
         for setting in given:
             draft.warn(f"{setting.label} has no effect without option.speculative_draft_model")
-    _old_speculation(draft)
+    _put_old_options(draft)
 
 
 def _length(draft: ArgumentDraft) -> Setting | None:
-    """How many tokens are drafted: LMI's name, or vLLM's beside LMI's name of the model."""
+    """Return the setting of the draft length: LMI's option, else vLLM's; None without one."""
     length, theirs = draft.given("speculative_length"), draft.given("num_speculative_tokens")
     if length and theirs and length.value != theirs.value:
         draft.fail(f"{length.stated} and {theirs.stated} say different things: set one of them")
     return length or theirs
 
 
-def _old_speculation(draft: ArgumentDraft) -> None:
-    """VLLM's flags from before speculative_config."""
+def _put_old_options(draft: ArgumentDraft) -> None:
+    """Put speculative_config from vLLM's older options, where it is unset."""
     given = {name: setting for name in _OLD_DRAFT_NAMES if (setting := draft.given(name))}
     if draft.given("speculative_draft_model"):
         given.pop("num_speculative_tokens", None)  # counts there, see _length
@@ -195,7 +199,7 @@ def _old_speculation(draft: ArgumentDraft) -> None:
 
 
 def check_draft_degree(draft: ArgumentDraft) -> None:
-    """The draft model runs on one GPU or on as many as the model."""
+    """Refuse a draft degree that is neither 1 nor the tensor parallel degree."""
     setting = draft.given("draft_model_tp_size")
     degree = draft.values.get("tensor_parallel_size")
     if setting is None or draft.given("speculative_draft_model") is None:

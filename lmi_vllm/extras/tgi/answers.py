@@ -48,7 +48,7 @@ async def tokenize(context: RequestContext) -> Reply:
     """Answer TGI's `/tokenize`: a list of tokens, each with the part of the text it stands for.
 
     Raises:
-        PayloadError: `inputs` is no text.
+        PayloadError: `inputs` is not text, or `add_special_tokens` not a boolean.
     """
     async with context:
         payload = decode_body(context.call.body, "application/json")

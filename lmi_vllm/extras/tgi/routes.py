@@ -49,7 +49,7 @@ def _add(app: web.Application) -> None:
 
 
 def generate_handler(route: TgiRoute, path: str) -> Handler:
-    """Return what answers one of the generating routes; people who read `/` get its page."""
+    """Return the handler of one generating route; GET of `/` is the front page."""
     methods = (*CALL_METHODS, *READ_METHODS) if path == ROOT else CALL_METHODS
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -70,12 +70,12 @@ def generate_handler(route: TgiRoute, path: str) -> Handler:
 
 
 async def not_found(_: web.Request) -> web.Response:
-    """Be a path that is not there."""
+    """Raise `ResourceNotFoundError`: without `tgi_compat` the path does not exist."""
     raise ResourceNotFoundError
 
 
 async def info(request: web.Request) -> web.Response:
-    """Answer what TGI's clients ask about the model and its limits."""
+    """Answer TGI's description of the model and its limits."""
     if not _is_tgi(request):
         return await not_found(request)
     check_method(request, READ_METHODS)
@@ -84,7 +84,7 @@ async def info(request: web.Request) -> web.Response:
 
 
 def tokenize_handler() -> Handler:
-    """Return what answers TGI's `/tokenize` itself, and hands vLLM's to the core."""
+    """Return the handler of `/tokenize`: TGI's bodies here, vLLM's by the core."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if not _is_tgi(request) or request.method != "POST":

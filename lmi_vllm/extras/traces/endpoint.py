@@ -1,4 +1,4 @@
-"""Where traces go: OpenTelemetry's own variables, made the engine argument that vLLM reads.
+"""The endpoint of traces: OpenTelemetry's variables become the engine argument of vLLM.
 
 Sources: the OpenTelemetry specification, "OpenTelemetry Protocol Exporter" (variables, `/v1/traces`
 behind a general HTTP endpoint); vLLM's tracing/otel.py (which protocols it speaks).
@@ -46,7 +46,7 @@ class TraceSettings(ExtraSettings):
 
 
 def put_endpoint(draft: ArgumentDraft) -> None:
-    """Hand the endpoint to the engine, unless it has one of its own."""
+    """Put the endpoint among the engine arguments, unless an option sets it."""
     asked = draft.settings.extra(TraceSettings)
     protocol = asked.otel_exporter_otlp_traces_protocol or asked.otel_exporter_otlp_protocol or ""
     for name in (TRACES_ENDPOINT, ENDPOINT):
@@ -71,7 +71,7 @@ def _is_web_url(text: str) -> bool:
 
 
 def chosen_protocol(endpoint: str, asked: str) -> str:
-    """Return how spans are sent; unasked, gRPC to its own port and HTTP to every other."""
+    """Return the protocol: `asked`, else gRPC to port 4317 and HTTP to every other."""
     if asked:
         return asked
     try:
@@ -82,13 +82,13 @@ def chosen_protocol(endpoint: str, asked: str) -> str:
 
 
 def plan_variables(arguments: EngineArguments, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what libraries have to find, where the engine sends traces."""
+    """Return the variables for the libraries where an endpoint is set; else none."""
     endpoint = arguments.values.get(ARGUMENT)
     return trace_variables(str(endpoint), environ) if endpoint else {}
 
 
 def trace_variables(endpoint: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what vLLM and the exporters read from the environment, where it is not set."""
+    """Return protocol and service name for vLLM and the exporters; variables that are set win."""
     asked = environ.get(TRACES_PROTOCOL) or environ.get(PROTOCOL) or ""
     return {
         TRACES_PROTOCOL: chosen_protocol(endpoint, asked),

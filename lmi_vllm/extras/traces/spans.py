@@ -34,7 +34,7 @@ class RequestSpan:
     headers: Mapping[str, str]
 
     def end(self, summary: RequestSummary) -> None:
-        """Say what came of it, in the words of OpenTelemetry's semantic conventions."""
+        """Set the outcome by OpenTelemetry's semantic conventions, and end the span."""
         found: dict[str, str | int | None] = {
             "http.response.status_code": summary.status,
             "gen_ai.usage.input_tokens": summary.prompt_tokens or None,
@@ -53,7 +53,7 @@ class RequestSpan:
 
 
 class RequestTracer:
-    """Begins a span for each request, below the caller's where it sent a `traceparent`."""
+    """Starts a span for each request, a child of the caller's where it sent a `traceparent`."""
 
     def __init__(self, endpoint: str, service_name: str, *, is_grpc: bool) -> None:
         exporter: SpanExporter = (
@@ -67,7 +67,7 @@ class RequestTracer:
         self._tracer = self._provider.get_tracer("lmi_vllm", __version__)
 
     def start_span(self, record: RequestRecord, headers: Mapping[str, str]) -> RequestSpan:
-        """Return the span of a request, with what makes the engine's a child of it."""
+        """Return the span of a request, with the headers that make the engine's span its child."""
         span = self._tracer.start_span(
             f"{record.method} {record.route}",
             context=_PROPAGATOR.extract(headers),
@@ -85,7 +85,7 @@ class RequestTracer:
         return RequestSpan(span, MappingProxyType(carrier))
 
     def close(self) -> None:
-        """Send what is left, vLLM's spans too, within a few seconds."""
+        """Flush the spans that are left, vLLM's too; each provider has 2 s."""
         for provider in (self._provider, trace.get_tracer_provider()):
             if isinstance(provider, TracerProvider):
                 provider.force_flush(FLUSH_MILLISECONDS)

@@ -47,7 +47,7 @@ async def tracing(
 
 
 class Traces:
-    """Begins to trace when a model is ready, and ends with the server."""
+    """Starts tracing when a model is ready, and stops with the server."""
 
     def __init__(self, hub: Telemetry, environ: Mapping[str, str]) -> None:
         self._hub = hub
@@ -71,7 +71,7 @@ class Traces:
             self.begin()
 
     def begin(self) -> None:
-        """Trace requests from here on."""
+        """Start tracing requests, where an endpoint is set."""
         if not self._endpoint or self._tracer is not None:
             return
         variables = trace_variables(self._endpoint, self._environ)

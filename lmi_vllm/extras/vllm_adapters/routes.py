@@ -21,7 +21,7 @@ Fields = dict[str, Any]
 
 
 class _RefusalError(Exception):
-    """What vLLM answers with: a text, a status and its own name for the kind of error."""
+    """An error answer of vLLM: its text, status and name for the kind of error."""
 
     def __init__(self, text: str, status: int = 400, kind: str = "InvalidUserInput") -> None:
         super().__init__(text)

@@ -22,6 +22,6 @@ class WatchdogSettings(ExtraSettings):
 
     @property
     def hang_seconds(self) -> float:
-        """A stall that lasts so long is a failure; 0: it may last."""
+        """Seconds after which a stall is an engine failure; 0: never."""
         asked = self.lmi_stall_restart_timeout
         return STALLS_TO_RESTART * self.lmi_stall_timeout if asked is None else asked

@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 MODEL_CORRUPTED: Final = "the model's own answers are not finite any more (NaN)"
 ENGINE_HUNG: Final = "the engine completed no step for too long (LMI_STALL_RESTART_TIMEOUT)"
 ANSWER_CHECK_SECONDS: Final = 1.0
-CHECKS: Final = 4  # looks at the engine within one stall time
+CHECKS_PER_TIMEOUT: Final = 4  # of the engine, within one LMI_STALL_TIMEOUT
 
 
 class StallWatchdog:
     """Turns health bad while the engine holds requests and completes no step for `seconds`.
 
     A stalled engine may come back (a device that hung for a while): health follows its next step.
-    By then its requests may have timed out, and new ones are refused: so it is given a token of
-    our own to come back with. One that does not within `fatal_seconds` hangs (0 is never), and is
-    to be replaced.
+    By then its requests may have timed out, and new ones are refused: so the watchdog sends a
+    probe request of one token. An engine without a step for `fatal_seconds` (0 is never) hangs,
+    and is to be replaced.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class StallWatchdog:
     async def run(self) -> str:
         """Return why the engine has to be replaced, once it has."""
         try:
-            while not self._hangs():
-                await self._clock.sleep(self._seconds / CHECKS)
+            while not self._update_health():
+                await self._clock.sleep(self._seconds / CHECKS_PER_TIMEOUT)
         finally:
             if self._probe is not None:
                 self._probe.cancel()
         return ENGINE_HUNG
 
-    def _hangs(self) -> bool:
-        """Look at the engine, and have health say what it does."""
+    def _update_health(self) -> bool:
+        """Set the state by the engine's progress; return whether it hangs and is to be replaced."""
         now = self._clock.now()
         is_stalled = self._lifecycle.state is State.UNHEALTHY
         if self._engine.progress != self._progress:
@@ -74,7 +74,7 @@ class StallWatchdog:
             if self._fatal_seconds and now - self._since >= self._fatal_seconds:
                 return True
             if self._probe is None or (self._probe.done() and not self._engine.running_requests):
-                self._probe = asyncio.create_task(_ask(self._engine))
+                self._probe = asyncio.create_task(_probe_engine(self._engine))
         elif not self._engine.running_requests or self._lifecycle.state is State.ASLEEP:
             self._since = now  # also while it sleeps with requests that it keeps
         elif now - self._since >= self._seconds and self._lifecycle.state is State.HEALTHY:
@@ -119,7 +119,7 @@ class AnswerWatchdog:
         return False
 
 
-async def _ask(engine: Engine) -> None:
+async def _probe_engine(engine: Engine) -> None:
     try:
         await warm_up(engine)
     except LmiError as error:
@@ -136,7 +136,7 @@ async def watching(
     """Watch each engine as the settings of its model ask for it."""
     asked = settings.extra(WatchdogSettings)
 
-    def take(settings: Settings, _: EngineArguments) -> None:
+    def use_settings(settings: Settings, _: EngineArguments) -> None:
         nonlocal asked
         asked = settings.extra(WatchdogSettings)
 
@@ -149,6 +149,6 @@ async def watching(
     async def answers(engine: Engine, clock: Clock) -> str:
         return await AnswerWatchdog(engine, clock).run()
 
-    events.on_plan.append(take)
+    events.on_plan.append(use_settings)
     events.watchdogs += (stalls, answers)
     yield

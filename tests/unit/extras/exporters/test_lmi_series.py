@@ -41,7 +41,7 @@ def test_requests_are_counted_by_lmis_names(ended: Ended) -> None:
 def test_start_is_exported_under_lmis_names() -> None:
     """In microseconds as well."""
     registry = CollectorRegistry()
-    LmiSeries(lambda: "demo", registry).take_start({"download": 2.0, "engine": 3.0, "warm-up": 1.0})
+    LmiSeries(lambda: "demo", registry).set_start({"download": 2.0, "engine": 3.0, "warm-up": 1.0})
     assert registry.get_sample_value("DownloadModel", {"Model": "demo"}) == 2_000_000
     assert registry.get_sample_value("LoadModel", {"Model": "demo"}) == 3_000_000
     assert registry.get_sample_value("StartupLatency", HOST) == 6_000_000

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from lmi_vllm.extras.load_reports.reports import ASKED, REPORT, report
+from lmi_vllm.extras.load_reports.reports import REQUEST_HEADER, RESPONSE_HEADER, report
 from tests.conftest import ServeScripted
 
 LMI = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
@@ -54,8 +54,12 @@ async def test_header_is_on_whole_good_answers(
 ) -> None:
     """And on none that did not ask."""
     client = await serve()
-    for headers, expected in (({ASKED: "TEXT"}, has_it), ({ASKED: "BIN"}, False), ({}, False)):
+    for headers, expected in (
+        ({REQUEST_HEADER: "TEXT"}, has_it),
+        ({REQUEST_HEADER: "BIN"}, False),
+        ({}, False),
+    ):
         response = await client.post(path, json=body, headers=headers)
-        assert (REPORT in response.headers) == expected, headers
-    response = await client.get("/ping", headers={ASKED: "TEXT"})
-    assert REPORT not in response.headers
+        assert (RESPONSE_HEADER in response.headers) == expected, headers
+    response = await client.get("/ping", headers={REQUEST_HEADER: "TEXT"})
+    assert RESPONSE_HEADER not in response.headers

@@ -24,9 +24,9 @@ class Loaded(InferenceService):
     @property
     def loaded_engine(self) -> ScriptedEngine:
         """An engine with adapters at work."""
-        return ScriptedEngine(active_adapters=self.at_work)
+        return ScriptedEngine(active_adapters=self.active)
 
-    at_work = AT_WORK
+    active = AT_WORK
 
 
 @pytest.fixture
@@ -74,5 +74,5 @@ async def test_it_can_be_asked_for_by_name_and_left_out(service: Loaded) -> None
 
 async def test_engine_without_adapters_has_none(service: Loaded) -> None:
     """A router takes a server without the series for one without adapters."""
-    service.at_work = ActiveAdapters()
+    service.active = ActiveAdapters()
     assert NAME not in await shown(service)
