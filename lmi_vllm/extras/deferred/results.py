@@ -56,7 +56,7 @@ class _Result:
 class DeferredResults:
     """Results by token, evicted by least recent use.
 
-    Pieces become readable in steps of `batch`. A request that is evicted while running is cancelled.
+    Pieces become readable in steps of `batch`. A running request that is evicted is cancelled.
     """
 
     def __init__(
