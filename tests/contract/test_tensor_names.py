@@ -12,7 +12,7 @@ import torch
 from vllm.model_executor.models.utils import WeightsMapper
 
 from lmi_vllm.extras.legacy_models.classes import MllamaTextForCausalLM
-from lmi_vllm.extras.legacy_models.tensor_names import MLLAMA_NAMES, layers_anew
+from lmi_vllm.extras.legacy_models.tensor_names import MLLAMA_NAMES, renumbered_layers
 
 pytestmark = pytest.mark.vllm
 PUBLISHED = (
@@ -48,7 +48,7 @@ def test_text_layers_are_found_and_numbered_anew(names: Iterable[str]) -> None:
 def test_modules_of_adapters_are_numbered_as_the_layers_are(start: str) -> None:
     """Layer 3 of five is layer 1 without the two that read pictures, whose own are not found."""
     mapper = WeightsMapper(
-        orig_to_new_regex=layers_anew(5, [0, 2]), orig_to_new_prefix=dict(MLLAMA_NAMES)
+        orig_to_new_regex=renumbered_layers(5, [0, 2]), orig_to_new_prefix=dict(MLLAMA_NAMES)
     )
     found = [mapper._map_name(f"{start}layers.{layer}.mlp.up_proj") for layer in range(5)]
     layers = ("picture_layers.0", "layers.0", "picture_layers.2", "layers.1", "layers.2")
