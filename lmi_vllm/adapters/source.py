@@ -152,14 +152,21 @@ class AdapterSources:
                 f"{src} brings a {CODE_FILE}; code that was fetched is loaded only with "
                 f"{CUSTOM_CODE}=all"
             )
-        if local is None or allowed == "none":
+        if allowed == "none":
+            return
+        if local is None:
+            self._check_owner(src, folder)
             return
         if allowed not in ("roots", "all") or not self.environ.get(ROOTS):
             raise AdapterRefusedError(
                 f"{src} brings a {CODE_FILE}; code of adapters that are registered while the "
                 f"server runs is loaded only with {CUSTOM_CODE}=roots and from below {ROOTS}"
             )
-        for place in (local, folder):
+        self._check_owner(src, local, folder)
+
+    def _check_owner(self, src: str, *places: Path) -> None:
+        """Return when no other user may have written the code."""
+        for place in places:
             if reason := untrusted_code_reason(place, CODE_FILE):
                 raise AdapterRefusedError(f"{src} brings a {CODE_FILE}: {reason}")
 

@@ -3,6 +3,10 @@
 import asyncio
 import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +247,35 @@ def test_log_is_as_it_was(vllm_engine: Engine) -> None:
     """SageMaker's library for vLLM's own `/invocations` sets the root logger's level to ERROR."""
     assert vllm_engine.http is not None
     assert logging.getLogger().level <= logging.WARNING
+
+
+BOOTSTRAP = """
+import sys
+from fastapi import FastAPI
+from vllm.entrypoints.serve.sagemaker.api_router import sagemaker_standards_bootstrap
+from lmi_vllm.engine.vllm.workarounds import Scope, apply
+if sys.argv[1] == "ours":
+    apply(Scope.APPLICATION)
+sagemaker_standards_bootstrap(FastAPI())
+"""
+
+
+@pytest.mark.parametrize(("who", "runs"), [("vLLM", True), ("ours", False)])
+def test_script_of_the_model_is_not_vllm_s_to_run(tmp_path: Path, who: str, runs: bool) -> None:
+    """SageMaker's library would import it, whatever `LMI_CUSTOM_CODE` says."""
+    pytest.importorskip("vllm")
+    mark = tmp_path / "it ran"
+    (tmp_path / "model.py").write_text(f"open({str(mark)!r}, 'w').close()", encoding="utf-8")
+    environ = {**os.environ, "SAGEMAKER_MODEL_PATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", BOOTSTRAP, who], env=environ, check=True, timeout=120)
+    assert mark.exists() is runs
+
+
+def test_application_has_no_route_of_sagemaker_s_library(application: HttpApplication) -> None:
+    """It was made without the library's part, which loads adapters by path."""
+    paths = {route.path for route in application.app.routes}  # type: ignore[attr-defined]
+    assert "/v1/messages" in paths
+    assert not {"/adapters", "/adapters/{adapter_name}"} & paths
 
 
 # vLLM's validators take an object for granted there.

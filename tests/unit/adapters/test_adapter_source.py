@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.adapters import source
 from lmi_vllm.adapters.source import AdapterSources, local_adapters
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError
 from tests.support.adapter_files import CAPITALS, copy_adapter
@@ -183,6 +184,18 @@ def test_code_that_others_may_change_is_never_run(code: Path, name: str, mode: i
     (code / name).chmod(mode)
     with pytest.raises(AdapterRefusedError, match=r"is world-writable .* chmod o-w"):
         resolve(code, LMI_CUSTOM_CODE="roots", LMI_ADAPTER_ROOTS=str(code.parent))
+
+
+@pytest.mark.parametrize("name", ["", "..", "model.py"])
+def test_fetched_code_that_others_may_change_is_never_run(
+    code: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The folder that is fetched into may be one that others share."""
+    monkeypatch.setattr(source, "fetch_model", lambda *_, **__: code)
+    assert resolve("s3://bucket/code/", LMI_CUSTOM_CODE="all")
+    (code / name).chmod(0o777)
+    with pytest.raises(AdapterRefusedError, match=r"is world-writable .* chmod o-w"):
+        resolve("s3://bucket/code/", LMI_CUSTOM_CODE="all")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives files to another user")

@@ -27,6 +27,7 @@ REPLACED: Final = {
     ),
     "vllm.v1.sample.sampler:batched_count_greater_than": ("compiles while it serves", ALL),
     "vllm.model_executor.models.registry:_run_in_subprocess": ("a process for each class", ALL),
+    "model_hosting_container_standards.sagemaker:bootstrap": ("runs a script of the model", ALL),
     "torch._inductor.codecache:_HEADER_DIR": ("headers made again", ALL),
     "torch._inductor.codecache:_HEADER_LOCK_DIR": ("headers made again", ALL),
     "torch._dynamo.aot_compile_types:BundledAOTAutogradSerializableCallable.finalize_loading": (

@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from lmi_vllm.engine.vllm.workarounds import base_rows, cpu_compilation, prompt_logprobs
+from lmi_vllm.engine.vllm.workarounds import (
+    base_rows,
+    cpu_compilation,
+    model_scripts,
+    prompt_logprobs,
+)
 from lmi_vllm.errors import EngineStartError
 
 logger = logging.getLogger(__name__)
@@ -34,6 +39,7 @@ class Scope(Enum):
     COMPILED_CODE = "in the server on a CPU, before the engine is forked from it"
     WORKER = "in a worker on a CPU"
     LORA_WORKER = "in a worker on a CPU with LoRA"
+    APPLICATION = "in the server, while vLLM makes its HTTP application"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,12 @@ WORKAROUNDS: Final = (
         Scope.COMPILED_CODE,
         "integration/compile_cache_is_kept.py:test_second_container_does_not_compile",
         adds=True,
+    ),
+    Workaround(
+        "model_hosting_container_standards.sagemaker:bootstrap",
+        model_scripts.left_out,
+        Scope.APPLICATION,
+        "tests/contract/test_bridge.py:test_script_of_the_model_is_not_vllm_s_to_run",
     ),
 )
 

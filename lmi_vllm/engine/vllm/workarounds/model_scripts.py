@@ -1,0 +1,28 @@
+"""SageMaker's library in vLLM's application imports a script of the model, past all that we check.
+
+`build_app` calls its `bootstrap`, which imports `$SAGEMAKER_MODEL_PATH/$CUSTOM_SCRIPT_FILENAME`. By
+default that is /opt/ml/model/model.py: LMI's own place for code, of which `LMI_CUSTOM_CODE`, secure
+mode and the check of its owner decide here. An error in it would end the start. What else
+`bootstrap` adds are `/ping`, `/invocations` and adapters by path, which this server has itself.
+Affected: all supported releases (model-hosting-container-standards 0.1). May go: when
+tests/contract/test_bridge.py holds without it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+HANDLERS: Final = "CUSTOM_FASTAPI_"  # variables that name handlers in that script
+
+
+def left_out(_bootstrap: object) -> Callable[[Any], Any]:
+    """Return what stands for `bootstrap`: the application stays as it is."""
+    return _as_it_is
+
+
+def _as_it_is(app: Any) -> Any:
+    return app
+
+
+def without_effect(names: Iterable[str]) -> Sequence[str]:
+    """Return the variables that the library would have read."""
+    return sorted(name for name in names if name.startswith(HANDLERS))
