@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from lmi_vllm.telemetry.log_handler import GATHER_SECONDS
 from tests.support.engine_starts import STARTS
 
 READY_SECONDS = 150.0
@@ -66,6 +67,7 @@ class ServerProcess:
     @property
     def stderr(self) -> str:
         """All of stderr so far."""
+        time.sleep(4 * GATHER_SECONDS)  # lines that have been said are on their way
         return self.stderr_path.read_text(encoding="utf-8", errors="replace")
 
     @property

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from integration.client import call, wait_until
 
+FULL_PIPE_SECONDS = 12.0  # of a line each 0.05 s: several times what a pipe holds
 REQUESTS = 1600  # lines of 0.8 KiB: more than the pipe's 64 KiB and the queue's 1 MiB
 
 
@@ -83,6 +85,28 @@ def test_a_server_whose_log_is_not_read_can_end() -> None:
         end(process)
         os.close(writing)
         os.close(reading)
+
+
+def test_server_goes_on_while_its_metrics_lines_are_not_read() -> None:
+    """Lines for CloudWatch leave by stdout, whose reader may stall as well."""
+    environ = {**os.environ, "LMI_METRICS_EMF": "true", "LMI_METRICS_EMF_INTERVAL": "0.05"}
+    command = [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--engine", "scripted"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ,
+    )  # fmt: skip
+    try:
+        url = listening(process)
+        assert wait_until(lambda: call(url, "/ping").status == 200, 60)
+        body = {"inputs": "x", "parameters": {"max_new_tokens": 2}}
+        until = time.monotonic() + FULL_PIPE_SECONDS
+        while time.monotonic() < until:
+            assert call(url, "/invocations", body, seconds=10).status == 200
+        assert call(url, "/invocations", {**body, "stream": True}, seconds=20).status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        end(process)
 
 
 def counted(url: str) -> float:

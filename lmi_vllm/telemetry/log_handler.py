@@ -15,7 +15,7 @@ from typing import Final
 
 from lmi_vllm.clock import LOG_FLUSH_SECONDS
 
-GATHER_SECONDS: Final = 0.02  # the thread sleeps so long after a line: one write takes many
+GATHER_SECONDS: Final = 0.005  # the thread sleeps so long after a line: one write takes many
 MOST_BYTES: Final = 1 << 20  # of lines that wait; what comes then is dropped
 _ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
 _LATE: Final = 100  # before what multiprocessing ends at a child's end

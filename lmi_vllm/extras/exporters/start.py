@@ -18,10 +18,10 @@ from lmi_vllm.extras.exporters.sagemaker_lines import (
 )
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.telemetry.log_handler import QueuedHandler
+from lmi_vllm.telemetry.metrics import DROPPED_LINES
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import Observer, RequestSummary
-
-logger = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -42,8 +42,9 @@ async def exporting(
     if not emf_settings.lmi_metrics_emf:
         yield
         return
+    lines = _line_writer(sys.stdout.fileno())
     emf = EmfWriter(
-        _write_line,
+        lambda line: lines.emit(_record(line)),
         emf_settings.lmi_metrics_emf_namespace,
         lambda: service.lifecycle.model_name,
         lambda: _gauges(service),
@@ -56,6 +57,7 @@ async def exporting(
     finally:
         flushing.cancel()
         emf.flush()
+        await asyncio.to_thread(lines.flush)
 
 
 def _write_telemetry(hub: Telemetry, path: Path) -> None:
@@ -92,10 +94,15 @@ async def _flush_periodically(emf: EmfWriter, seconds: float) -> None:
         emf.flush()
 
 
-def _write_line(line: str) -> None:
-    """Write to stdout, which CloudWatch reads; in one write, so that lines do not interleave."""
-    try:
-        sys.stdout.write(line)
-        sys.stdout.flush()
-    except OSError as error:  # the reader is gone, which must not fail a request
-        logger.warning("an EMF line was not written: %s", error)
+def _line_writer(descriptor: int) -> QueuedHandler:
+    """Return what writes lines as they are, without ever waiting for who reads them.
+
+    Containers hand stdout to CloudWatch by an agent, which may stall like one that reads the log.
+    """
+    lines = QueuedHandler(descriptor, DROPPED_LINES.inc)
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    return lines
+
+
+def _record(line: str) -> logging.LogRecord:
+    return logging.makeLogRecord({"msg": line.rstrip("\n"), "levelno": logging.INFO})

@@ -46,8 +46,8 @@ async def test_a_further_process_sends_its_lines(tmp_path: Path, ended: Ended) -
 
 @pytest.mark.parametrize("is_on", [True, False])
 async def test_the_last_emf_line_is_written_at_the_end(
-    ended: Ended, capsys: pytest.CaptureFixture[str], is_on: bool
+    ended: Ended, capfd: pytest.CaptureFixture[str], is_on: bool
 ) -> None:
     """However long the interval is; unasked, none is."""
     await tell({"LMI_METRICS_EMF": str(is_on).lower()}, ended)
-    assert ('"ServerError":1' in capsys.readouterr().out) == is_on
+    assert ('"ServerError":1' in capfd.readouterr().out) == is_on
