@@ -6,6 +6,7 @@ python -m integration.fleet --proxy nginx --adapters 200
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -39,8 +40,13 @@ def report(plan: Plan, found: Found) -> str:
             f"S3 calls a minute at rest: {found.s3_calls_a_minute:.0f} of {found.servers_at_rest} "
             f"servers, {each:.1f} each, state read every {plan.refresh_seconds:g} s"
         )
-    problems = [*load.lost, *load.cut, *load.crossed, *load.different, *found.unknown]
-    return "\n".join([*lines, *problems[:20]])
+    return "\n".join([*lines, *problems(found)[:20]])
+
+
+def problems(found: Found) -> list[str]:
+    """Return what none of may be: requests lost or cut, answers of others, adapters missing."""
+    load = found.load
+    return [*load.lost, *load.cut, *load.crossed, *load.different, *found.unknown]
 
 
 def main() -> None:
@@ -74,6 +80,8 @@ def main() -> None:
     loads.append(os.getloadavg()[0])
     print(f"{plan}, {time.monotonic() - began:.0f} s, {os.cpu_count()} CPUs, load {loads}")
     print(report(plan, found))
+    if problems(found):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

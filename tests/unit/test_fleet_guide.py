@@ -1,5 +1,8 @@
 """docs/fleet.md: its options are valid, and its lines for proxies are those that are tested."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from integration.fleet.proxies import PROXIES
@@ -24,6 +27,14 @@ def test_options_of_a_step_are_valid(block: Block, explained: ExplainRun) -> Non
 def test_line_of_a_proxy_is_run_by_the_test_of_a_fleet(line: str) -> None:
     """What is recommended is what was measured."""
     assert any(line in proxy.template for proxy in PROXIES.values())
+
+
+def test_every_step_says_what_runs_it() -> None:
+    """A test, or that it needs a cluster."""
+    page = (Path(__file__).parents[2] / "docs/fleet.md").read_text(encoding="utf-8")
+    steps = page.split("\n## ")[1:]
+    unmarked = [step.splitlines()[0] for step in steps if not re.search(r"Run by|needs: ", step)]
+    assert unmarked in ([], [steps[-1].splitlines()[0]])
 
 
 def test_steps_are_found() -> None:

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 RENEW_WAIT_SECONDS: Final = 2.0  # then the request goes on with the adapter that is loaded
 MAX_LOOKUPS: Final = 8
+# Look-ups and loads that run or wait: they go on when their clients hang up, so that neither the
+# queue of requests nor its slots bound them.
+MAX_WAITING: Final = 256
 MAX_FETCHES: Final = 4
 
 
@@ -100,6 +103,8 @@ class OnDemandAdapters:
             await self._cache.forget(cached.key)
         if self._negative.is_absent(name):
             return False
+        if name not in self._work and len(self._work) >= MAX_WAITING:
+            raise NotReadyError("too many adapters are looked up already", retry_after_seconds=1)
         work = self._work.get(name) or self._begin(name, self._load)
         await asyncio.wait({work})
         work.result()

@@ -1,6 +1,7 @@
 """Adapters on demand: what is fetched when, what is kept, and what calls have to say about it."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,29 @@ async def test_names_that_are_no_folder_never_reach_the_store(bench: Bench, name
     with pytest.raises(UnknownAdapterError):
         await use(bench, name)
     assert bench.calls == 0
+
+
+async def test_lookups_that_wait_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that invent names and hang up leave neither tasks nor calls behind without end."""
+    monkeypatch.setattr(on_demand, "MAX_WAITING", 10)
+    bench.open()
+    clients = [asyncio.create_task(use(bench, f"invented{n}")) for n in range(100)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for client in clients:
+        client.cancel()
+    ends = await asyncio.gather(*clients, return_exceptions=True)
+    assert sum(isinstance(end, NotReadyError) for end in ends) == 90
+    assert bench.calls <= 10
+    deadline = time.monotonic() + 60
+    while True:  # what was looked up has made room
+        try:
+            await use(bench, "fr")
+        except NotReadyError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        except UnknownAdapterError:
+            break
 
 
 def test_memory_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,25 @@ def test_option_is_warned_with_its_reason(row: Option) -> None:
     assert "is not known and has no effect" in unknown
 
 
+# Arguments of vLLM 0.6.3 that LMI's guides name, written out: a row that is deleted is noticed.
+ARGUMENTS_OF_0_6_3 = (
+    "speculative_model_quantization", "speculative_disable_mqa_scorer",
+    "speculative_draft_tensor_parallel_size", "speculative_max_model_len",
+    "speculative_disable_by_batch_size", "spec_decoding_acceptance_method",
+    "typical_acceptance_sampler_posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha", "disable_logprobs_during_spec_decoding",
+    "override_neuron_config",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARGUMENTS_OF_0_6_3)
+def test_argument_of_an_old_vllm_is_known_as_dropped(name: str) -> None:
+    """None of them is merely unknown."""
+    (warning,) = load_settings({f"OPTION_{name.upper()}": "7"}).warnings
+    assert "is not known" not in warning
+    assert "has no effect" in warning
+
+
 CAPTURE = "cudagraph_capture_sizes"
 CASES = (
     Row("paged_attention", "true"),
