@@ -13,7 +13,6 @@ import contextlib
 import functools
 import json
 import logging
-import os
 import secrets
 import traceback
 from argparse import Namespace
@@ -39,7 +38,7 @@ from lmi_vllm.engine.vllm.asgi import Exchange
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.routes import ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
-from lmi_vllm.engine.vllm.workarounds.model_scripts import without_effect
+from lmi_vllm.engine.vllm.workarounds.model_scripts import warn_of_handlers
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -98,8 +97,7 @@ class Bridge:
         namespace.chat_template = profile.chat_template
         namespace.chat_template_content_format = profile.chat_template_content_format
         tasks = await llm.get_supported_tasks()
-        for name in without_effect(os.environ):
-            logger.warning("%s has no effect: hooks of a model.py are lmi_vllm's", name)
+        warn_of_handlers()
         with _same_root_logger(), apply(Scope.APPLICATION):
             app = build_app(namespace, tasks, llm.model_config)
         app.user_middleware = [one for one in app.user_middleware if _name(one) not in _REPLACED]

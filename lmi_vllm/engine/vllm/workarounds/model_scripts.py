@@ -8,8 +8,12 @@ Affected: all supported releases (model-hosting-container-standards 0.1). May go
 tests/contract/test_bridge.py holds without it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+import os
+from collections.abc import Callable
 from typing import Any, Final
+
+logger = logging.getLogger(__name__)
 
 HANDLERS: Final = "CUSTOM_FASTAPI_"  # variables that name handlers in that script
 
@@ -23,6 +27,8 @@ def _as_it_is(app: Any) -> Any:
     return app
 
 
-def without_effect(names: Iterable[str]) -> Sequence[str]:
-    """Return the variables that the library would have read."""
-    return sorted(name for name in names if name.startswith(HANDLERS))
+def warn_of_handlers() -> None:
+    """Say which variables the library would have read."""
+    for name in sorted(os.environ):
+        if name.startswith(HANDLERS):
+            logger.warning("%s has no effect: hooks are those of LMI's model.py", name)
