@@ -101,3 +101,10 @@ def test_development_versions_fit_both_builds() -> None:
         engine, tools = pins(extra), pins("dev")
         clashes = {name for name in engine.keys() & tools.keys() if engine[name] != tools[name]}
         assert not clashes
+
+
+def test_the_cuda_image_carries_lmcache() -> None:
+    """Configurations of LMI that name it start there; it has no build without CUDA."""
+    assert [name for name in ("cpu", "cuda", "cuda-hashes") if "lmcache" in pins(name)] == [
+        "cuda", "cuda-hashes",
+    ]  # fmt: skip
