@@ -192,10 +192,11 @@ def test_fetched_code_that_others_may_change_is_never_run(
 ) -> None:
     """The folder that is fetched into may be one that others share."""
     monkeypatch.setattr(source, "fetch_model", lambda *_, **__: code)
-    assert resolve("s3://bucket/code/", LMI_CUSTOM_CODE="all")
+    allowed = {"LMI_CUSTOM_CODE": "all", "LMI_ADAPTER_HUB": "true"}
+    assert resolve("acme/code", **allowed)
     (code / name).chmod(0o777)
     with pytest.raises(AdapterRefusedError, match=r"is world-writable .* chmod o-w"):
-        resolve("s3://bucket/code/", LMI_CUSTOM_CODE="all")
+        resolve("acme/code", **allowed)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives files to another user")
