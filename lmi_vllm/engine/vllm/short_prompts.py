@@ -1,14 +1,15 @@
 """Short prompts are tokenized on the event loop instead of on the renderer's thread.
 
-Handing one to the thread and taking its tokens back costs as much as the work itself. vLLM keeps
-one tokenizer more than threads, so that the loop and a thread never share one. May go: when vLLM
-does it, or no longer has the methods (tests/contract/test_bridge.py).
+Handing one to the thread and taking its tokens back is work for two threads: decision 98 has what
+was measured, under load only. vLLM keeps one tokenizer more than threads, so that the loop and a
+thread never share one. May go: when vLLM does it, or no longer has the methods
+(tests/contract/test_bridge.py).
 """
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-SHORT: Final = 1000  # characters: about 1 ms of a fast tokenizer at most
+SHORT: Final = 1000  # characters: 1 to 2 ms, by the 5 to 9 s that 5 MB took (long_texts)
 
 
 class ShortPrompts:
