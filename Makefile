@@ -5,6 +5,7 @@ ARGS ?=
 PYTEST := $(PY) -m pytest
 # What starts no engine runs on every core; a single file is faster without (`python -m pytest FILE`).
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
+IN_PROCESS := tests/unit tests/web tests/server
 REAL := tests integration --ignore tests/unit --ignore tests/web --ignore tests/server
 
 .PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz gpu pictures
@@ -16,16 +17,17 @@ setup:            ## build .venv for this machine (cheap when it is there)
 serve: setup      ## start the server: the embedded model, or what HF_MODEL_ID names
 	@$(PY) -m lmi_vllm serve $(if $(HF_MODEL_ID),,--demo) $(ARGS)
 
-test: setup       ## the whole suite: unit, web, server, contract on the real engine, fuzz, integration
+test: setup       ## every promise, on the real engine too, two of them at a time
 	@$(PYTHON) scripts/install_test_tools.py
-	$(PYTEST) $(PARALLEL) tests/unit tests/web tests/server $(ARGS)
-	$(PYTEST) $(REAL) --durations=30 $(ARGS)
+	$(PYTEST) $(PARALLEL) $(IN_PROCESS) $(ARGS)
+	$(PY) scripts/run_halves.py -m "not long" $(ARGS)
 
-test-all: setup   ## what `make check` leaves out of it: CI runs the two; TOGETHER=1: two engines at a time
+test-all: setup   ## all that starts an engine, the long ones too: CI runs it beside `make check`; TOGETHER=1: two at a time
 	@$(PYTHON) scripts/install_test_tools.py
 	$(if $(TOGETHER),$(PY) scripts/run_halves.py $(ARGS),$(PYTEST) $(REAL) --durations=30 $(ARGS))
 
-check: lint unit  ## what must be green before a commit
+check: lint       ## what must be green before a commit
+	$(PYTEST) $(PARALLEL) $(IN_PROCESS) $(ARGS)
 	$(PY) scripts/make_docs.py --check
 
 lint: setup
@@ -38,8 +40,8 @@ format: setup
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-unit: setup       ## unit, web and server: no engine process, no network
-	$(PYTEST) $(PARALLEL) tests/unit tests/web tests/server $(ARGS)
+unit: setup       ## the quick ones of `make check`'s tests, in about a minute: what a change is tried with
+	$(PYTEST) $(PARALLEL) -m "not slow" $(IN_PROCESS) $(ARGS)
 
 contract:         ## the engine's promises, scripted and real; VLLM=0.31.0 on that release, in .venv-vllm-0.31.0
 	@$(PYTHON) scripts/setup.py $(if $(VLLM),--vllm $(VLLM))
@@ -72,7 +74,7 @@ gpu: setup        ## the suite for a machine with a GPU, and its report in gpu-r
 storm: setup      ## the isolation storm over adapters, five minutes unless ARGS says otherwise
 	$(PY) -m integration.storm --seconds 300 $(ARGS)
 
-chaos: setup      ## mixed traffic, rubbish, hang-ups and engine kills, ten minutes unless ARGS says otherwise
+chaos: setup      ## mixed traffic, invalid input, disconnects and engine kills, ten minutes unless ARGS says otherwise
 	$(PY) -m integration.chaos --seconds 600 $(ARGS)
 
 fleet: setup      ## four real servers behind a proxy, killed and rolled under load, 200 adapters in S3; ARGS="--proxy nginx"

@@ -1,15 +1,30 @@
-"""At the end of a run: how many real engines it has started; too many fail it."""
+"""Which tests are long or slow; at the end of a run, how many real engines it has started.
+
+Too many of these fail it.
+"""
 
 import pytest
 from hypothesis import settings
 
 from tests.support.engine_starts import STARTS
+from tests.support.long_tests import is_long, is_slow
 
 # Its 200 ms for an example are a matter of the machine's other work.
 settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-all`, and `make unit` to `make check`."""
+    for item in items:
+        if is_long(item.nodeid):
+            item.add_marker(pytest.mark.long)
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(trylast=True)  # beside pytest's last line, where a reader of CI's log looks
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the starts of each suite."""
     for line in STARTS.lines():

@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from integration.adapters_support import SINGLE_THREAD, StormClient, request_of, texts_of_answer
-from integration.client import OpenStream, call
+from integration.client import OpenStream, call, running_requests, send, wait_until
 from integration.conftest import RunningServer, running_server
+from integration.front_ends_share_one_engine import LONG, front_ends, stream
 from tests.support.adapter_files import make_adapter
 from tests.support.s3_server import BUCKET, S3Server, s3_server
 
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.vllm
 PROMPT = StormClient.PROMPTS[0]
 WAYS = (*StormClient.WAYS, "list")
 REFRESH_SECONDS = "1"
+CACHE_GB = "0.03125"  # 32 MiB: much for the adapters here, and too little for two of LARGE_BYTES
+LARGE_BYTES = 20 << 20
 
 
 def put(store: S3Server, name: str, folder: Path) -> None:
@@ -67,6 +70,7 @@ def server(store: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "LMI_FRONTEND_PROCESSES": "2",  # requests meet either process; one of them asks the other
         "OPTION_ADAPTER_STORE": f"s3://{BUCKET}/lora/",
         "OPTION_ADAPTER_STORE_REFRESH_SECONDS": REFRESH_SECONDS,
+        "OPTION_ADAPTER_STORE_CACHE_GB": CACHE_GB,
     }
     with running_server(folder, "--demo", environ=environ) as running:
         yield running
@@ -90,7 +94,7 @@ def test_every_way_brings_the_adapter_that_it_names(
     assert listed["by-header"]["from_store"] is True
     assert "from_store" not in listed["own-header"]
     cards = {card["id"]: card for card in call(url, "/v1/models").json()["data"]}
-    assert cards["by-header"]["parent"] in cards
+    assert cards[cards["by-header"]["parent"]].get("parent") is None
     assert cards["by-header"]["root"] == f"s3://{BUCKET}/lora/by-header/"
     metrics = call(url, "/metrics").body.decode()
     cold_requests = re.search(r"lmi_cold_adapter_time_to_first_token_seconds_count (\S+)", metrics)
@@ -127,6 +131,8 @@ def test_router_sees_the_adapters_at_work(
     for name, labels in PROTOCOL.items():
         for sample in series(url, name):
             assert {*labels} <= {*sample.labels}, name
+    (cache,) = series(url, "vllm:cache_config_info")
+    assert min(int(cache.labels[label]) for label in PROTOCOL["vllm:cache_config_info"]) > 0
     body = {"prompt": PROMPT, "stream": True, "max_tokens": 400, "ignore_eos": True}
     streams = [
         OpenStream(url, "/v1/completions", body | {"model": f"routed-{number}"})
@@ -140,10 +146,37 @@ def test_router_sees_the_adapters_at_work(
         assert time.monotonic() < deadline, seen
     assert sample.labels["max_lora"] == "2"  # of the embedded model
     assert abs(sample.value - time.time()) < 30
-    for stream in streams:
-        stream.drop()
+    for one in streams:
+        one.drop()
     while series(url, "vllm:lora_requests_info")[0].labels["running_lora_adapters"]:
         assert time.monotonic() < deadline
+
+
+def test_router_sees_the_adapters_that_wait(
+    server: RunningServer, store: S3Server, weights: list[Path]
+) -> None:
+    """One more than there are slots: its request waits for the end of another's."""
+    url = server.url
+    for number in range(3):
+        put(store, f"queued-{number}", weights[number])
+        ask(url, f"queued-{number}", "payload")
+    body = {"prompt": PROMPT, "stream": True, "max_tokens": 1500, "ignore_eos": True}
+    running = [
+        OpenStream(url, "/v1/completions", body | {"model": f"queued-{number}"})
+        for number in range(2)
+    ]
+    waiting = send(url, "/v1/completions", body | {"model": "queued-2", "max_tokens": 1})
+
+    def seen() -> tuple[str, str]:
+        (sample,) = series(url, "vllm:lora_requests_info")
+        return sample.labels["running_lora_adapters"], sample.labels["waiting_lora_adapters"]
+
+    assert wait_until(lambda: seen() == ("queued-0,queued-1", "queued-2"), 60), seen()
+    running[0].drop()
+    assert waiting.getresponse().read().endswith(b"[DONE]\n\n")
+    running[1].drop()
+    waiting.close()
+    assert wait_until(lambda: seen() == ("", ""), 60), seen()
 
 
 def test_unknown_and_damaged_adapters_are_refused(server: RunningServer, store: S3Server) -> None:
@@ -173,3 +206,23 @@ def test_changed_object_is_served_after_the_refresh_time(
     while (answer := ask(url, "changing", "payload")) != new:
         assert answer == old
         assert time.monotonic() < deadline, "the change never came"
+
+
+def test_adapter_that_another_process_uses_is_not_moved_out(
+    server: RunningServer, store: S3Server, weights: list[Path]
+) -> None:
+    """The one that was used last goes instead, and no request waits for the stream's end."""
+    url = server.url
+    for number, name in enumerate(("held", "large-0", "large-1")):
+        put(store, name, weights[number])
+    store.put({f"lora/large-{number}/more": bytes(LARGE_BYTES) for number in range(2)})
+    for pid in front_ends(server.process):  # either may be the one that decides
+        connection, response = stream(url, pid, {**LONG, "adapters": "held"})
+        first = response.read(1)
+        for number in range(2):
+            ask(url, f"large-{number}", "payload")
+        found = {one["name"] for one in call(url, "/adapters?limit=100").json()["adapters"]}
+        assert {"held", "large-0", "large-1"} & found == {"held", "large-1"}
+        assert running_requests(url) == 1, "the stream has to outlast the others"
+        connection.close()
+        assert first

@@ -182,3 +182,17 @@ def test_state_file_brings_adapters_back(server_process: StartServer, tmp_path: 
     assert "adapter two could NOT be restored" in second.process.stderr
     kept = [entry["name"] for entry in json.loads(Path(state).read_text())["adapters"]]
     assert kept == ["one", "two"]
+
+
+@pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}"])
+def test_file_urls_name_an_adapter(demo_server: RunningServer, form: str) -> None:
+    """One, three and no slashes before the path are one thing; another host is refused."""
+    url = demo_server.url
+    assert register(url, "by-url", form.format(CAPITALS))[0] == 200
+    try:
+        assert ask(url, "by-url") == ask(url, "capitals") != ask(url)
+    finally:
+        assert call(url, "/adapters/by-url", method="DELETE").status == 200
+    status, text = register(url, "by-url", f"file://elsewhere{CAPITALS}")
+    assert status == 424
+    assert "elsewhere" in text

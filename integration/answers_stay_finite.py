@@ -28,7 +28,7 @@ runpy.run_module("lmi_vllm", run_name="__main__")
 SPOILT_LATER = """
 import pathlib, runpy, sys
 import lmi_vllm.engine.vllm.workarounds.cpu_worker as worker
-mark = pathlib.Path(__file__).with_name("spoil")
+mark = pathlib.Path(__file__).with_name("make-nan")
 execute = worker.GuardedCpuWorker.execute_model
 def corrupted(self, *arguments, **named):
     if mark.exists():
@@ -59,7 +59,7 @@ def metric(url: str, line: str) -> float:
     return next((float(row.split()[-1]) for row in rows if row.startswith(line)), 0.0)
 
 
-def test_poisoned_adapter_leaves_sixty_answers_alone(
+def test_poisoned_adapter_does_not_change_sixty_other_answers(
     server_process: StartServer, tmp_path: Path
 ) -> None:
     """One request of 100 tokens to it, in three dialects; then the base and the others answer."""
@@ -97,7 +97,7 @@ def test_model_that_is_not_finite_any_more_is_replaced(
     url = server.wait_for_line("Listening on ").split()[-1]  # it imports vLLM before
     server.wait_ready()
     expected = answers(url, (None, "json"))
-    (tmp_path / "spoil").touch()
+    (tmp_path / "make-nan").touch()
     assert call(url, "/invocations", {"inputs": "Once upon a time"}).status == 500
     assert wait_until(lambda: ping(url)[0] == 503, 10), server.describe()
     assert wait_until(lambda: ping(url)[0] == 200, RESTART_SECONDS), server.describe()

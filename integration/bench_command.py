@@ -102,10 +102,10 @@ def test_sagemaker_is_asked_with_signatures(
         for more in ((), ("--no-stream",), ("--dialect", "chat")):
             found = figures(*words, *more, **KEYS)
             assert (found["good"], found["output_tokens"]) == (4, 28), more
-        refused = bench(*words, "--adapter", "nobody", **KEYS)
+        refused = bench(*words, "--adapter", "missing", **KEYS)
         assert refused.returncode == 1
         assert "ModelError 424" in refused.stderr
-        assert "adapter nobody was not found" in refused.stderr
+        assert "adapter missing was not found" in refused.stderr
         without = bench(*words, **NO_KEYS)
         assert "no AWS credentials" in without.stderr
 
@@ -135,7 +135,7 @@ def test_errors_are_counted_by_kind(server_process: StartServer) -> None:
         (("http://h", "--prompts", "/nowhere"), "--prompts /nowhere: No such file"),
         (("http://h", "--header", "x"), "--header is NAME:VALUE"),
     ],
-    ids=["nothing", "nobody there", "no URL", "rate", "span", "weight", "file", "header"],
+    ids=["nothing", "no server", "no URL", "rate", "span", "weight", "file", "header"],
 )
 def test_a_mistake_is_one_clear_error(words: tuple[str, ...], said: str) -> None:
     """Before any load, without a trace."""

@@ -1,7 +1,7 @@
 """Chaos: everything that can go wrong at once, and every request still gets a definite end.
 
-Clients of all dialects ask, hang up, send rubbish, read slowly and come in bursts; adapters come
-and go; the engine is killed. At the end nothing may be lost, crossed or leaked.
+Clients of all dialects ask, disconnect, send invalid input, read slowly and come in bursts;
+adapters come and go; the engine is killed. At the end nothing may be lost, crossed or leaked.
 
     python -m integration.chaos --seconds 600
 """
@@ -162,7 +162,7 @@ async def read_slowly(chaos: Chaos) -> None:
         chaos.lost.append(f"slow reader: the stream has no end: {raw[-80:]!r}")
 
 
-async def send_rubbish(chaos: Chaos) -> None:
+async def send_invalid_input(chaos: Chaos) -> None:
     """Send what is no request; it is refused, by a status below 500 but for a busy server."""
     rng = chaos.rng
     bodies: tuple[Any, ...] = (
@@ -179,7 +179,7 @@ async def send_rubbish(chaos: Chaos) -> None:
     path = rng.choice(("/invocations", "/v1/completions", "/v1/chat/completions", "/predictions/x"))
     status, raw = await chaos.exchange(path, rng.choice(bodies))
     if status == 500 and b"Inference Engine Failure" not in raw:
-        chaos.lost.append(f"rubbish got 500: {raw[:200]!r}")
+        chaos.lost.append(f"invalid input got 500: {raw[:200]!r}")
 
 
 async def send_too_much(chaos: Chaos) -> None:
@@ -223,7 +223,7 @@ ACTIONS: tuple[tuple[int, Callable[[Chaos], Awaitable[None]]], ...] = (
     (10, stream_openai),
     (15, hang_up),
     (4, read_slowly),
-    (15, send_rubbish),
+    (15, send_invalid_input),
     (3, send_too_much),
     (6, send_noise),
     (2, burst),
@@ -378,7 +378,7 @@ def start(
 
 
 @pytest.mark.vllm
-def test_chaos_loses_nothing(server_process: StartServer) -> None:
+def test_chaos_loses_no_request(server_process: StartServer) -> None:
     """A short run: two engine kills, nothing lost or crossed, no request or task left."""
     server, url = start(server_process)
     seed = int(time.time())

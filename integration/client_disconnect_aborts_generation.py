@@ -31,10 +31,16 @@ ROUTES = [
     pytest.param("/v1/responses", RESPONSE, id="responses"),
 ]
 
+WHOLE = [
+    pytest.param(
+        "/v1/chat/completions/batch", {**CHAT, "messages": [CHAT["messages"]]}, id="batch"
+    ),
+]
+
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(("path", "payload"), ROUTES)
-def test_streaming_client_gone_frees_the_request(
+def test_streaming_disconnect_frees_the_request(
     demo_server: RunningServer, path: str, payload: dict[str, object]
 ) -> None:
     """Closing the connection in mid-stream aborts the generation."""
@@ -46,8 +52,8 @@ def test_streaming_client_gone_frees_the_request(
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(("path", "payload"), ROUTES)
-def test_waiting_client_gone_frees_the_request(
+@pytest.mark.parametrize(("path", "payload"), [*ROUTES, *WHOLE])
+def test_waiting_disconnect_frees_the_request(
     demo_server: RunningServer, path: str, payload: dict[str, object]
 ) -> None:
     """Closing the connection while waiting for the whole answer aborts the generation."""
@@ -59,7 +65,7 @@ def test_waiting_client_gone_frees_the_request(
 
 
 @pytest.mark.vllm
-def test_64_clients_gone_at_once_free_all_requests(demo_server: RunningServer) -> None:
+def test_64_simultaneous_disconnects_free_all_requests(demo_server: RunningServer) -> None:
     """64 streams run together; when all clients go, nothing is left, and the server answers."""
     url = demo_server.url
     connections = [OpenStream(url, "/invocations", LMI | {"stream": True}) for _ in range(64)]
@@ -84,7 +90,7 @@ SEVERAL = [
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(("payload", "least"), SEVERAL)
-def test_client_gone_frees_all_its_sequences(
+def test_disconnect_frees_all_sequences_of_the_request(
     demo_server: RunningServer, payload: dict[str, object], least: int
 ) -> None:
     """A request that is several in the engine leaves none of them behind."""
@@ -98,7 +104,7 @@ def test_client_gone_frees_all_its_sequences(
 
 
 @pytest.mark.vllm
-def test_client_gone_while_its_request_waits_for_the_engine(demo_server: RunningServer) -> None:
+def test_disconnect_while_the_request_waits_for_the_engine(demo_server: RunningServer) -> None:
     """More requests than the batch takes: those still waiting are forgotten as well."""
     url = demo_server.url
     connections = [send(url, "/invocations", LMI) for _ in range(80)]  # the batch is 64
@@ -109,7 +115,7 @@ def test_client_gone_while_its_request_waits_for_the_engine(demo_server: Running
 
 
 @pytest.mark.vllm
-def test_client_gone_ends_its_beam_search(demo_server: RunningServer) -> None:
+def test_disconnect_ends_beam_search(demo_server: RunningServer) -> None:
     """A search is many requests of one token, one step after the other: none follows."""
     url = demo_server.url
     parameters = {"max_new_tokens": 800, "num_beams": 3, "ignore_eos_token": True}

@@ -6,13 +6,13 @@ They pin an older openai than ours. What is installed is named in integration/cl
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from integration.conftest import RunningServer
+from integration.environments import environment
 from lmi_vllm.demo import DEMO_MODEL_DIR
 
 pytestmark = pytest.mark.vllm
@@ -46,18 +46,7 @@ metric_list: [{{metric: acc}}]
 @pytest.fixture(scope="module")
 def python() -> Path:
     """The interpreter of the clients' environment, made once."""
-    wanted, stamp = ROOT / "integration" / "clients.txt", VENV / "clients.txt"
-    found = VENV / "bin" / "python"
-    if stamp.is_file() and stamp.read_bytes() == wanted.read_bytes():
-        return found
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", str(VENV)],
-        [str(found), "-m", "pip", "install", "-q", "-r", str(wanted)],
-    ):
-        if (done := _run(command)).returncode:
-            pytest.skip(f"needs clients from the package index: {done.stderr[-300:]}")
-    stamp.write_bytes(wanted.read_bytes())
-    return found
+    return environment(VENV, ROOT / "integration" / "clients.txt")
 
 
 def _run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:

@@ -6,12 +6,12 @@ LiteLLM pins an older openai and huggingface_hub, so it gets an environment of i
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from integration.conftest import RunningServer
+from integration.environments import environment
 from tests.support.sagemaker_proxy import sagemaker_proxy
 
 pytestmark = pytest.mark.vllm
@@ -30,17 +30,7 @@ ENVIRON = {
 @pytest.fixture(scope="module")
 def litellm_python() -> Path:
     """The interpreter of an environment with LiteLLM in it, made once."""
-    python = VENV / "bin" / "python"
-    if _run([str(python), "-c", "import litellm, boto3"]).returncode == 0:
-        return python
-    for command in (
-        [sys.executable, "-m", "venv", str(VENV)],
-        [str(python), "-m", "pip", "install", "-q", "litellm", "boto3"],
-    ):
-        done = _run(command)
-        if done.returncode:
-            pytest.skip(f"needs litellm from the package index: {done.stderr[-300:]}")
-    return python
+    return environment(VENV, ROOT / "integration" / "litellm.txt")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

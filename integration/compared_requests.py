@@ -71,29 +71,27 @@ def pooling_requests() -> tuple[Request, ...]:
     found = []
     for path, body in POOLED.items():
         found += [
-            _post("whole", path, body),
-            _post("unknown model", path, {**body, "model": UNKNOWN}),
-            _post("model null", path, {**body, "model": None}),
-            _post("unknown field", path, {**body, "unheard_of": 1}),
-            _post("too long", path, {name: _lengthened(value) for name, value in body.items()}),
-            _post("slash", f"{path}/", body),
-            _post("id in the header", path, body, X_Request_Id="given"),
-            _post("id in the body", path, {**body, "request_id": "mine"}),
-            _post("not an object", path, [body]),
+            post("whole", path, body),
+            post("unknown model", path, {**body, "model": UNKNOWN}),
+            post("model null", path, {**body, "model": None}),
+            post("unknown field", path, {**body, "unheard_of": 1}),
+            post("too long", path, {name: _lengthened(value) for name, value in body.items()}),
+            post("slash", f"{path}/", body),
+            post("id in the header", path, body, X_Request_Id="given"),
+            post("id in the body", path, {**body, "request_id": "mine"}),
+            post("not an object", path, [body]),
         ]
-        found += [_post(f"as {kind}", path, body, kind) for kind in (None, "text/plain")]
+        found += [post(f"as {kind}", path, body, kind) for kind in (None, "text/plain")]
         found += [Request(f"{path} by {each}", each, path) for each in ("GET", "OPTIONS")]
-        found += [
-            _post(f"body {name}", path, CONTENTS[name]) for name in ("empty", "cut", "object")
-        ]
+        found += [post(f"body {name}", path, CONTENTS[name]) for name in ("empty", "cut", "object")]
         inside = json.dumps(body)[1:-1].encode()
-        found += [_post(f"body {name}", path, form.replace(b"%b", inside))
+        found += [post(f"body {name}", path, form.replace(b"%b", inside))
                   for name, form in AROUND.items()]  # fmt: skip
     found += [
-        _post(name, "/v1/embeddings", {**POOLED["/v1/embeddings"], **values})
+        post(name, "/v1/embeddings", {**POOLED["/v1/embeddings"], **values})
         for name, values in EMBEDDING_VALUES.items()
     ]
-    found += [_post("no such route", path, BODIES[path]) for path in HOT]
+    found += [post("no such route", path, BODIES[path]) for path in HOT]
     return tuple(found)
 
 
@@ -141,7 +139,8 @@ def _lengthened(value: object) -> object:
     return LONG if value in ("the moon", "rain") else value
 
 
-def _post(name: str, path: str, body: object, kind: str | None = JSON, **headers: str) -> Request:
+def post(name: str, path: str, body: object, kind: str | None = JSON, **headers: str) -> Request:
+    """Return a request with that body: bytes as they are, all else as JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     types = {} if kind is None else {"Content-Type": kind}
     given = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -150,30 +149,30 @@ def _post(name: str, path: str, body: object, kind: str | None = JSON, **headers
 
 def _whole() -> Iterator[Request]:
     for path, body in BODIES.items():
-        yield _post("whole", path, body)
-        yield _post("adapter", path, {**body, "model": ADAPTER})
-        yield _post("unknown model", path, {**body, "model": UNKNOWN})
-        yield _post("no model", path, {name: body[name] for name in body if name != "model"})
-        yield _post("unknown field", path, {**body, "unheard_of": 1})
+        yield post("whole", path, body)
+        yield post("adapter", path, {**body, "model": ADAPTER})
+        yield post("unknown model", path, {**body, "model": UNKNOWN})
+        yield post("no model", path, {name: body[name] for name in body if name != "model"})
+        yield post("unknown field", path, {**body, "unheard_of": 1})
 
 
 def _streams() -> Iterator[Request]:
     for path in STREAMED:
         body = {**BODIES[path], "stream": True}
-        yield _post("stream", path, body)
-        yield _post("stream of an adapter", path, {**body, "model": ADAPTER})
-        yield _post("stream of an unknown model", path, {**body, "model": UNKNOWN})
-        yield _post("stream, usage", path, {**body, "stream_options": {"include_usage": True}})
-        yield _post("stream, too long", path, {**body, **_long(path)})
-        yield _post("stream: yes", path, {**body, "stream": "yes"})
-        yield _post("stream: 2", path, {**body, "stream": 2})
-        yield _post("stream: null", path, {**body, "stream": None})
-        yield _post("stream, wrong field", path, {**body, "temperature": "hot"})
-        yield _post("stream, own id", path, {**body, "request_id": "mine"})
+        yield post("stream", path, body)
+        yield post("stream of an adapter", path, {**body, "model": ADAPTER})
+        yield post("stream of an unknown model", path, {**body, "model": UNKNOWN})
+        yield post("stream, usage", path, {**body, "stream_options": {"include_usage": True}})
+        yield post("stream, too long", path, {**body, **_long(path)})
+        yield post("stream: yes", path, {**body, "stream": "yes"})
+        yield post("stream: 2", path, {**body, "stream": 2})
+        yield post("stream: null", path, {**body, "stream": None})
+        yield post("stream, wrong field", path, {**body, "temperature": "hot"})
+        yield post("stream, own id", path, {**body, "request_id": "mine"})
     for path in HOT:
         body = {**BODIES[path], "stream": True}
         for name, options in OPTIONS.items():
-            yield _post(f"stream, {name}", path, {**body, **options})
+            yield post(f"stream, {name}", path, {**body, **options})
 
 
 OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
@@ -404,10 +403,10 @@ def _fields() -> Iterator[Request]:
     for path in HOT:
         for name, values in VALUES.items():
             own = _long(path) if name == "too long" else values
-            yield _post(name, path, {**BODIES[path], **own})
+            yield post(name, path, {**BODIES[path], **own})
     for path, cases in OWN_VALUES.items():
         for name, values in cases.items():
-            yield _post(f"own {name}", path, {**BODIES[path], **values})
+            yield post(f"own {name}", path, {**BODIES[path], **values})
 
 
 # Bodies that are no object, or no JSON, or JSON that only some parsers read.
@@ -468,13 +467,13 @@ def _contents() -> Iterator[Request]:
     for path in BODIES:
         few = {name: CONTENTS[name] for name in ("empty", "cut", "list", "object", "not UTF-8")}
         for name, content in (CONTENTS if path in STREAMED else few).items():
-            yield _post(f"body {name}", path, content)
+            yield post(f"body {name}", path, content)
     for path in STREAMED:
         inside = json.dumps(BODIES[path])[1:-1].encode()
         for name, form in AROUND.items():
-            yield _post(f"body {name}", path, form.replace(b"%b", inside))
+            yield post(f"body {name}", path, form.replace(b"%b", inside))
         for code in ("utf-16", "utf-32-be"):
-            yield _post(f"body {code}", path, json.dumps(BODIES[path]).encode(code))
+            yield post(f"body {code}", path, json.dumps(BODIES[path]).encode(code))
 
 
 KINDS: Final = (
@@ -489,10 +488,10 @@ KINDS: Final = (
 def _content_types() -> Iterator[Request]:
     for path in HOT:
         for kind in KINDS:
-            yield _post(f"as {kind}", path, BODIES[path], kind)
+            yield post(f"as {kind}", path, BODIES[path], kind)
     for path in BODIES.keys() - HOT:
         for kind in (None, "text/plain", "application/x-www-form-urlencoded"):
-            yield _post(f"as {kind}", path, BODIES[path], kind)
+            yield post(f"as {kind}", path, BODIES[path], kind)
 
 
 def _methods() -> Iterator[Request]:
@@ -512,19 +511,19 @@ def _methods() -> Iterator[Request]:
 
 def _paths() -> Iterator[Request]:
     for path, body in BODIES.items():
-        yield _post("slash", f"{path}/", body)
+        yield post("slash", f"{path}/", body)
     for path in HOT:
         body = BODIES[path]
-        yield _post("query", f"{path}?a=b&model=unheard-of", body)
-        yield _post("two slashes", f"{path}//", body)
-        yield _post("slash and query", f"{path}/?a=b", body)
-        yield _post("in front", f"/{path}", body)
-        yield _post("capitals", path.upper(), body)
-        yield _post("quoted", path.replace("completions", "%63ompletions"), body)
-        yield _post("slash quoted", path.replace("/v1/", "/v1%2F"), body)
-        yield _post("dots", path.replace("/v1/", "/v1/../v1/"), body)
-        yield _post("below", f"{path}/nothing", body)
-        yield _post("without /v1", path.removeprefix("/v1"), body)
+        yield post("query", f"{path}?a=b&model=unheard-of", body)
+        yield post("two slashes", f"{path}//", body)
+        yield post("slash and query", f"{path}/?a=b", body)
+        yield post("in front", f"/{path}", body)
+        yield post("capitals", path.upper(), body)
+        yield post("quoted", path.replace("completions", "%63ompletions"), body)
+        yield post("slash quoted", path.replace("/v1/", "/v1%2F"), body)
+        yield post("dots", path.replace("/v1/", "/v1/../v1/"), body)
+        yield post("below", f"{path}/nothing", body)
+        yield post("without /v1", path.removeprefix("/v1"), body)
     for path in (
         "/v1/models/",
         "/version/",
@@ -539,13 +538,13 @@ def _paths() -> Iterator[Request]:
 
 def _ids() -> Iterator[Request]:
     for path, body in BODIES.items():
-        yield _post("id in the header", path, body, X_Request_Id="given")
-        yield _post("id in the body", path, {**body, "request_id": "mine"})
-        yield _post("id twice", path, {**body, "request_id": "mine"}, X_Request_Id="given")
+        yield post("id in the header", path, body, X_Request_Id="given")
+        yield post("id in the body", path, {**body, "request_id": "mine"})
+        yield post("id twice", path, {**body, "request_id": "mine"}, X_Request_Id="given")
     for path in HOT:
-        yield _post("id of a number", path, {**BODIES[path], "request_id": 3})
-        yield _post("id empty", path, {**BODIES[path], "request_id": ""})
-        yield _post("id with spaces", path, BODIES[path], X_Request_Id="a b")
+        yield post("id of a number", path, {**BODIES[path], "request_id": 3})
+        yield post("id empty", path, {**BODIES[path], "request_id": ""})
+        yield post("id with spaces", path, BODIES[path], X_Request_Id="a b")
 
 
 def _origins() -> Iterator[Request]:
@@ -555,7 +554,7 @@ def _origins() -> Iterator[Request]:
     headers = {"Access-Control-Request-Headers": "content-type, authorization"}
     yield Request("preflight, headers", "OPTIONS", HOT[0], None, preflight | headers)
     for path in (*HOT, "/v1/messages"):
-        yield _post("origin", path, BODIES[path], Origin="http://a.example")
+        yield post("origin", path, BODIES[path], Origin="http://a.example")
 
 
 def _readers() -> Iterator[Request]:
@@ -567,9 +566,9 @@ def _readers() -> Iterator[Request]:
     yield Request("cancel a response", "POST", "/v1/responses/resp_none/cancel")
     yield Request("POST /nothing", "POST", "/nothing", b"{}", {"Content-Type": JSON})
     yield Request("POST /v1/nothing", "POST", "/v1/nothing", b"{}", {"Content-Type": JSON})
-    yield _post("accept html", HOT[0], TEXT, Accept="text/html")
-    yield _post("accept nothing", HOT[0], TEXT, Accept="")
-    yield _post("beta", "/v1/messages", CHAT, anthropic_version="2023-06-01")
+    yield post("accept html", HOT[0], TEXT, Accept="text/html")
+    yield post("accept nothing", HOT[0], TEXT, Accept="")
+    yield post("beta", "/v1/messages", CHAT, anthropic_version="2023-06-01")
 
 
 def _cut() -> Iterator[Request]:
@@ -583,8 +582,8 @@ def _cut() -> Iterator[Request]:
 
 def _invocations() -> Iterator[Request]:
     path = "/invocations"
-    yield _post("chat", path, CHAT)
-    yield _post("prompt", path, TEXT)
-    yield _post("chat stream", path, {**CHAT, "stream": True})
-    yield _post("prompt embeddings", path, {"model": MODEL, "prompt_embeds": "AA=="})
-    yield _post("nothing known", path, {"model": MODEL})
+    yield post("chat", path, CHAT)
+    yield post("prompt", path, TEXT)
+    yield post("chat stream", path, {**CHAT, "stream": True})
+    yield post("prompt embeddings", path, {"model": MODEL, "prompt_embeds": "AA=="})
+    yield post("nothing known", path, {"model": MODEL})

@@ -214,6 +214,26 @@ def embedding_server(embedding_folder: Path) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
+def speech_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Whisper."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.speech_model import whisper  # noqa: PLC0415 (imports torch)
+
+    folder = whisper(tmp_path_factory.mktemp("speech") / "model")
+    properties = "option.enforce_eager=true\noption.dtype=fp32\noption.max_num_seqs=4\n"
+    (folder / "serving.properties").write_text(properties, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def speech_server(speech_folder: Path) -> Iterator[RunningServer]:
+    """Our server over that model: no other of the suite hears."""
+    pytest.importorskip("soundfile", reason="needs soundfile: make setup installs it")
+    with running_server(speech_folder.parent, "--model", str(speech_folder)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def tgi_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The embedded model in TGI mode, with a tool-call parser and all routes of vLLM's.
 

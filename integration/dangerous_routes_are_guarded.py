@@ -67,14 +67,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "SERVING_MANAGEMENT_ADDRESS": "http://127.0.0.1:0",
         "OPTION_PROFILER_CONFIG": f'{{"profiler":"torch","torch_profiler_dir":"{folder}/traces"}}',
         "OPTION_MIDDLEWARE": "marks.mark",
-        "OPTION_ROOT_PATH": "/api",
         "PYTHONPATH": f"{Path(__file__).parent.parent}:{folder}",
     }
     server = start_server(folder, "--demo", "--port", "0", environ=environ)
     try:
         management = server.wait_for_line("Management on ", 20).split()[-1]
         inference = server.url_when_ready()
-        assert "option.root_path (OPTION_ROOT_PATH) has no effect" in server.stderr
         yield Guarded(inference, management, folder / "traces")
     finally:
         server.kill()
@@ -91,7 +89,7 @@ def test_switch_that_is_off_leaves_no_route(demo_server: RunningServer) -> None:
         assert (answer.status, b"LMI_API_KEY" in answer.body) == (401, True), path
 
 
-def test_switch_without_a_key_opens_nothing(tgi_server: RunningServer) -> None:
+def test_dev_switch_without_an_api_key_exposes_no_route(tgi_server: RunningServer) -> None:
     """All of them name the key that is to be set, and the engine answers as before."""
     for method, path in _acting(DEV_MODE):
         answer = call(tgi_server.url, path, b"{}", method=method)
@@ -121,7 +119,7 @@ def test_no_adapter_is_loaded_by_a_path_at_the_address_of_inference(
     assert call(guarded.inference, path, body, headers=KEY).status == 404
 
 
-def test_they_do_what_vllm_has_them_do(guarded: Guarded) -> None:
+def test_guarded_routes_match_vllm(guarded: Guarded) -> None:
     """Information, calls of the workers, caches and weights: what is malformed is vLLM's 400."""
     assert b"vllm_config" in guarded.act("/server_info", method="GET").body
     assert guarded.act("/get_world_size", method="GET").json() == {"world_size": 1}
@@ -160,9 +158,11 @@ def test_engine_that_sleeps_refuses_by_name(guarded: Guarded, rest: str, wake: s
         assert (answer.status, b"is asleep" in answer.body) == (503, True), path
     health = call(guarded.inference, "/ping")
     assert (health.status, health.json()) == (503, {"model": {"status": "Asleep"}})
+    assert call(guarded.inference, "/ready").status == 503
     assert call(guarded.inference, "/live").status == 200
     assert guarded.act(wake).status == 200
     assert call(guarded.inference, "/ping").status == 200
+    assert call(guarded.inference, "/ready").status == 200
     assert call(guarded.inference, "/v1/completions", PROMPT, headers=KEY).status == 200
 
 
@@ -174,7 +174,7 @@ def test_middleware_is_around_openai_requests(guarded: Guarded, path: str) -> No
         assert (answer.status, answer.headers.get("x-marked")) == (200, "yes")
 
 
-def test_load_is_reported_to_who_asks(demo_server: RunningServer) -> None:
+def test_load_header_is_sent_on_request(demo_server: RunningServer) -> None:
     """ORCA's header, with the engine's own figures; a stream has none."""
     asked = {"endpoint-load-metrics-format": "TEXT"}
     for path, body in (("/v1/completions", PROMPT), ("/invocations", {"inputs": "x"})):

@@ -56,7 +56,9 @@ def _without_times(document: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in document.items() if name not in ("id", "created")}
 
 
-def test_generation_is_refused_and_the_server_lives(embedding_server: RunningServer) -> None:
+def test_generation_is_refused_and_the_server_keeps_serving(
+    embedding_server: RunningServer,
+) -> None:
     """What the model cannot do is the client's fault: 424 here, 404 on vLLM's routes."""
     refused = call(embedding_server.url, "/invocations", {"prompt": "x"})
     assert refused.status == 424
@@ -129,3 +131,87 @@ def test_hooks_stand_around_embeddings(server_process: StartServer, tmp_path: Pa
     assert "Custom formatter failed" in failed.json()["error"]
     refused = call(url, "/invocations", {"inputs": 5})  # vLLM is never asked, nor the output hook
     assert refused.status == 424
+
+
+TEXTS = ["the moon is a ball", "rain"]
+
+
+def _state(folder: Path, text: str, pooling: str) -> list[float]:
+    """Return what transformers alone makes of a text."""
+    import torch  # noqa: PLC0415 (slow to import)
+    from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
+
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**tokens).last_hidden_state[0]
+    vector: list[float] = (states[0] if pooling == "cls" else states.mean(dim=0)).tolist()
+    return vector
+
+
+def test_lmi_s_rust_configuration_embeds_as_it_pools(
+    server_process: StartServer, embedding_server: RunningServer, tmp_path: Path
+) -> None:
+    """LMI's sample, its model and its directory replaced; the vectors are transformers'.
+
+    How a model pools is chosen when it starts, so this is another server than the one that pools
+    as the model's own files say.
+    """
+    from tests.support.tiny_models import bert_embedder  # noqa: PLC0415 (imports torch)
+
+    folder = bert_embedder(tmp_path / "model")
+    lines = ("engine=Rust", "pooling=cls", "batch_size=8", "option.task=text_embedding",
+             "normalize=False", "truncation=true", "option.enforce_eager=true",
+             "option.dtype=fp32")  # fmt: skip
+    (folder / "serving.properties").write_text("\n".join(lines), encoding="utf-8")
+    server = server_process("--model", str(folder), "--port", "0")
+    url = server.url_when_ready()
+    expected = [_state(folder, text, "cls") for text in TEXTS]
+    assert call(url, "/invocations", {"inputs": TEXTS}).json() == [
+        pytest.approx(vector, abs=1e-4) for vector in expected
+    ]
+    one = call(url, "/invocations", {"inputs": TEXTS[1]}).json()
+    assert one == pytest.approx(expected[1], abs=1e-4)
+    shaped = call(url, "/v1/embeddings", {"input": TEXTS[1]}).json()
+    assert shaped["data"][0]["embedding"] == pytest.approx(expected[1], abs=1e-4)
+    cut = call(url, "/invocations", {"inputs": "moon " * 500})
+    assert (cut.status, len(cut.json())) == (200, 64)
+    plain = {"inputs": TEXTS[1], "parameters": {"normalize": False}}
+    [mean] = call(embedding_server.url, "/invocations", plain).json()
+    assert mean == pytest.approx(_state(folder, TEXTS[1], "mean"), abs=1e-4)
+    assert mean != pytest.approx(one, abs=1e-2)
+
+
+def test_lmi_s_reranker_scores_pairs(server_process: StartServer, tmp_path: Path) -> None:
+    """LMI's sample and its client's request: the sigmoid of what transformers computes.
+
+    No other scenario has a server over a model that ranks.
+    """
+    import torch  # noqa: PLC0415 (slow to import)
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: PLC0415
+
+    from tests.support.tiny_models import bert_ranker  # noqa: PLC0415 (imports torch)
+
+    folder = bert_ranker(tmp_path / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = [
+            float(model(**tokenizer("rain", text, return_tensors="pt")).logits) for text in TEXTS
+        ]
+    expected = [1 / (1 + math.exp(-logit)) for logit in logits]
+    lines = ("engine=Rust", "reranking=True", "batch_size=8", "option.task=text_embedding",
+             "normalize=False", "option.enforce_eager=true", "option.dtype=fp32")  # fmt: skip
+    (folder / "serving.properties").write_text("\n".join(lines), encoding="utf-8")
+    server = server_process("--model", str(folder), "--port", "0")
+    url = server.url_when_ready()
+    pairs = [{"key": "rain", "value": text} for text in TEXTS]
+    found = call(url, "/invocations", pairs).json()
+    assert found == [pytest.approx([score], abs=1e-4) for score in expected]
+    assert call(url, "/invocations", pairs[0]).json() == pytest.approx(expected[:1], abs=1e-4)
+    ranked = call(url, "/invocations", {"query": "rain", "texts": TEXTS}).json()
+    assert ranked == [pytest.approx([score], abs=1e-4) for score in expected]
+    refused = call(url, "/invocations", {"text": "rain"})
+    assert refused.status == 424
+    assert "text_pair" in refused.json()["error"]
+    assert call(url, "/rerank", {"query": "rain", "documents": TEXTS}).status == 200

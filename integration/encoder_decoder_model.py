@@ -163,7 +163,7 @@ def test_stop_string_ends_an_answer(
             "ignore_eos": True}),
     ],
 )  # fmt: skip
-def test_client_that_goes_frees_its_row(
+def test_client_disconnect_frees_its_batch_row(
     t5_server: RunningServer, path: str, payload: dict[str, object], is_streaming: bool
 ) -> None:
     """Within a second nothing runs any more, whether the client read a stream or waited."""
@@ -195,7 +195,7 @@ def test_client_that_goes_frees_its_row(
         ("/v1/embeddings", {"input": "x"}, 404, "not found"),
     ],
 )  # fmt: skip
-def test_what_the_engine_lacks_is_refused_by_name(
+def test_unsupported_parameters_of_the_engine_are_refused_by_name(
     t5_server: RunningServer, path: str, payload: dict[str, object], status: int, words: str
 ) -> None:
     """A 4xx that names the field; the server lives."""
@@ -256,7 +256,7 @@ def test_engine_that_died_comes_back(
     assert server.process.poll() is None
 
 
-def test_shutdown_lets_what_runs_end(server_process: StartServer, t5_folder: Path) -> None:
+def test_shutdown_drains_running_requests(server_process: StartServer, t5_folder: Path) -> None:
     """SIGTERM: new work is refused, the stream goes on to its last token, the process ends."""
     server, url = _started(server_process, t5_folder)
     stream = OpenStream(url, "/invocations", {"inputs": "moon", "parameters": LONG, "stream": True})

@@ -48,10 +48,19 @@ async def send(session: aiohttp.ClientSession, number: int, counts: Counter[str]
     counts[f"{path} {response.status}"] += 1
 
 
-async def send_all(session: aiohttp.ClientSession, total: int, counts: Counter[str]) -> None:
-    """Send half of the requests one after another, half in bursts."""
-    for number in range(total // 2):
-        await send(session, number, counts)
+async def send_all(
+    session: aiohttp.ClientSession, total: int, counts: Counter[str], clients: int
+) -> None:
+    """Send half of the requests one after another from each client, half in bursts."""
+    numbers = iter(range(total // 2))
+
+    async def one_after_another() -> None:
+        for number in numbers:
+            await send(session, number, counts)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(one_after_another())
     for first in range(total // 2, total, BURST):
         async with asyncio.TaskGroup() as group:
             for number in range(first, min(first + BURST, total)):
@@ -59,16 +68,16 @@ async def send_all(session: aiohttp.ClientSession, total: int, counts: Counter[s
 
 
 async def endure(
-    server: ServerProcess, url: str, total: int
+    server: ServerProcess, url: str, total: int, clients: int = 1
 ) -> tuple[Counter[str], Footprint, Footprint]:
     """Return what was sent, and the footprint after a warm-up and at the end."""
     counts: Counter[str] = Counter()
     timeout = aiohttp.ClientTimeout(total=120)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
-        await send_all(session, int(total * WARM_UP_SHARE), counts)
+        await send_all(session, int(total * WARM_UP_SHARE), counts, clients)
         before = await measure(session, server)
-        await send_all(session, total - int(total * WARM_UP_SHARE), counts)
+        await send_all(session, total - int(total * WARM_UP_SHARE), counts, clients)
         return counts, before, await measure(session, server)
 
 
@@ -87,9 +96,11 @@ def main() -> int:
     """Run from the command line; exit code 1 after a leak."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=20000)
+    parser.add_argument("--clients", type=int, default=1, help="each sends one after another")
     given = parser.parse_args()
     with running_server(Path(tempfile.gettempdir()), "--demo") as server:
-        counts, before, after = asyncio.run(endure(server.process, server.url, given.requests))
+        run = endure(server.process, server.url, given.requests, given.clients)
+        counts, before, after = asyncio.run(run)
     leaks = after.leaks_since(before)
     print(f"{counts.total()} requests: {dict(counts)}", f"before: {before}", f"after:  {after}")
     print("\n".join(leaks) or "nothing leaked")

@@ -35,6 +35,7 @@ FEATURES = {
     "cpu_offload_gb": "1",
     "enable_logging_iteration_details": "true",  # one line of the log for each step
     "tokenizer_mode": "slow",
+    "record_acceptance_rate": "true",  # without effect: the rate is logged anyway
 }
 STORY = "Once upon a time"
 LIST = "The capital of France is Paris. The capital of Italy is Rome. " * 32
@@ -44,7 +45,8 @@ LIST = "The capital of France is Paris. The capital of Italy is Rome. " * 32
 def featured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The embedded model with every feature on."""
     model = plain_model(tmp_path_factory.mktemp("featured") / "model", **FEATURES)
-    with running_server(model.parent, "--model", str(model)) as server:
+    environ = {"LMI_STATS_INTERVAL": "2"}
+    with running_server(model.parent, "--model", str(model), environ=environ) as server:
         yield server
 
 
@@ -74,7 +76,7 @@ def prompt_steps(log: str) -> list[int]:
 def test_long_prompt_is_read_in_chunks(featured: RunningServer) -> None:
     """Step after step as many tokens as the budget allows, then the rest."""
     tokens_before = counter(featured.url, "vllm:prompt_tokens_total")
-    tokens(featured.url, "A list that nobody asked for before. " * 32, 1)
+    tokens(featured.url, "A list that was never sent before. " * 32, 1)
     length = int(counter(featured.url, "vllm:prompt_tokens_total") - tokens_before)
     assert length > 2 * CHUNK
     steps = [CHUNK] * (length // CHUNK) + [length % CHUNK]
@@ -100,7 +102,33 @@ def test_answers_are_those_without_the_features(
     assert counter(featured.url, "vllm:prefix_cache_hits_total") >= hits + 32
 
 
-def test_features_are_what_vllm_was_given(featured: RunningServer) -> None:
+def test_acceptance_rate_is_logged(featured: RunningServer) -> None:
+    """LMI_STATS_INTERVAL: how many drafts were right, beside throughput and queue."""
+    parameters = {"max_new_tokens": 400, "do_sample": False, "ignore_eos_token": True}
+    body = {"inputs": STORY, "parameters": parameters}  # long enough to repeat itself
+    assert call(featured.url, "/invocations", body, seconds=240).status == 200
+
+    def logged(kind: str) -> list[str]:
+        messages = [str(each["message"]) for each in featured.process.log]
+        return [text for text in messages if kind in text]
+
+    def drafts() -> list[tuple[int, int, float]]:
+        found = re.findall(
+            r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, .*acceptance rate: (\d+\.\d)%",
+            "\n".join(logged("SpecDecoding metrics: ")),
+        )
+        return [(int(right), int(all_), float(rate)) for right, all_, rate in found]
+
+    accepted = counter(featured.url, "vllm:spec_decode_num_accepted_tokens_total")
+    assert accepted > 0
+    assert wait_until(lambda: sum(right for right, _, _ in drafts()) == accepted, 40), drafts()
+    for right, all_, rate in drafts():
+        assert rate == pytest.approx(100 * right / all_, abs=0.06)
+    queue = r"generation throughput: \d+\.\d tokens/s, Running: \d+ reqs, Waiting: \d+ reqs"
+    assert re.search(queue, logged("generation throughput: ")[0])
+
+
+def test_features_reach_vllm_s_arguments(featured: RunningServer) -> None:
     """The engine's own log line names the arguments; the old tokenizer mode is said to be gone."""
     log = featured.process.stderr
     assert "slow is gone from vLLM" in log

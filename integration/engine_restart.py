@@ -157,7 +157,7 @@ def see_a_stall_that_ends(engine: psutil.Process, url: str) -> None:
     assert "error" not in json.loads(stream.rest().splitlines()[-1])
 
 
-def test_stall_without_requests_left_ends_with_a_token_of_ours(
+def test_stall_without_requests_ends_with_a_probe_token(
     server_process: StartServer,
 ) -> None:
     """The stalled requests have timed out and new ones are refused: health returns all the same."""
@@ -195,7 +195,7 @@ def see_two_stalls_that_last(server: ServerProcess, url: str) -> None:
     assert "LMI_STALL_RESTART_TIMEOUT" in server.stderr
 
 
-def test_error_rate_turns_health_bad_until_the_end(server_process: StartServer) -> None:
+def test_error_rate_makes_health_fail_permanently(server_process: StartServer) -> None:
     """Three answers of 424 in a minute: /ping 503 for good, the model goes on answering."""
     server = server_process(
         "--demo", "--port", "0", "--engine", "scripted",

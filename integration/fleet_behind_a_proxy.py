@@ -6,13 +6,18 @@ that every server has exactly what calls through the proxy have registered and n
 """
 
 import os
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from integration.conftest import StartServer
-from integration.fleet.course import Plan, run
-from integration.fleet.proxies import PROXIES, is_installed
+from integration.client import call, wait_until
+from integration.conftest import RunningServer, StartServer
+from integration.fleet.events import Plan, called_adapters, run
+from integration.fleet.proxies import PROXIES, free_ports, is_installed
+from tests.support.adapter_files import CAPITALS
 
 ALWAYS = "haproxy"  # the second takes a minute more, for the same course
 CASES = [
@@ -44,3 +49,40 @@ def test_fleet_loses_no_request_and_crosses_no_adapter(
     removed = found.calls[-1]
     assert removed.startswith(("removed: 200", "removed: 202"))
     assert removed.count("has not read the change") == removed.startswith("removed: 202")
+
+
+@pytest.mark.skipif(not is_installed(ALWAYS), reason=f"needs {ALWAYS}: apt-get install {ALWAYS}")
+def test_server_that_is_slow_to_say_ready_is_not_left_out(tmp_path: Path) -> None:
+    """On a machine that is busy for a moment all checks are late: every request would be lost."""
+    checks: list[str] = []
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/ready":
+                time.sleep(1.0)  # three times the pause between two checks
+                checks.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Stay silent."""
+
+    port, at = free_ports(2)
+    with ThreadingHTTPServer(("127.0.0.1", at), Slow) as server:
+        server.daemon_threads = True
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
+        serving.start()
+        with PROXIES[ALWAYS].running(tmp_path, port, [at]) as url:
+            assert wait_until(lambda: len(checks) >= 4, 60)
+            assert call(url, "/").status == 200
+        server.shutdown()
+        serving.join()
+
+
+def test_adapter_is_seen_behind_a_page_of_others(scripted_server: RunningServer) -> None:
+    """A server that has served more than a hundred adapters lacks none that a call registered."""
+    url, source = scripted_server.url, str(CAPITALS)
+    for name in (*(f"a{number}" for number in range(120)), "called-3"):
+        assert call(url, "/adapters", {"name": name, "src": source}).status == 200
+    assert called_adapters(url) == {"called-3"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 from collections import Counter
@@ -15,18 +16,24 @@ import psutil
 from integration.conftest import ServerProcess
 
 LEAK_SHARE: Final = 1.05  # resident memory after a run, against after its warm-up
+POOL: Final = min(32, (os.cpu_count() or 1) + 4)  # threads that asyncio starts as it needs them
 REST_SECONDS: Final = 4.0  # idle connections are closed, aborted requests forgotten
 CLOSING_SECONDS: Final = 0.5  # the connection that asked is closed after its answer was read
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Open descriptors, event-loop tasks, requests in the front end and the engine, memory."""
+    """Open descriptors, event-loop tasks, threads, requests in front end and engine, memory.
+
+    The memory of the engine's processes is a figure only: after a restart they are other ones.
+    """
 
     descriptors: int
     tasks: int
+    threads: int
     requests: int
     resident_bytes: int
+    engine_bytes: int
     kinds: Counter[str] = field(default_factory=Counter)  # of descriptors
     holders: Counter[str] = field(default_factory=Counter)  # of requests, by the series
 
@@ -42,6 +49,8 @@ class Footprint:
                 elif name == "requests":
                     kinds = dict(self.holders)
                 found.append(f"leaked {name}: {old} -> {new} {kinds}".strip())
+        if self.threads > before.threads + POOL:
+            found.append(f"leaked threads: {before.threads} -> {self.threads}")
         if self.resident_bytes > before.resident_bytes * LEAK_SHARE:
             found.append(f"leaked memory: {before.resident_bytes} -> {self.resident_bytes} bytes")
         return found
@@ -49,8 +58,9 @@ class Footprint:
     def __str__(self) -> str:
         """The numbers on one line."""
         return (
-            f"{self.descriptors} descriptors, {self.tasks} tasks, {self.requests} requests, "
-            f"{self.resident_bytes / 2**20:.0f} MiB"
+            f"{self.descriptors} descriptors, {self.tasks} tasks, {self.threads} threads, "
+            f"{self.requests} requests, {self.resident_bytes / 2**20:.0f} MiB, "
+            f"the engine {self.engine_bytes / 2**20:.0f} MiB"
         )
 
 
@@ -71,8 +81,10 @@ async def measure(session: aiohttp.ClientSession, server: ServerProcess) -> Foot
     return Footprint(
         kinds.total(),
         int(numbers["lmi_asyncio_tasks"]),
+        process.num_threads(),
         int(sum(numbers[name] for name in names)),
         process.memory_info().rss,
+        sum(child.memory_info().rss for child in process.children(recursive=True)),
         kinds,
         Counter({name: int(numbers[name]) for name in names if numbers[name]}),
     )

@@ -161,7 +161,7 @@ def stable(body: bytes) -> object:
     return "" if isinstance(document, list) else document
 
 
-def test_an_adapter_is_there_and_gone_for_both_at_once(two: RunningServer) -> None:
+def test_adapter_changes_reach_both_front_ends_at_once(two: RunningServer) -> None:
     """Registered through one, asked through the other the moment the call returns; many times."""
     pids = front_ends(two.process)
     base = ask(two.url, pids[0], "/invocations", SHORT).json()["generated_text"]
@@ -404,7 +404,7 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {reason}"
 
 
-def test_none_outlives_the_first(server_process: StartServer) -> None:
+def test_front_ends_end_with_the_first_process(server_process: StartServer) -> None:
     """Killed while the others still import vLLM: they go, too."""
     environ = {"LMI_FRONTEND_PROCESSES": "3"}
     server = server_process("--demo", "--port", "0", environ=environ)

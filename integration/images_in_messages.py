@@ -207,6 +207,38 @@ def test_a_private_address_is_refused(server: RunningServer, picture_url: str) -
         assert b"LMI_MEDIA_ALLOW_PRIVATE=true" in refused.body
 
 
+# Where machines of a cloud find their credentials, and a neighbour's address.
+PRIVATE = ("http://169.254.169.254/latest/meta-data", "http://10.0.0.1/picture.png")
+
+
+def _bridged(url: str) -> dict[str, dict[str, Any]]:
+    """Return a request that shows a picture, of each shape that vLLM's own application reads."""
+    shown: dict[str, Any] = {"type": "image", "source": {"type": "url", "url": url}}
+    said = _payload(url)
+    return {
+        "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": [shown]}]},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": [shown]}]},
+        "/v1/responses": {
+            "max_output_tokens": 1,
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}],
+        },
+        "/v1/chat/completions/batch": {**said, "messages": [said["messages"]]},
+        "/tokenize": {"messages": said["messages"]},
+    }
+
+
+@pytest.mark.parametrize("path", _bridged(""))
+def test_no_bridged_route_fetches_from_a_private_address(
+    server: RunningServer, picture_url: str, path: str
+) -> None:
+    """The guard is below vLLM's connector, so that no shape of a request goes around it."""
+    for url in (picture_url, *PRIVATE):
+        body = {"model": "lmi", **_bridged(url)[path]}
+        refused = call(server.url, path, body, seconds=30)
+        assert 400 <= refused.status < 500, (refused.status, refused.body)
+        assert b"LMI_MEDIA_ALLOW_PRIVATE=true" in refused.body
+
+
 def test_a_private_address_is_fetched_where_allowed(
     vision: VisionModel, server_process: StartServer, picture_url: str
 ) -> None:
@@ -247,4 +279,4 @@ def test_a_start_warns_of_pictures_that_a_cpu_reads_in_order(
         env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert ("in both directions" in done.stderr) is is_prefix, done.stderr
+    assert ("bidirectional attention" in done.stderr) is is_prefix, done.stderr

@@ -57,7 +57,7 @@ def test_infer_with_an_adapter_and_binary_data(demo_server: RunningServer) -> No
     assert answer.json()["outputs"][0]["data"] == [ours["generated_text"]]
 
 
-def test_infer_refuses_in_the_protocol_s_words(demo_server: RunningServer) -> None:
+def test_infer_errors_have_the_protocol_s_form(demo_server: RunningServer) -> None:
     """What the engine refuses is a 400 with a text."""
     (name,) = call(demo_server.url, "/ping").json()
     request = {"inputs": [_texts("inputs", ["moon " * 5000])]}

@@ -133,7 +133,7 @@ def test_broken_framing_is_answered_or_closed(server_process: StartServer) -> No
     @given(wire_bytes())
     def fuzz(data: bytes) -> None:
         found = statuses(exchange(url, data))
-        assert not any(status >= 500 for status in found), (found, data)
+        assert not any(status >= 500 for status in found), f"{found} for {data!r}"
         seen.update(found)
 
     fuzz()

@@ -15,7 +15,7 @@ import pytest
 
 from integration.client import call, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer
-from integration.server_death_leaves_nothing import are_gone
+from integration.server_exit_cleans_up import are_gone
 from tests.support.adapter_files import WEIGHTS, copy_adapter, make_adapter, write_safetensors
 
 pytestmark = pytest.mark.vllm

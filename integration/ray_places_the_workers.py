@@ -20,13 +20,13 @@ import pytest
 from integration.client import call, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer, clean_environment
 from integration.plain_model import plain_model
-from integration.server_death_leaves_nothing import are_gone, survivors
+from integration.server_exit_cleans_up import are_gone, survivors
 
 ray = pytest.importorskip("ray", reason="needs Ray, which is no dependency: pip install ray")
 pytestmark = pytest.mark.vllm
 ADDRESS, PORT = "127.0.0.1", 26379
 START_SECONDS = 120.0
-GONE_SECONDS = 60.0
+DISCONNECT_SECONDS = 60.0
 PROMPTS = ("The capital of France is", "Once upon a time")
 PLUGIN = """
 from vllm.platforms.cpu import CpuPlatform
@@ -150,4 +150,4 @@ def test_workers_of_ray_answer_as_one_and_end_with_the_server(
         number = signal.Signals[ending]
         server.process.send_signal(number)
         assert server.wait_exit() == (0 if number is signal.SIGTERM else -9), server.describe()
-    assert wait_until(lambda: are_gone(everything), GONE_SECONDS), survivors(everything)
+    assert wait_until(lambda: are_gone(everything), DISCONNECT_SECONDS), survivors(everything)

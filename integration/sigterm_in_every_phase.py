@@ -13,7 +13,7 @@ import pytest
 
 from integration.client import Answer, OpenStream, call, wait_until
 from integration.conftest import ServerProcess, StartServer
-from integration.server_death_leaves_nothing import GONE_SECONDS, are_gone, is_free, survivors
+from integration.server_exit_cleans_up import DISCONNECT_SECONDS, are_gone, is_free, survivors
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from tests.support.s3_server import BUCKET, s3_server
 
@@ -32,7 +32,7 @@ def end(server: ServerProcess, url: str) -> None:
     children = server.children()
     server.process.send_signal(signal.SIGTERM)
     assert server.wait_exit(DEADLINE) == 0, server.describe()
-    assert wait_until(lambda: are_gone(children), GONE_SECONDS), survivors(children)
+    assert wait_until(lambda: are_gone(children), DISCONNECT_SECONDS), survivors(children)
     assert is_free(url)
 
 
@@ -100,7 +100,7 @@ def test_while_the_engine_comes_back(server_process: StartServer) -> None:
 
 @pytest.mark.vllm
 def test_engine_that_dies_in_the_drain_is_not_restarted(server_process: StartServer) -> None:
-    """Nobody would be served by it: the process ends as soon as its clients know."""
+    """It would serve no client: the process ends as soon as its clients know."""
     server = server_process(
         "--demo", "--port", "0", environ={"SERVING_RETRY_THRESHOLD": "5"}
     )  # fmt: skip
@@ -151,7 +151,7 @@ def test_under_load_everybody_gets_an_end(server_process: StartServer) -> None:
     assert whole >= 4, [answer.body[-100:] for answer in answers]
 
 
-def test_nothing_of_ours_ignores_sigterm(server_process: StartServer) -> None:
+def test_no_process_ignores_sigterm(server_process: StartServer) -> None:
     """A server without a model ends as well."""
     server = server_process("--port", "0", environ={"SERVING_LOAD_MODELS": "NONE"})
     url = server.wait_listening()

@@ -1,4 +1,4 @@
-"""Clients that are slow on purpose, send rubbish or stop reading cost a socket for a bounded time.
+"""Slow clients, invalid input and clients that stop reading cost a socket for a bounded time.
 
 Raw sockets against a real process; on the scripted engine where what is proven surrounds one.
 """
@@ -122,7 +122,7 @@ def test_slow_reader_is_cut_off_and_its_place_is_free(impatient: RunningServer) 
 
 
 @pytest.mark.vllm
-def test_clients_that_do_not_read_cost_no_memory(server_process: StartServer) -> None:
+def test_stalled_readers_do_not_grow_memory(server_process: StartServer) -> None:
     """A stream that is not read keeps memory bounded by its length, and frees it later."""
     server = server_process("--demo", "--port", "0", environ={"LMI_SEND_TIMEOUT": "2"})
     url = server.url_when_ready()

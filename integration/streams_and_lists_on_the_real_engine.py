@@ -119,7 +119,7 @@ def test_64_streams_at_once_all_end_whole(demo_server: RunningServer) -> None:
     ],
     ids=["adapter", "long-prompt", "max-new-tokens", "temperature", "model", "keys", "json"],
 )
-def test_client_faults_are_424_and_the_server_lives(
+def test_client_errors_are_424_and_the_server_keeps_serving(
     demo_server: RunningServer, payload: object, status: int, text: str
 ) -> None:
     """What a payload causes is 424 with the reason, and the next request is answered."""

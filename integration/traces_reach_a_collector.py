@@ -18,6 +18,7 @@ from tests.support.otlp_collector import Collector, grpc_collector, http_collect
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 SERVER_KIND = 2
+ASKED = {"model": "lmi", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}]}
 QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
 
 
@@ -43,6 +44,10 @@ def check_lanes(server: RunningServer, collector: Collector) -> None:
         ("/v1/completions", {"model": "capitals", "prompt": "x", "max_tokens": 3}),
         ("/v1/chat/completions", {"model": "lmi", "max_tokens": 3, "stream": True,
                                   "messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/messages", ASKED),
+        ("/v1/messages", {**ASKED, "stream": True}),
+        ("/v1/responses", {"model": "lmi", "max_output_tokens": 3, "input": "x"}),
+        ("/v1/chat/completions/batch", {**ASKED, "messages": [ASKED["messages"]]}),
     )  # fmt: skip
     for number, (path, body) in enumerate(lanes):
         trace_id, headers = traceparent(number + 1)
@@ -112,7 +117,7 @@ def test_without_a_traceparent_a_trace_begins_here(
     assert first.service == "mine"
 
 
-def test_an_endpoint_that_is_gone_costs_nothing(server_process: StartServer) -> None:
+def test_unreachable_collector_does_not_slow_requests(server_process: StartServer) -> None:
     """Requests are answered, and the server ends in time."""
     environ = QUICK | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     process = server_process("--demo", "--port", "0", "--engine", "scripted", environ=environ)

@@ -22,7 +22,7 @@ import pytest
 from integration.client import OpenStream, call, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, start_server
 from integration.plain_model import plain_model
-from integration.server_death_leaves_nothing import are_gone, survivors
+from integration.server_exit_cleans_up import are_gone, survivors
 from lmi_vllm.extras.nodes.follow import WORKER_ENDED
 
 pytestmark = [
@@ -32,7 +32,7 @@ pytestmark = [
         reason="needs root and the ip command to make network namespaces",
     ),
 ]
-GONE_SECONDS = 30.0
+DISCONNECT_SECONDS = 30.0
 LEADER, FOLLOWER = "10.203.7.1", "10.203.7.2"
 OUTSIDE, INSIDE = "10.203.8.1", "10.203.8.2"
 PROMPTS = ("The capital of France is", "Once upon a time")
@@ -198,7 +198,7 @@ def test_two_nodes_answer_as_one_and_end_together(
     terminate(leader)
     assert leader.wait_exit() == 0, leader.describe()
     assert follower.wait_exit() == 0, follower.describe()
-    assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)
+    assert wait_until(lambda: are_gone(processes), DISCONNECT_SECONDS), survivors(processes)
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def test_follower_that_goes_ends_the_leader(
     assert is_named or f"node {FOLLOWER} has gone" in leader.stderr, leader.describe()
     assert code is None or follower.wait_exit() == code, follower.describe()
     follower.wait_exit()
-    assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)
+    assert wait_until(lambda: are_gone(processes), DISCONNECT_SECONDS), survivors(processes)
 
 
 def test_idle_leader_notices_that_its_follower_went(cluster: Cluster) -> None:
-    """Nobody asks anything; with the override the process stays, and /ping says so."""
+    """Without a request; with the override the process stays, and /ping says so."""
     leader, follower, url = cluster.both(**TENSOR, SERVING_HEALTH_CHECK_OVERRIDE="true")
     kill_node(follower)
-    assert wait_until(lambda: "FAILED" in health(url)[1], GONE_SECONDS), leader.describe()
+    assert wait_until(lambda: "FAILED" in health(url)[1], DISCONNECT_SECONDS), leader.describe()
     assert health(url)[0] == 200
     assert call(url, "/invocations", {"inputs": "a"}).status == 503
     terminate(leader)
@@ -255,7 +255,7 @@ def test_cable_that_is_pulled_ends_both(cluster: Cluster) -> None:
         assert json.loads(stream.rest().splitlines()[-1])["code"] == 500
         assert leader.wait_exit(SILENCE_SECONDS) == 1, leader.describe()
         assert follower.wait_exit(SILENCE_SECONDS) in (0, 1), follower.describe()
-    assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)
+    assert wait_until(lambda: are_gone(processes), DISCONNECT_SECONDS), survivors(processes)
 
 
 @pytest.mark.parametrize("who", ["follower", "leader's engine"])
@@ -268,7 +268,7 @@ def test_leader_serves_again_when_its_follower_comes_back(cluster: Cluster, who:
     else:
         kill_workers(leader)
         assert follower.wait_exit() == 0, follower.describe()
-    assert wait_until(lambda: health(url)[0] == 503, GONE_SECONDS)
+    assert wait_until(lambda: health(url)[0] == 503, DISCONNECT_SECONDS)
     status, body = health(url)
     assert (status, "PENDING" in body, '"engine"' in body) == (503, True, True), body
     refused = call(url, "/invocations", {"inputs": "a"})
@@ -284,7 +284,7 @@ def test_leader_serves_again_when_its_follower_comes_back(cluster: Cluster, who:
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_node_that_waits_for_the_other_ends_on_sigterm(cluster: Cluster, role: str) -> None:
-    """Nobody to meet: /ping says that the engine starts; SIGTERM is obeyed, exit code 0."""
+    """Without a leader: /ping says that the engine starts; SIGTERM is obeyed, exit code 0."""
     node = cluster.lead(**TENSOR) if role == "leader" else cluster.follow(**TENSOR)
     if role == "leader":
         url = node.wait_listening()
@@ -294,7 +294,7 @@ def test_node_that_waits_for_the_other_ends_on_sigterm(cluster: Cluster, role: s
     processes = everything(node)
     terminate(node)
     assert node.wait_exit() == 0, node.describe()
-    assert wait_until(lambda: are_gone(processes), GONE_SECONDS), survivors(processes)
+    assert wait_until(lambda: are_gone(processes), DISCONNECT_SECONDS), survivors(processes)
 
 
 def test_leader_with_two_front_ends(cluster: Cluster) -> None:

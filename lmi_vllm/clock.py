@@ -26,7 +26,7 @@ class Clock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Return when that much time has passed."""
+        """Wait for so many seconds."""
         await asyncio.sleep(seconds)
 
     async def limit(self, seconds: float | None, work: Coroutine[Any, Any, T]) -> T:

@@ -72,6 +72,7 @@ class Dialect(StrEnum):
     OPENAI = "openai"
     TGI = "tgi"
     ANTHROPIC = "anthropic"
+    COHERE = "cohere"
 
 
 class LmiError(Exception):
@@ -346,6 +347,7 @@ _DIALECT_STATUS: Final[Mapping[Dialect, Mapping[Fault, int]]] = MappingProxyType
         Dialect.OPENAI: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
         Dialect.TGI: MappingProxyType({Fault.CLIENT: 422, Fault.OVERLOAD: 429}),
         Dialect.ANTHROPIC: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
+        Dialect.COHERE: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
     }
 )
 
@@ -392,7 +394,7 @@ class StatusTable:
 
     def of(self, error: LmiError, dialect: Dialect) -> int:
         """Return the status of `error`, as an answer or in the last row of a stream."""
-        if dialect in (Dialect.OPENAI, Dialect.ANTHROPIC) and isinstance(
+        if dialect in (Dialect.OPENAI, Dialect.ANTHROPIC, Dialect.COHERE) and isinstance(
             error, (UnknownAdapterError, UnknownModelNameError)
         ):
             return 404  # vLLM's own code for a model it does not serve

@@ -4,8 +4,8 @@ An extra is a package `lmi_vllm/extras/<name>/` whose `__init__.py` declares `EX
 The folder is the registration: deleting it takes away what it adds, and nothing else breaks.
 Extras import the core; the core imports none of them and asks `extras()` at the points below.
 
-An `__init__.py` imports this module and nothing heavy. What needs a library, or a room of the core,
-is named by a `Lazy`, and imported when it is used: `explain` and `--help` stay fast.
+An `__init__.py` imports this module and nothing heavy. What needs a library, or a package of the
+core, is named by a `Lazy`, and imported when it is used: `explain` and `--help` stay fast.
 """
 
 import functools
@@ -18,20 +18,22 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+    from pathlib import Path
 
     from lmi_vllm.checks.secure_mode import Checks
     from lmi_vllm.commands.serve import RunMode
-    from lmi_vllm.config.setting import Setting
-    from lmi_vllm.config.settings import ExtraSettings, Settings
-    from lmi_vllm.engine.base import FetchMedia
+    from lmi_vllm.config.settings import ExtraSettings, Setting, Settings
+    from lmi_vllm.engine.base import FetchMedia, GrammarTrials
     from lmi_vllm.engine.factory import EngineFactory
+    from lmi_vllm.engine.vllm.outputs import TokenLane
     from lmi_vllm.server.code_start import CodeLoader
     from lmi_vllm.server.context import MakeProcesses, ServerLifespan
     from lmi_vllm.server.listeners import ListenerContext
     from lmi_vllm.server.model_files import AdditionalDownload, MakePackages, StartVariables
     from lmi_vllm.server.model_manager import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
-    from lmi_vllm.sources.base import Store
+    from lmi_vllm.sources.base import Repositories, Store
     from lmi_vllm.translate.draft import Rule
     from lmi_vllm.web.request import RouteGroup
 
@@ -105,13 +107,29 @@ class Extra:
     # Translation rules that go by the model's config.json (`draft.config`): they run last, and once
     # more for a model that has just been fetched.
     checkpoint_rules: "tuple[Lazy[Rule], ...]" = ()
+    # Engines for models that vLLM does not run, and those that `--engine` takes by their names,
+    # which are made with the variables as they came.
     engines: tuple[OwnEngine, ...] = ()
+    named_engines: "Mapping[str, Lazy[Callable[[Mapping[str, str]], EngineFactory]]]" = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     # The client for URLs inside messages; at most one extra has it.
     media: "Lazy[FetchMedia] | None" = None
+    # What tries a grammar before the engine sees it, made with the seconds and the thread of its
+    # trials; at most one extra has it.
+    grammar_trials: "Lazy[Callable[[float, ThreadPoolExecutor], GrammarTrials]] | None" = None
+    # What takes tokens of plain requests before vLLM's output processor, made with the tokenizer;
+    # at most one extra has it.
+    token_lane: "Lazy[Callable[[object], TokenLane]] | None" = None
+    # What turns the pickle of an adapter into safetensors, given both paths, and returns why that
+    # cannot be; at most one extra has it.
+    pickled_weights: "Lazy[Callable[[Path, Path], str]] | None" = None
     # Notes and rows that `explain` adds.
     explained: Explained | None = None
     # Stores of models and adapters, one for each URL scheme.
     stores: "tuple[Lazy[Store], ...]" = ()
+    # The source of ids that are neither paths nor URLs; at most one extra has it.
+    repositories: "Lazy[Repositories] | None" = None
     # Model classes to register with vLLM: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     # Downloads in addition to the model (draft models); each returns the arguments with their path.

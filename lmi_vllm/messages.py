@@ -1,6 +1,6 @@
-"""The frozen types that cross rooms. No behaviour beyond properties; standard library only."""
+"""The frozen types that cross packages. No behaviour beyond properties; standard library only."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -87,6 +87,7 @@ class ServingProfile:
     enable_lora: bool = False
     job_queue_size: int = 1000
     max_request_size: int = 64 << 20  # bytes
+    max_adapter_size: int = 16 << 30  # bytes
     predict_timeout: float = 240.0  # seconds
     chunked_read_timeout: float = 120.0  # seconds
     enable_auto_tool_choice: bool = False
@@ -274,13 +275,14 @@ class HttpRoute:
 class HttpCall:
     """A request for the engine's own HTTP application, as it came in.
 
-    `request_id` stands for the header of that name; empty, what came in decides.
+    `headers` are names and values in their order. `request_id` stands for the header of that name;
+    empty, what came in decides.
     """
 
     method: str
     path: str
     query_string: str
-    headers: Mapping[str, str]
+    headers: Sequence[tuple[bytes, bytes]]
     body: bytes
     request_id: str
     adapter: AdapterRef | None = None  # that load of it answers, whatever `model` says
@@ -288,8 +290,8 @@ class HttpCall:
     @property
     def content_type(self) -> str:
         """What the headers say of the body; empty without a word."""
-        found = (value for name, value in self.headers.items() if name.lower() == "content-type")
-        return next(found, "")
+        found = (value for name, value in self.headers if name.lower() == b"content-type")
+        return next(found, b"").decode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)

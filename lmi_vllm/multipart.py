@@ -3,19 +3,30 @@
 Only the heads of parts are parsed: a recording is megabytes, of which nothing is looked at.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.parser import BytesHeaderParser
 from typing import Final, NamedTuple
 
+from lmi_vllm.errors import PayloadError
+
 KIND: Final = "multipart/form-data"
 _DISPOSITION: Final = "content-disposition"
 _LINE: Final = b"\r\n"
 _LONGEST_FIELD: Final = 64 << 10  # bytes
+# Heads are parsed while every other request waits: those of a megabyte of nothing else took 30 s.
+MAX_PARTS: Final = 1000  # as vLLM's own reader has it
+_MAX_LINES: Final = 16  # of a head
+_MAX_HEAD: Final = 4096  # bytes
+_MAX_PARAMETERS: Final = 16  # parsing takes the square of their number
+_CODINGS: Final = ("binary", "8bit", "7bit")  # of which a reader has nothing to take back
 
 
 def boundary_of(content_type: str) -> bytes:
     """Return what separates the parts of such a form; nothing where it is none."""
+    if KIND not in content_type.lower():  # most requests, of which nothing is parsed
+        return b""
     message = Message()
     message["content-type"] = content_type
     if message.get_content_type() != KIND:
@@ -24,10 +35,14 @@ def boundary_of(content_type: str) -> bytes:
 
 
 def text_fields(body: bytes, boundary: bytes) -> Mapping[str, str]:
-    """Return the fields that are no files; of one given twice the last counts."""
+    """Return the fields that are no files; of one given twice the last counts.
+
+    Raises:
+        PayloadError: see `parts`.
+    """
     return {
         part.name: part.content.decode("utf-8", "replace")
-        for part in _parts(body, boundary)
+        for part in parts(body, boundary)
         if not part.is_file and len(part.content) <= _LONGEST_FIELD
     }
 
@@ -36,27 +51,52 @@ def with_field(body: bytes, boundary: bytes, name: str, value: str) -> bytes:
     """Return the form with the field in place of all of its name.
 
     It is the last one: a reader who finds another of that name after all goes by the last.
+
+    Raises:
+        PayloadError: see `parts`.
     """
     field = f'\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
-    kept = [part.whole for part in _parts(body, boundary) if part.name != name]
+    kept = [part.whole for part in parts(body, boundary) if part.name != name]
     lines = [b"--%b%b\r\n" % (boundary, part) for part in (*kept, field)]
     return b"".join([*lines, b"--%b--\r\n" % boundary])
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """One field: all after its separator, and what that says."""
 
     whole: bytes
     name: str
     is_file: bool
+    kind: str  # empty where the part names none
     content: bytes
+    problem: str  # why the content is not what was meant; empty where it is
 
 
-def _parts(body: bytes, boundary: bytes) -> Iterator[_Part]:
-    for whole in (_LINE + body).split(_LINE + b"--" + boundary)[1:]:
-        if whole.startswith(b"--"):  # the end of the form
-            return
-        head, _, content = whole.partition(_LINE * 2)
+def parts(body: bytes, boundary: bytes) -> Iterator[Part]:
+    """Yield the fields of a form.
+
+    Raises:
+        PayloadError: it has too many, or one whose headers are too many or too long.
+    """
+    # One more piece than fields comes before the first, and one after the last.
+    found = (_LINE + body).split(_LINE + b"--" + boundary, MAX_PARTS + 2)
+    wholes = [*itertools.takewhile(lambda whole: not whole.startswith(b"--"), found[1:])]
+    if len(wholes) > MAX_PARTS:
+        raise PayloadError(f"the form has more than {MAX_PARTS} fields")
+    for whole in wholes:
+        head, end, content = whole.partition(_LINE * 2)
+        if head.count(b"\n") > _MAX_LINES:
+            raise PayloadError(f"a field of the form has more than {_MAX_LINES} headers")
+        if len(head) > _MAX_HEAD or head.count(b";") > _MAX_PARAMETERS:
+            raise PayloadError(
+                f"the headers of a field of the form have more than {_MAX_HEAD} bytes or "
+                f"{_MAX_PARAMETERS} parameters"
+            )
         fields = BytesHeaderParser().parsebytes(head.lstrip())
+        problem = "" if end else "no empty line after its headers (lines end with CR LF)"
+        coding = str(fields.get("content-transfer-encoding", _CODINGS[0]))
+        if coding.lower() not in _CODINGS:
+            problem = f"a Content-Transfer-Encoding other than {', '.join(_CODINGS)} (RFC 7578)"
         name, file = (fields.get_param(key, None, _DISPOSITION) for key in ("name", "filename"))
-        yield _Part(whole, str(name), file is not None, content)
+        kind = fields.get_content_type() if "content-type" in fields else ""
+        yield Part(whole, str(name), file is not None, kind, content, problem)

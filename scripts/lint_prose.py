@@ -1,12 +1,12 @@
-"""Hold the pages to our rules of prose: short sentences, and the glossary's words and spellings.
+"""Check the pages by our rules of prose: short sentences and cells, the glossary's words.
 
     python scripts/lint_prose.py [FILE ...]
 
-Prints one line for each finding and exits with 1 if there is one. What a page must not say stands
-in docs/glossary.md, in the column *not* of the table of spellings; a number there is any number.
-Code, links' addresses and HTML comments are not read. In the sources, comments and
-messages included, only `nobody` and its like are findings. vale would do this, but its packages on
-PyPI and npm only download it from elsewhere.
+Prints one line for each finding and exits with 1 if there is one. What a page must not say is in
+docs/glossary.md, in the column *not* of the tables of private words and of spellings; there a
+number is any number. Code, links' addresses and HTML comments are not read. In the sources,
+comments and messages included, only private words are findings, unless one is a whole literal.
+vale would do this, but its packages on PyPI and npm only download it from elsewhere.
 """
 
 import re
@@ -20,16 +20,22 @@ from site_files import site_paths
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 GLOSSARY: Final = ROOT / "docs" / "glossary.md"
-WORDS_AT_MOST: Final = 30
+WORDS_AT_MOST: Final = 30  # of a sentence
+CELL_WORDS_AT_MOST: Final = 42  # more than a cell holds belongs into a paragraph
 # Pages that are not read, and the heading from which on others are not: texts of other projects.
 UNREAD: Final = ("CHANGELOG.md",)
 FOREIGN: Final = "## Arguments of vLLM"
-SOURCES: Final = ("lmi_vllm/**/*.py", "lmi_vllm/**/*.js", "lmi_vllm/**/*.html", "scripts/**/*.py")
-PERSONS: Final = re.compile(r"\b(?:no|any|some|every)body\b|\bwhoever\b", re.IGNORECASE)
+SOURCES: Final = (
+    "lmi_vllm/**/*.py", "lmi_vllm/**/*.js", "lmi_vllm/**/*.html", "scripts/**/*.py",
+    "integration/**/*.py", "tests/**/*.py", "Makefile",
+)  # fmt: skip
+PRIVATE: Final = "Private words"  # a table of the glossary, and so is *Spellings*
+OWN_TEST: Final = "tests/unit/scripts/test_lint_prose.py"
 
 _COMMENT: Final = re.compile(r"<!--.*?-->", re.DOTALL)
 _CODE: Final = re.compile(r"`[^`]*`")
 _ADDRESS: Final = re.compile(r"\]\([^)\s]*\)|\]\[\w+\]|<[^>]*>|https?://\S+")
+_LITERAL: Final = re.compile(r'(?<!")"[\w-]+"(?!")')
 _ITEM: Final = re.compile(r"\s*(?:[-*]|\d+\.) ")
 _SENTENCE_END: Final = re.compile(r"(?<=[.?!:])[\])*\"]*\s+| · ")
 _WORD: Final = re.compile(r"[\w'/-]*[^\W\d_][\w'/-]*")  # numbers are none
@@ -41,6 +47,7 @@ class Passage:
 
     line: int
     text: str
+    is_cell: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,17 +58,18 @@ class Spelling:
     bad: re.Pattern[str]
 
 
-def spellings(glossary: str) -> list[Spelling]:
-    """Return the rows of the table under *Spellings*."""
-    rows = glossary.partition("\n## Spellings\n")[2].splitlines()
+def spellings(glossary: str, heading: str) -> list[Spelling]:
+    """Return the rows of the table under this heading."""
+    rows = glossary.partition(f"\n## {heading}\n")[2].partition("\n## ")[0].splitlines()
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows if row[:1] == "|"]
-    return [Spelling(good, _any_of(bad.split(", "))) for good, bad in cells[2:]]
+    flags = re.IGNORECASE if heading == PRIVATE else re.NOFLAG
+    return [Spelling(good, _any_of(bad.split(", "), flags)) for good, bad in cells[2:]]
 
 
-def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+def _any_of(words: Iterable[str], flags: re.RegexFlag) -> re.Pattern[str]:
     """Return what finds each of the words where it stands alone."""
     texts = (re.sub(r"\d+", lambda _: r"\d[\d.,]*", re.escape(word)) for word in words)
-    return re.compile(rf"(?<![\w./-])(?:{'|'.join(texts)})(?![\w/-])")
+    return re.compile(rf"(?<![\w./-])(?:{'|'.join(texts)})(?![\w/-])", flags)
 
 
 def passages(page: str) -> Iterator[Passage]:
@@ -74,7 +82,8 @@ def passages(page: str) -> Iterator[Passage]:
             lines = []
         if alone:
             cells = _plain(line).replace(";", ".").split("|")  # `;` ends a sentence of a table
-            yield from (Passage(number, cell) for cell in cells if cell.strip())
+            is_row = line.startswith("|")
+            yield from (Passage(number, cell, is_row) for cell in cells if cell.strip())
         elif line.strip():
             begun = begun if lines else number
             lines.append(line.strip())
@@ -99,6 +108,9 @@ def findings(page: str, rules: Iterable[Spelling]) -> Iterator[tuple[int, str]]:
     """Yield the line and what is wrong there."""
     rules = tuple(rules)
     for passage in passages(page):
+        count = len(_WORD.findall(passage.text))
+        if passage.is_cell and count > CELL_WORDS_AT_MOST:
+            yield passage.line, f"a cell of {count} words: {passage.text.strip()[:60]}..."
         for sentence in _SENTENCE_END.split(passage.text):
             count = len(_WORD.findall(sentence))
             if count > WORDS_AT_MOST:
@@ -108,26 +120,30 @@ def findings(page: str, rules: Iterable[Spelling]) -> Iterator[tuple[int, str]]:
                 yield passage.line, f"{found[0]!r}: write {rule.good}"
 
 
-def source_findings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a source that name a person without a noun."""
-    for number, line in enumerate(source.splitlines(), 1):
-        if found := PERSONS.search(line):
-            yield number, f"{found[0]!r}: write the noun"
+def source_findings(source: str, rules: Iterable[Spelling]) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a source with private words."""
+    rules = tuple(rules)
+    for number, line in enumerate(_LITERAL.sub("X", source).splitlines(), 1):
+        for rule in rules:
+            if found := rule.bad.search(line):
+                yield number, f"{found[0]!r}: write {rule.good}"
 
 
 def main(names: list[str]) -> int:
     """Print the findings of the files, or of all pages and sources; return the exit code."""
-    rules = spellings(GLOSSARY.read_text(encoding="utf-8"))
+    glossary = GLOSSARY.read_text(encoding="utf-8")
+    private = spellings(glossary, PRIVATE)
+    rules = [*private, *spellings(glossary, "Spellings")]
     pages = [path for path in site_paths(ROOT) if path.suffix == ".md"]
     sources = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))]
     count = 0
     for path in [Path(name).resolve() for name in names] or [*pages, *sources]:
         name = str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-        if name in UNREAD or path == Path(__file__):
+        if name in (*UNREAD, OWN_TEST) or path == Path(__file__):
             continue
         text = path.read_text(encoding="utf-8")
-        text = text.partition("\n## Spellings\n")[0] if path == GLOSSARY else text
-        found = findings(text, rules) if path.suffix == ".md" else source_findings(text)
+        text = text.partition(f"\n## {PRIVATE}\n")[0] if path == GLOSSARY else text
+        found = findings(text, rules) if path.suffix == ".md" else source_findings(text, private)
         for line, finding in found:
             print(f"{name}:{line}: {finding}")
             count += 1

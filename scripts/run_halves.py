@@ -1,7 +1,7 @@
 """Two halves of the tests side by side; the few that failed there once more, alone, said loudly.
 
 `python scripts/run_halves.py [pytest's arguments]`. A test that fails alone too is a failure, and
-so are more than MOST_AGAIN failures, and every end of pytest that is not about single tests.
+so are more than MAX_RETRIED failures, and every end of pytest that is not about single tests.
 """
 
 import json
@@ -21,8 +21,12 @@ HALVES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
     ),
     "other half": ("integration", "--ignore-glob=integration/[a-e]*"),
 })  # fmt: skip
-MOST_AGAIN: Final = 5
+MAX_RETRIED: Final = 5
+LAST_LINES: Final = 15
 _PASSED, _FAILED, _NO_TESTS = 0, 1, 5  # pytest's exit codes
+# Of pytest's lines for people: how much is shown at once depends on them, nothing else does.
+_BEGINNING: Final = " test session starts "
+_REPORT: Final = ("===", "___")
 
 
 def run_halves(
@@ -30,7 +34,7 @@ def run_halves(
 ) -> int:
     """Return 0 when every test passed, beside the other half or then alone; pytest keeps `notes`.
 
-    The output of each half comes whole, once it has ended.
+    The progress of both comes as it is; what a half says of its failures, once it has ended.
     """
     with ThreadPoolExecutor(len(halves)) as both:
         runs = [
@@ -38,11 +42,14 @@ def run_halves(
             for name, words in halves.items()
         ]
     ends = [run.result() for run in runs]
-    failed = [test for code, tests in ends if code == _FAILED for test in tests]
-    if any(_is_hopeless(*end) for end in ends):
-        print(f"run_halves: pytest ended with {[code for code, _ in ends]}", flush=True)
+    failed = [test for code, tests, _ in ends if code == _FAILED for test in tests]
+    if any(_is_hopeless(code, tests) for code, tests, _ in ends):
+        for name, (code, _, last_lines) in zip(halves, ends, strict=True):
+            if code not in (_PASSED, _NO_TESTS):
+                print(f"===== how {name} ended\n{last_lines}", flush=True)
+        print(f"run_halves: pytest ended with {[code for code, _, _ in ends]}", flush=True)
         return 1
-    if len(failed) > MOST_AGAIN:
+    if len(failed) > MAX_RETRIED:
         print(f"run_halves: {len(failed)} tests failed: too many to try again", flush=True)
         return 1
     return _try_alone(failed, root, notes / "alone") if failed else 0
@@ -55,15 +62,25 @@ def _is_hopeless(code: int, failed: Sequence[str]) -> bool:
 
 def _run_half(
     name: str, arguments: Sequence[str], root: Path, notes: Path
-) -> tuple[int, Sequence[str]]:
-    """Run pytest; returns its exit code and the tests that failed."""
-    done = subprocess.run(
+) -> tuple[int, Sequence[str], str]:
+    """Run pytest; returns its exit code, the tests that failed and the end of what it printed."""
+    process = subprocess.Popen(
         _command(["--durations=30", *arguments], notes),
-        cwd=root, check=False, text=True, errors="replace",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        cwd=root, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    print(f"===== {name}\n{done.stdout}===== {name} ended with {done.returncode}", flush=True)
-    return done.returncode, list(_failed(notes))
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            if line.startswith(_REPORT) and _BEGINNING not in line:
+                report = line + lines.read()
+                break
+            print(f"{name}: {line}", end="", flush=True)
+        else:
+            report = ""
+    code = process.wait()
+    print(f"===== {name}\n{report}===== {name} ended with {code}", flush=True)
+    # Of a log of which only the end is kept, the half that ended first would say nothing.
+    return code, list(_failed(notes)), "".join(report.splitlines(keepends=True)[-LAST_LINES:])
 
 
 def _try_alone(failed: Sequence[str], root: Path, notes: Path) -> int:

@@ -62,7 +62,7 @@ BREAKAGES: Final = (
     Breakage("an adapter is unloaded under its requests",
         "await self._loads.unload(adapter.ref, timeout_seconds)\n            except",
         "await self._loads.unload(adapter.ref, 0.0)\n            except",
-        "tests/unit/adapters tests/web/test_adapter_routes.py"),
+        "tests/unit/adapters tests/unit/extras/management/test_adapter_routes.py"),
     Breakage("/ping is 200 while the engine restarts",
         "        self._service.lifecycle.begin_restart()\n", "",
         "tests/server/test_failures.py"),

@@ -9,8 +9,8 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import DEFAULT_STATUSES, StatusTable
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle, State

@@ -8,6 +8,11 @@ and are measured in turns; the engine cores are processes of their own and do no
 this process, which is the client. Figures are medians of the rounds. Each step of the
 engines takes `--step-ms` at least (0: as fast as they can), so that they leave the processor to the
 front ends and none of these lags behind.
+
+More figures say what such a cost is made of. `send` is one write of a row to each connection by a
+process that does nothing else; `relay` is one that reads each row from another process first, which
+is what any front end behind ours would add. And lanes are also measured with an eighth of the
+tokens: the difference tells what a request costs once, and what each of its tokens does.
 """
 
 import argparse
@@ -25,6 +30,7 @@ from integration.bench.cpu_time import cpu_seconds
 from integration.bench.floor_process import floor
 from integration.bench.results import Claim, Result, Table, spread
 from integration.bench.rust_front_end import rust_front_end
+from integration.bench.send_floor import relay_floor, send_floor
 from integration.bench.servers import (
     PROMPT,
     STEP_VARIABLE,
@@ -74,6 +80,12 @@ LMI_PLAIN: Final = Lane(
 LMI: Final = Lane("LMI, logprobs", "/invocations", _lmi, b'"token":')
 
 
+SHORTER: Final = 8  # times fewer tokens, to tell a request's cost from a token's
+PARTED: Final = (
+    "ours: LMI, no logprobs", "ours: completions", "vLLM: completions", "vllm-rs: completions",
+)  # fmt: skip
+
+
 async def load(url: str, lane: Lane, streams: int, tokens: int) -> int:
     """Run so many streams at once, see that each is whole, and return how many rows came."""
     body = lane.body(tokens)
@@ -113,14 +125,19 @@ def main() -> Result:
     if given.step_ms:
         os.environ[STEP_VARIABLE] = str(given.step_ms)
     size = (given.streams, given.tokens)
+    short = (given.streams, given.tokens // SHORTER)
     found: dict[str, list[tuple[float, float]]] = {}
     with (
+        send_floor() as sender,
+        relay_floor(sender) as relay,
         floor() as bare,
         running(our_command, "/ping") as ours,
         running(their_command, "/health") as theirs,
         rust_front_end() as rust,
     ):
         measures: dict[str, Callable[[], tuple[float, float]]] = {
+            "send": lambda: sender.cost(*size, given.step_ms),
+            "relay": lambda: relay(*size, given.step_ms),
             "floor": lambda: bare.cost(*size, None),
             "floor, logprobs": lambda: bare.cost(*size, 0),
             **{
@@ -137,6 +154,11 @@ def main() -> Result:
                 f"vllm-rs: {lane.name}": lambda lane=lane: cost(rust, lane, *size)  # type: ignore[misc]
                 for lane in (COMPLETIONS, CHAT)
             }
+        servers = {"ours": ours, "vLLM": theirs, "vllm-rs": rust}
+        lanes = {lane.name: lane for lane in (LMI_PLAIN, COMPLETIONS)}
+        for name in filter(measures.__contains__, PARTED):
+            server, lane = servers[name.split(": ")[0]], lanes[name.split(": ")[1]]
+            measures[_short(name)] = lambda server=server, lane=lane: cost(server, lane, *short)  # type: ignore[misc]
         for measure in measures.values():
             measure()  # warm up
         for _ in range(given.rounds):
@@ -144,6 +166,10 @@ def main() -> Result:
                 found.setdefault(name, []).append(measure())
     notes = [f"vllm-rs was not measured: {rust}"] if isinstance(rust, str) else []
     return _result(found, size, notes)
+
+
+def _short(name: str) -> str:
+    return f"{name}, short"
 
 
 def _result(
@@ -157,11 +183,38 @@ def _result(
             f"{statistics.median(joined for _, joined in values):.2f}",
         ]
         for name, values in found.items()
+        if not name.endswith(_short(""))
     ]
     title = "CPU microseconds of the front-end process per token, {} streams of {} tokens"
     head = ["server and lane", "median (least to most)", "tokens a row"]
     claims = [Claim(text, value, target) for text, value, target in ratios(medians)]
-    return Result([Table(title.format(*size), head, rows)], claims, notes=notes)
+    parted = [
+        [name, *(f"{part:.1f}" for part in parts(medians[name], medians[_short(name)], size[1]))]
+        for name in PARTED
+        if name in medians
+    ]
+    return Result(
+        [
+            Table(title.format(*size), head, rows),
+            Table(
+                "What these are made of: CPU microseconds",
+                ["server and lane", "a request, once", "each token"],
+                parted,
+            ),
+        ],
+        claims,
+        notes=notes,
+    )
+
+
+def parts(long: float, short: float, tokens: int) -> tuple[float, float]:
+    """Return what a request and what each of its tokens cost, of two costs a token.
+
+    `long` is that of answers of so many tokens, `short` that of answers of `SHORTER` times fewer.
+    """
+    fewer = tokens // SHORTER
+    token = (long * tokens - short * fewer) / (tokens - fewer)
+    return (long - token) * tokens, token
 
 
 def ratios(medians: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:

@@ -5,14 +5,16 @@ python -m integration.fleet --proxy nginx --adapters 200
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from integration.conftest import ServerProcess, start_server
-from integration.fleet.course import Found, Plan, run
+from integration.fleet.events import Found, Plan, run
 from integration.fleet.proxies import PROXIES
 
 
@@ -21,7 +23,8 @@ def report(plan: Plan, found: Found) -> str:
     load = found.load
     lines = [
         f"requests {load.answered}, of which streams {load.streams}",
-        f"lost {len(load.lost)}; streams cut behind their first byte {len(load.cut)}",
+        f"lost {len(load.lost)}; streams cut behind their first byte {len(load.cut)}, and by the "
+        f"kill -9 {len(found.cut_by_kill)}",
         f"answers crossed {len(load.crossed)}; unlike their adapter's own {len(load.different)}",
         f"adapters with answers of their own: {len(set(load.answers.values()))} of "
         f"{len(load.answers)}",
@@ -49,6 +52,10 @@ def problems(found: Found) -> list[str]:
     return [*load.lost, *load.cut, *load.crossed, *load.different, *found.unknown]
 
 
+def _all_but_logs(_: str, names: Sequence[str]) -> list[str]:
+    return [name for name in names if not name.endswith((".txt", ".log"))]
+
+
 def main() -> None:
     """Run it once."""
     parser = argparse.ArgumentParser(prog="python -m integration.fleet")
@@ -59,6 +66,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--rest", type=float, default=120)
+    parser.add_argument("--logs", type=Path, help="a folder that keeps what the servers have said")
     given = parser.parse_args()
     plan = Plan(
         given.proxy, given.engine, given.servers, given.adapters, given.clients, 0.5,
@@ -77,6 +85,8 @@ def main() -> None:
         finally:
             for server in servers:
                 server.kill()
+            if given.logs:
+                shutil.copytree(folder, given.logs, ignore=_all_but_logs, dirs_exist_ok=True)
     loads.append(os.getloadavg()[0])
     print(f"{plan}, {time.monotonic() - began:.0f} s, {os.cpu_count()} CPUs, load {loads}")
     print(report(plan, found))

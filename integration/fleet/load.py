@@ -15,6 +15,8 @@ from integration.fleet.proxies import SECONDS, SERVER_HEADER
 
 PROMPT: Final = "The capital of France is"
 TOKENS: Final = 8
+# Adapters that end their answers at once would answer alike: with nothing.
+DISTINCT: Final = {"temperature": 0, "ignore_eos": True}
 
 
 class RefusedError(Exception):
@@ -41,7 +43,7 @@ def ask(url: str, name: str, *, is_streamed: bool = False, tokens: int = TOKENS)
     Raises:
         RefusedError, CutError, OSError, HTTPException: it did not come whole.
     """
-    body = {"prompt": PROMPT, "model": name, "max_tokens": tokens, "temperature": 0}
+    body = {"prompt": PROMPT, "model": name, "max_tokens": tokens, **DISTINCT}
     connection, began = connect(url, SECONDS + 10), time.monotonic()
     try:
         sent = json.dumps({**body, "stream": is_streamed})

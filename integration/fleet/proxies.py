@@ -21,6 +21,7 @@ defaults
   timeout connect 2s
   timeout client {seconds}s
   timeout server {seconds}s
+  timeout check 10s
   retries 10
   retry-on all-retryable-errors
   option http-buffer-request

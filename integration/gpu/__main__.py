@@ -13,25 +13,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from integration.gpu import answers, life, sizes, speed
+from integration.gpu import answers, lifecycle, sizes, speed
 from integration.gpu.machine import read_machine
 from integration.gpu.models import SHAPES
 from integration.gpu.suite import Suite
 
 CHECKS: Final[Mapping[str, Callable[[Suite], str]]] = MappingProxyType(
     {
-        "start": life.starts_on_the_device,
+        "start": lifecycle.starts_on_the_device,
         "readme requests": answers.readme_requests,
         "base beside adapters": answers.base_beside_adapters,
         "log probabilities": answers.log_probabilities,
         "structured output": answers.structured_output,
         "adapters in one batch": answers.adapters_in_one_batch,
-        "sleep and wake": life.sleep_and_wake,
+        "sleep and wake": lifecycle.sleep_and_wake,
         "memory estimate": sizes.memory_estimate,
-        "tensor parallel": life.tensor_parallel,
-        "engine death": life.engine_death,
-        "drain": life.drain_leaves_nothing,
-        "compile cache": life.compile_cache,
+        "tensor parallel": lifecycle.tensor_parallel,
+        "engine death": lifecycle.engine_death,
+        "drain": lifecycle.drain_leaves_nothing,
+        "compile cache": lifecycle.compile_cache,
         "throughput": speed.throughput,
     }
 )

@@ -35,7 +35,7 @@ def main() -> int:
             continue
         if asked.only != "adapters" and _is_due(row, RESULTS, again=asked.again):
             _compare_model(row)
-        if asked.only == "models" or row.group != "models" or row.tokenizer or not _works(row):
+        if asked.only == "models" or row.group != "models" or row.tokenizer or not _reads_text(row):
             continue
         if _is_due(row, ADAPTER_RESULTS, again=asked.again):
             _compare_adapters(row)
@@ -47,9 +47,10 @@ def _is_due(row: Architecture, results: Path, *, again: bool) -> bool:
     return again or not (results / f"{row.name}.json").is_file()
 
 
-def _works(row: Architecture) -> bool:
+def _reads_text(row: Architecture) -> bool:
+    """Whether answers to text are right, which adapters are compared by."""
     result = RESULTS / f"{row.name}.json"
-    return result.is_file() and json.loads(result.read_text("utf-8"))["works"] is True
+    return result.is_file() and json.loads(result.read_text("utf-8"))["tokens"] > 0
 
 
 def _compare_model(row: Architecture) -> None:

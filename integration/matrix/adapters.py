@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from integration.client import call
 from integration.matrix.checkpoints import Architecture, Reference, build, write
-from integration.matrix.renamed import same_heads
+from integration.matrix.renamed import same_heads, unit_head, with_alibi_and_unit_head
 from integration.matrix.run import (
     PROMPT,
     RELEASE,
@@ -159,7 +159,10 @@ def _places(row: Architecture, model: Any) -> Mapping[str, torch.Tensor]:
             count += value.numel()
     with tempfile.TemporaryDirectory() as folder:
         write(row, numbered, Path(folder))
-        return load_file(Path(folder) / "model.safetensors")
+        found = load_file(Path(folder) / "model.safetensors")
+    if row.prepared in (unit_head, with_alibi_and_unit_head):  # each row is its own, times a number
+        found["lm_head.weight"] = numbered.lm_head.weight.detach()
+    return found
 
 
 def run(row: Architecture, folder: Path) -> Outcome:

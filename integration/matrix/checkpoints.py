@@ -27,7 +27,7 @@ from integration.matrix.renamed import (
     with_alibi,
     with_alibi_and_unit_head,
 )
-from integration.matrix.sighted import (
+from integration.matrix.vision import (
     FIRST_IMAGE_TOKEN,
     OWN_CLASSES,
     published_names,
@@ -102,7 +102,7 @@ class Architecture:
     seed: int = 0
     has_own_prompt: bool = False  # vLLM writes the prompt of a chat without the template
     attention: str = "eager"  # of the reference
-    processor: str = ""  # of integration/matrix/sighted.py: the model sees
+    processor: str = ""  # of integration/matrix/vision.py: the model reads images
     tokenizer: str = ""  # of integration/matrix/mistral.py
 
     @property

@@ -13,8 +13,9 @@ import tempfile
 import traceback
 from pathlib import Path
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # before vLLM looks
-os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+if __name__ == "__main__":  # before vLLM and torch look; pytest imports this file, too
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 import torch
 from vllm import LLM, SamplingParams

@@ -67,6 +67,25 @@ With `option.enable_lora=true` these do not start, here on a CPU:
 | model | what was said |
 | --- | --- |
 """
+ENCODERS: Final = """
+## Encoders of texts
+
+Positions of RoBERTa and its relatives begin behind the padding token. vLLM's Transformers backend counts from 0, except
+where `roberta` is in the model's type, and vectors are then others, with 200. *Run* is `tests/contract/test_pooling.py`:
+vectors of texts of several lengths, on the CPU, as Transformers makes them. Of the others the rule was read in vLLM's
+code, and the effect computed in Transformers with positions from 0 (cosine of a tiny checkpoint's vectors).
+
+| family | positions from 0 | here |
+| --- | --- | --- |
+| BERT | the same | run: vLLM's own class |
+| RoBERTa, XLM-RoBERTa | 0.91 | run: vLLM's own class |
+| CamemBERT, Data2VecText (without a head) | 0.91 | run: mapped to RoBERTa's class |
+| XLM-RoBERTa-XL, RoBERTa-PreLayerNorm | 0.91, 0.92 | not run: the backend shifts them |
+| X-MOD, Data2VecText with a head, other heads of CamemBERT, ESM with absolute positions | 0.96, 0.91, 0.91, 0.78 | refused by name |
+| ALBERT, ELECTRA, ERNIE, EuroBERT, ModernBERT, NomicBERT, Jina v3, MobileBERT | the same | not run |
+| DistilBERT | the same | does not start: vLLM finds no attention layer in it |
+| BigBird, DeBERTa, I-BERT, LayoutLM, Longformer, LUKE, MPNet, Nystromformer, RoFormer, XLM | | not run: Transformers calls them incompatible with such a backend |
+"""  # noqa: E501 - lines of the page
 SPECULATION: Final = """
 ## Speculative decoding
 
@@ -113,7 +132,7 @@ def page() -> str:
     lines += ["", *_failing(_those(quantized, works=False))]
     adapters = [json.loads(path.read_text("utf-8")) for path in ADAPTER_RESULTS.glob("*.json")]
     adapters.sort(key=lambda outcome: str(outcome["title"]).lower())
-    return "\n".join(lines) + "\n" + _adapters(adapters) + SPECULATION + NOT_RUN
+    return "\n".join(lines) + "\n" + _adapters(adapters) + ENCODERS + SPECULATION + NOT_RUN
 
 
 def _adapters(outcomes: Iterable[Mapping[str, Any]]) -> str:

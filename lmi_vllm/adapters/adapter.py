@@ -19,8 +19,8 @@ class Adapter:
 
     `ref` is there while its weights are loaded; `hooks` are those of its own model.py. `options`
     are the other parameters of its registration, kept and otherwise unused. Adapters found in the
-    model directory are `is_local`: they come back by themselves at the next start. Those that an
-    extra brought in since a request named them are `is_found`: it has checked the files at `path`.
+    model directory are `is_local`: they come back by themselves at the next start. `is_found`: an
+    extra registered it because a request named it, after it checked the files at `path`.
     """
 
     name: str
@@ -30,17 +30,17 @@ class Adapter:
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     is_local: bool = False
     is_found: bool = False
-    # Of these weights under this name: another registration has another, an update the same.
+    # Identifies one registration of one name; an update keeps it.
     revision: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     path: str = ""
     ref: AdapterRef | None = None
     hooks: Hooks = NO_HOOKS
 
     def check_flags(self) -> None:
-        """Return when the flags go together.
+        """Check that the flags can be combined.
 
         Raises:
-            AdapterRefusedError: it is to be pinned, but not loaded.
+            AdapterRefusedError: pin is set without preload.
         """
         if self.pin and not self.preload:
             raise AdapterRefusedError(
@@ -49,10 +49,10 @@ class Adapter:
             )
 
     def updated(self, wanted: "Adapter") -> "Adapter":
-        """Return this adapter with the preload, pin and options of `wanted`.
+        """Return a copy with the preload, pin and options of `wanted`.
 
         Raises:
-            AdapterRefusedError: nothing else may change, and a pin stays.
+            AdapterRefusedError: `wanted` changes something else, or removes the pin.
         """
         wanted.check_flags()
         if wanted.src != self.src:

@@ -1,18 +1,18 @@
 """Checks that a folder is a LoRA adapter for the served model, without torch or vLLM.
 
-What can be known from files is refused here, so that the engine's loader sees sound adapters only;
+What can be known from files is refused here, so that the engine's loader sees valid adapters only;
 what cannot be known (a base model that is not local, quantised, or of unknown layout) is left to
 the engine, which refuses it without harm (engine/vllm/adapters.py).
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.checks.adapter_config import module_of, read_config, resolve_scales
-from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_for_weight
+from lmi_vllm.checks.adapter_weights import check_values
+from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, Tensor, read_tensors
 from lmi_vllm.errors import AdapterMissingError, AdapterRefusedError
 
@@ -30,50 +30,8 @@ _UNSUPPORTED: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class BaseModel:
-    """What adapters are compared with: the served model's names, and the shapes of its weights.
-
-    `shapes` and `weights` are by module name, without ".weight"; empty where they are not known.
-    """
-
-    names: tuple[str, ...] = ()
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    max_lora_rank: int = 16
-    weights: Mapping[str, tuple[Path, Tensor]] = field(default_factory=dict)
-
-    def limit(self, module: str) -> float:
-        """Return how large what an adapter adds to this module may be."""
-        if module not in self.weights:
-            return any_base(module)
-        try:
-            return limit_for_weight(*self.weights[module])
-        except OSError:  # the base's files are not needed once it is loaded
-            return any_base(module)
-
-
-def describe_base(model: Path, names: tuple[str, ...], max_lora_rank: int) -> BaseModel:
-    """Return the base model as its files tell; damaged or absent files tell nothing."""
-    tensors: dict[str, tuple[Path, Tensor]] = {}
-    try:
-        for file in sorted(model.glob("*.safetensors")):
-            tensors |= {name: (file, tensor) for name, tensor in read_tensors(file).items()}
-    except (DamagedFileError, OSError) as error:
-        logger.debug("no shapes of %s: %s", model, error)
-        tensors = {}
-    weights = {
-        name.removesuffix(".weight"): place
-        for name, place in tensors.items()
-        if name.endswith(".weight") and len(place[1].shape) == _MATRIX
-    }
-    if any(name.endswith((".qweight", ".weight_packed", ".weight_scale")) for name in tensors):
-        weights = {}  # a quantised checkpoint: what is stored has other shapes than the layer
-    shapes = {name: tensor.shape for name, (_, tensor) in weights.items()}
-    return BaseModel(names, shapes, max_lora_rank, weights)
-
-
 def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
-    """Return when the adapter in `folder` passes every check; errors call it `shown`.
+    """Check the adapter in `folder`; `shown` is its name in errors.
 
     Raises:
         AdapterRefusedError: what is wrong with it.

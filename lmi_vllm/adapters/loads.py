@@ -1,4 +1,4 @@
-"""Which adapters the engine holds, the requests on each, and the locks under which that changes."""
+"""Loaded adapters, their reference counts, and the locks that guard changes."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ class ReferenceCount:
         return self._count > 0
 
     async def wait_unused(self, timeout_seconds: float) -> None:
-        """Return when the count is 0, or the time is up."""
+        """Wait until the count is 0, or the time is up."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._unused.wait(), timeout_seconds)
 
@@ -102,9 +102,11 @@ class AdapterLoads:
         return self._uses.setdefault(ref.engine_id, ReferenceCount()).hold()
 
     def is_held(self, ref: AdapterRef | None) -> bool:
-        """Whether a request uses this load now."""
-        uses = None if ref is None else self._uses.get(ref.engine_id)
-        return uses is not None and uses.is_held
+        """Whether a request uses this load now, here or in another client of the engine."""
+        if ref is None:
+            return False
+        uses, active = self._uses.get(ref.engine_id), self.engine.active_adapters
+        return (uses is not None and uses.is_held) or ref.name in (*active.running, *active.waiting)
 
     async def unload(self, ref: AdapterRef | None, timeout_seconds: float) -> None:
         """Drop the weights of a load once no request uses it, or the time is up."""

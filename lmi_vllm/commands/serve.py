@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import NoReturn
 
@@ -17,16 +16,20 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lmi_vllm.checks.platform import raise_open_files
 from lmi_vllm.clock import LOG_FLUSH_SECONDS
 from lmi_vllm.commands.explain import command_line_of, valid_settings
-from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import end_children
-from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
-from lmi_vllm.server.engines import ENGINES, EngineEnvironment
+from lmi_vllm.server.engines import (
+    EngineEnvironment,
+    check_engine_kind,
+    engine_factory,
+    engine_names,
+)
 from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
+from lmi_vllm.telemetry.log_handler import write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
 
 logger = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--models", metavar="LIST", help="[name=]url of the model to serve")
     parser.add_argument(
         "--engine",
-        choices=tuple(ENGINES),
+        choices=engine_names(),
         default="vllm",
         help="scripted repeats the prompt: for trying the server without vLLM",
     )
@@ -82,23 +85,12 @@ async def _serve_until_stopped(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     environment = EngineEnvironment(environ, os.environ, _log_format(settings))
-    factory = ENGINES[engine_kind](environment)
+    factory = engine_factory(engine_kind, environment)
     for extra in extras().values():
         for select in extra.run_modes:
             if (run_mode := select.load()(settings)) is not None:
                 return await run_mode(settings, typed, environ, factory, os.environ, stop)
     return await Server(settings, typed, environ, factory, os.environ).run(stop)
-
-
-def check_engine_kind(settings: Settings, kind: str) -> None:
-    """Return when that engine can have so many front-end processes.
-
-    Raises:
-        ConfigurationError: it lives in one process.
-    """
-    setting = settings.server.details[PROCESSES]
-    if kind != "vllm" and setting.value != 1:
-        raise ConfigurationError([f"{setting.stated} needs --engine vllm (got {kind})"])
 
 
 def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -131,14 +123,12 @@ def _without_trace(record: logging.LogRecord) -> bool:
 def end_process(code: int, last_line: str = "") -> NoReturn:
     """End the process now: a thread may still be importing vLLM, and would be waited for.
 
-    The last line of stderr is not waited for longer than the log: its reader may have stopped.
+    Neither stdout nor the last line of stderr is waited for longer than the log: what reads them
+    may have stopped.
     """
-    sys.stdout.flush()
+    write_within(LOG_FLUSH_SECONDS, sys.stdout.flush)
     logging.shutdown()
     if last_line:
-        last = threading.Thread(target=print, args=(last_line,), kwargs={"file": sys.stderr})
-        last.daemon = True
-        last.start()
-        last.join(LOG_FLUSH_SECONDS)
+        write_within(LOG_FLUSH_SECONDS, print, last_line, file=sys.stderr)
     end_children()  # one that is only just being forked is not prepared to end with us yet
     os._exit(code)

@@ -18,7 +18,7 @@ from lmi_vllm.config.vllm_schema import coerce, load_release
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 
 # Also written without a prefix in serving.properties, as LMI reads it.
-_UNPREFIXED_OPTIONS: Final = ("model_loading_timeout",)
+_UNPREFIXED_OPTIONS: Final = ("model_loading_timeout", "normalize")
 
 
 class Resolver:
@@ -39,12 +39,23 @@ class Resolver:
         resolved = {}
         for row in rows:
             keys = [f"{FILE_PREFIX}{name}" for name in (row.name, *row.aliases)]
-            if row.name in _UNPREFIXED_OPTIONS and keys[0] not in self.model.winners:
-                keys.append(row.name)
+            if row.name in _UNPREFIXED_OPTIONS:
+                self._add_bare(row, keys)
             setting = self._resolve(row, self._texts_of(self.model, keys))
             if setting is not None:
                 resolved[row.name] = setting
         return resolved
+
+    def _add_bare(self, row: Option, keys: list[str]) -> None:
+        """Add the name without a prefix where the option is not set; else say that it lost."""
+        bare, winner = (self.model.winners.get(key) for key in (row.name, keys[0]))
+        if winner is None:
+            keys.append(row.name)
+        elif bare is not None:
+            self.used.add(row.name)
+            sentence = f"{bare.stated} has no effect: {winner.stated} is set"
+            self.report.warn(sentence)
+            self.extra.append(self._setting(row, bare, bare.text, sentence))
 
     def server_settings(self, rows: Iterable[Option]) -> dict[str, Setting]:
         """Every server setting of these rows that is set or has a default."""
@@ -147,7 +158,7 @@ class Resolver:
         effect = row.effect
         if setting.value in effect.quiet_for:
             return setting
-        if effect.word is EffectWord.WARNS:
+        if effect.word is EffectWord.WARNS and not effect.is_computed:
             self.report.warn(f"{setting.label} has no effect: {effect.text}")
         elif effect.word is EffectWord.REFUSES:
             self.report.fail(f"{setting.stated} is not possible: {effect.text}")

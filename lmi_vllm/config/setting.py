@@ -1,4 +1,4 @@
-"""Values on their way into the settings: texts with their place, resolved values, findings."""
+"""Raw values with their origin, resolved settings, and the report of warnings and errors."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

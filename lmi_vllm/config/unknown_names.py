@@ -26,13 +26,14 @@ from lmi_vllm.origin import Origin, OriginKind
 # Extra -> the names that it reads (`make docs` writes it), so that a setting of an extra that is
 # not installed is reported instead of being ignored.
 _NAMES: Final = Path(__file__).parent / "data" / "names_of_extras.json"
-# What `make` and the tests read, which `make serve` hands on: of no use here, and no mistake.
+# Variables of `make` and the tests, which `make serve` passes on: not mistakes.
 _OF_MAKE: Final = ("LMI_VLLM_", "LMI_TEST_")
 # Rows of the core (several extras or the core read them) whose effect needs one extra.
 READ_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "LMI_CONSOLE": "console",
         "LMI_FRONTEND_PROCESSES": "front_ends",
+        "LMI_TOKEN_LANE": "token_lane",
     }
 )
 

@@ -26,9 +26,8 @@ _REPLACED = frozenset(
         "dp_supervisor_probe_failure_threshold", "dp_supervisor_probe_interval_s",
         "dp_supervisor_probe_timeout_s", "enable_offline_docs", "enable_request_id_headers",
         "enable_ssl_refresh", "grpc", "grpc_port", "h11_max_header_count",
-        "h11_max_incomplete_event_size", "headless", "host", "lora_modules", "port", "root_path",
-        "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_ciphers", "ssl_keyfile", "uds",
-        "uvicorn_log_level",
+        "h11_max_incomplete_event_size", "headless", "host", "lora_modules", "port", "ssl_ca_certs",
+        "ssl_cert_reqs", "ssl_certfile", "ssl_ciphers", "ssl_keyfile", "uds", "uvicorn_log_level",
     }
 )  # fmt: skip
 

@@ -3,8 +3,7 @@
 Each promise below has a contract test that runs over every engine (`tests/contract/`).
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -53,21 +52,21 @@ class DirectEvents(Protocol):
 
 
 class OtherClients(Protocol):
-    """What the other clients of an engine have in it together."""
+    """The sums over the other clients of an engine."""
 
     @property
     def running_requests(self) -> int:
-        """Requests they have in the engine."""
+        """Requests that they have in the engine."""
         ...
 
     @property
     def steps(self) -> int:
-        """Steps they have seen it complete, added up."""
+        """Engine steps that they have observed, summed."""
         ...
 
     @property
     def not_finite(self) -> int:
-        """Their requests of the model itself whose numbers were not finite."""
+        """Their requests to the base model that had NaN or infinite logits."""
         ...
 
 
@@ -90,18 +89,6 @@ class ActiveAdapters:
     waiting: tuple[str, ...] = ()
 
 
-class SharedState(Protocol):
-    """What decides, for all clients of an engine, which adapters are in it together."""
-
-    def hold(self, adapter: int) -> AbstractAsyncContextManager[None]:
-        """Wait until the adapter of this engine id may be used; it may while the body runs.
-
-        Raises:
-            LmiError: it cannot be used, now or ever.
-        """
-        ...
-
-
 class HttpApplication(Protocol):
     """An HTTP application that an engine brings: routes that this server hands on to it."""
 
@@ -116,8 +103,8 @@ class HttpApplication(Protocol):
         ...
 
     @property
-    def has_user_middleware(self) -> bool:
-        """Whether code of the user's is around it, which is to see every OpenAI request."""
+    def sees_every_request(self) -> bool:
+        """Whether it is to see every OpenAI request: it counts them, or code of the user's does."""
         ...
 
     def find(self, method: str, path: str) -> HttpRoute | None:
@@ -125,7 +112,7 @@ class HttpApplication(Protocol):
         ...
 
     async def is_asleep(self) -> bool:
-        """Whether a call has put the engine to sleep, or paused it; False where it does not say."""
+        """Whether a call has put the engine to sleep or paused it; False where it cannot tell."""
         ...
 
     async def call(self, call: HttpCall, direct: DirectEvents | None = None) -> OpenAIReply:
@@ -160,13 +147,31 @@ class FetchMedia(Protocol):
         """Return the bytes at `url`, of one of the `domains` where there are any.
 
         Raises:
-            MediaRefusedError: it may not be fetched, is too large or late, or its server says no.
+            MediaRefusedError: it may not be fetched, is too large or late, or its server refuses.
+        """
+        ...
+
+
+# Compiles a grammar: its matcher, and the lengths of the vocabulary's tokens in bytes. None where
+# another library has it; an exception says what is wrong with it.
+CompileGrammar = Callable[[], tuple[Any, Any] | None]
+
+
+class GrammarTrials(Protocol):
+    """Tries grammars in processes that can end, equal ones once."""
+
+    async def verdict(
+        self, grammar: str, compile_grammar: CompileGrammar, max_tokens: int | None, source: str
+    ) -> str:
+        """Return why `grammar` is refused for an answer of so many tokens; nothing where it is not.
+
+        Trials of one `source` do not delay those of others, and end when no caller waits for them.
         """
         ...
 
 
 class EngineProcess(Protocol):
-    """What watches an engine asks of it: whether it is alive, whether it moves, and its end."""
+    """The calls of health checks and watchdogs: liveness, progress, end."""
 
     @property
     def running_requests(self) -> int:

@@ -75,7 +75,7 @@ class Admission:
         self._slots = slots
 
     def check_room(self, count: int = 1) -> None:
-        """Return when `count` requests may come in now.
+        """Check that `count` requests may be admitted now.
 
         Raises:
             NotReadyError: see `Lifecycle.check_ready`.
@@ -141,7 +141,7 @@ class Admission:
         )
 
     async def wait_own(self, timeout_seconds: float) -> None:
-        """Return when the requests of this process have ended, or the time is up."""
+        """Wait until the requests of this process have ended, or the time is up."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_seconds)
 

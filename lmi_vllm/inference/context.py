@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -43,10 +43,10 @@ class Runtime:
     hooks: Hooks = NO_HOOKS
     unread_names: UnreadNames = field(default_factory=UnreadNames)
 
-    @property
-    def has_hooks(self) -> bool:
-        """Whether a hook of the base model or an adapter sees requests or answers."""
-        found = (self.hooks, *(adapter.hooks for adapter in self.adapters))
+    def has_hooks(self, names: Iterable[str | None]) -> bool:
+        """Whether a hook of the base model, or of an adapter of these names, sees a request."""
+        known = (self.adapters.describe(name) for name in names if name in self.adapters and name)
+        found = (self.hooks, *(adapter.hooks for adapter in known))
         return any(hooks.handle or hooks.input or hooks.output for hooks in found)
 
 
@@ -209,6 +209,10 @@ class RequestStep:
         Raises:
             LmiError: it is refused.
         """
+
+    def undecoded(self, context: RequestContext) -> dict[str, Any] | None:
+        """Return the payload of a body that is no object; None where it is not for this step."""
+        return None
 
     async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
         """Return an answer to the decoded payload; None passes it on to the engine."""

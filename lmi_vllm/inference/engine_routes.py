@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import NotReadyError
-from lmi_vllm.inference.context import RequestContext
+from lmi_vllm.inference.context import RequestContext, adapter_names
 from lmi_vllm.inference.pipeline import ask
 from lmi_vllm.inference.request.body import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import event_stream
@@ -51,10 +51,11 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
             is_asleep = await application.is_asleep()
             context.queue.lifecycle.set_asleep(is_asleep=is_asleep)
         return _reply(answer)
-    if context.runtime.has_hooks and "json" in http.headers.get("Content-Type", "json"):
+    payload = _payload(context.call)
+    names = adapter_names(context.call, payload, context.runtime.adapters.__contains__)
+    if context.runtime.has_hooks(names) and "json" in (context.call.content_type or "json"):
         return await ask(context, http.path.removeprefix("/v1").removeprefix("/"))
     async with context:
-        payload = _payload(http)
         _check(context, payload)
         await context.hold_adapters(payload)
         if context.adapter is not None:
@@ -63,8 +64,7 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
             http = replace(http, request_id="")
         limit = context.silence_limit()
         direct = DirectEventWriter(limit)
-        async with context.deadline():
-            answer = await application.call(http, direct)
+        answer = await limit.within(application.call(http, direct))
         reply = _reply(answer)
         if answer.stream is not None:
             stream = event_stream(route, answer.content_type)
@@ -116,19 +116,19 @@ def _check(context: RequestContext, payload: Mapping[str, Any]) -> None:
     context.take_slots("prompts", sequence_count(payload))
 
 
-def _payload(http: HttpCall) -> Mapping[str, Any]:
+def _payload(call: InferenceCall) -> Mapping[str, Any]:
     """Return the object in a body as the application will read it, or a form's fields.
 
     Nothing of a body without either. orjson is the stricter of the two parsers: it refuses NaN,
     lone surrogates and UTF-16.
     """
-    if boundary := boundary_of(http.content_type):
-        return text_fields(http.body, boundary)
+    if boundary := boundary_of(call.content_type):
+        return text_fields(call.body, boundary)
     try:
-        found = orjson.loads(http.body)
+        found = orjson.loads(call.body)
     except orjson.JSONDecodeError:
         try:
-            found = json.loads(http.body)
+            found = json.loads(call.body)
         except (ValueError, RecursionError):
             return {}
     return found if isinstance(found, dict) else {}

@@ -191,7 +191,7 @@ class Lifecycle:
         return (200 if is_fine or is_hidden else 503), {self.model_name: entry}
 
     def check_ready(self) -> None:
-        """Return when requests may come in.
+        """Check that requests may be admitted.
 
         Raises:
             NotReadyError: starting, asleep, failed or draining; the text says which.

@@ -166,7 +166,7 @@ def parse_lmi_request(
     """
     prompts, is_list = _prompts(payload, tgi_route)
     parameters = _parameters(payload)
-    given = dict(parameters)
+    given = parameters.given()
     check_limits(given, profile.limits, "parameters.")
     check_logprobs(given, profile.limits)
     is_streaming = _is_streaming(payload, parameters, profile, tgi_route)

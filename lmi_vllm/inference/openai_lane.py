@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.inference.context import RequestContext, Runtime
+from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.request.body import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import (
     RESPONSES,
@@ -17,7 +17,7 @@ from lmi_vllm.inference.response.openai_events import (
     ResponsesEvents,
 )
 from lmi_vllm.inference.response.streams import DirectEventWriter
-from lmi_vllm.messages import InferenceCall, OpenAICall, OpenAIReply, Reply
+from lmi_vllm.messages import OpenAICall, OpenAIReply, Reply
 
 
 async def ask_openai(
@@ -48,10 +48,8 @@ async def ask_openai(
     direct = None
     if is_direct and isinstance(stream, FramedEvents):
         direct = DirectEventWriter(limit, stream.event)
-    async with context.deadline():
-        answer = await engine.answer_openai(
-            OpenAICall(kind, body, call.properties, call.request_id, adapter=ref), direct
-        )
+    openai = OpenAICall(kind, body, call.properties, call.request_id, adapter=ref)
+    answer = await limit.within(engine.answer_openai(openai, direct))
     if answer.stream is None:
         return answer
     context.own_stream(answer.stream, None if direct is None else direct.connect)
@@ -59,15 +57,13 @@ async def ask_openai(
     return replace(answer, stream=events)
 
 
-async def ask_unqueued(
-    runtime: Runtime, call: InferenceCall, kind: str, arguments: Mapping[str, object]
-) -> Reply:
-    """Return vLLM's answer about its models or an earlier response: no engine work, no queue."""
+async def list_models(context: RequestContext) -> Reply:
+    """Return vLLM's list of its models with the adapters, which it knows nothing of: no queue."""
+    runtime, call = context.runtime, context.call
     answer = await runtime.engine.answer_openai(
-        OpenAICall(kind, arguments, call.properties, call.request_id)
+        OpenAICall("models", {}, call.properties, call.request_id)
     )
-    body = with_adapters(answer.body, runtime.adapters) if kind == "models" else answer.body
-    return Reply(answer.status, answer.content_type, body, answer.stream)
+    return Reply(answer.status, answer.content_type, with_adapters(answer.body, runtime.adapters))
 
 
 def with_adapters(body: bytes, adapters: Iterable[Adapter]) -> bytes:

@@ -51,7 +51,7 @@ async def invoke(context: RequestContext, steps: Sequence[RequestStep]) -> Reply
         if reply is None:
             for step in steps:
                 await step.check(context.call)
-            payload = with_adapter_id(_decode(context), context.runtime.profile)
+            payload = with_adapter_id(_decode(context, steps), context.runtime.profile)
             reply = await _answer(context, payload, steps)
         return context.deliver(reply)
 
@@ -199,8 +199,8 @@ async def _handle(context: RequestContext) -> Reply | None:
     return None if handle is None else await handle(context.call, context.statuses)
 
 
-def _decode(context: RequestContext) -> Any:
-    """Return the payload; bytes and JSON that only an input hook can read, where there is one.
+def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
+    """Return the payload; what only an input hook or a step can read, where there is one.
 
     Raises:
         PayloadError: see `decode_body`.
@@ -212,6 +212,9 @@ def _decode(context: RequestContext) -> Any:
         found = (runtime.hooks, *(adapter.hooks for adapter in runtime.adapters))
         for hook in filter(None, (hooks.input for hooks in found)):
             return hook.undecoded(call)
+        for step in steps:
+            if (payload := step.undecoded(context)) is not None:
+                return payload
         raise
 
 

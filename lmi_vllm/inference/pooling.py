@@ -97,7 +97,7 @@ def _lmi_request(kind: str, payload: Mapping[str, Any], profile: ServingProfile)
         body["adapters"] = payload["adapters"]
     if kind == "embeddings":
         body["use_activation"] = profile.normalize
-    body |= _parameters(payload.get("parameters"))
+    body |= pooling_parameters(payload.get("parameters"))
     return PoolingRequest(kind, body, is_vectors=kind == "embeddings")
 
 
@@ -109,7 +109,12 @@ def _texts(inputs: object) -> list[str]:
     raise PayloadError("inputs: expected text or a list of texts")
 
 
-def _parameters(given: object) -> dict[str, Any]:
+def pooling_parameters(given: object) -> dict[str, Any]:
+    """Return vLLM's fields for LMI's parameters of an embedding; unknown ones are warned of.
+
+    Raises:
+        PayloadError: a parameter of another type.
+    """
     if given is None:
         return {}
     if not isinstance(given, dict):

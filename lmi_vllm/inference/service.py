@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,29 +20,13 @@ from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import RequestContext, RequestStep, Runtime
 from lmi_vllm.inference.engine_routes import forward
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.openai_lane import ask_unqueued
+from lmi_vllm.inference.openai_lane import list_models
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, Reply, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import current_record
 
 _SUCCESS = 200
 Answer = Callable[[RequestContext], Awaitable[Reply]]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What a description says of the model besides its state."""
-
-    url: str = ""
-    is_loaded_at_startup: bool = True
-    start_time: str = ""
-    device_type: str = "cpu"
-    batch_size: int = 1
-    max_batch_delay: int = 100  # milliseconds
-    max_idle_time: int = 60  # seconds
-    # Figures for clients that check them: one engine serves whatever comes.
-    min_workers: int = 1
-    max_workers: int = 1
 
 
 class InferenceService:
@@ -59,16 +42,16 @@ class InferenceService:
         self.queue = queue
         self.lifecycle = queue.lifecycle
         self.profile = profile or ServingProfile()
-        self.model = ModelInfo()
-        self.models: object | None = None  # an extra's that loads models; None: the start's stays
+        self.model_url = ""
+        self.managed: object = None  # what the management API keeps of the model
         self.steps: list[RequestStep] = []  # of extras, in the way of /invocations and its like
         self.telemetry = Telemetry()
         self.statuses = statuses
         self._runtime: Runtime | None = None
 
-    def expect(self, model: ModelInfo, profile: ServingProfile) -> None:
+    def expect(self, model_url: str, profile: ServingProfile) -> None:
         """Describe the model that is being started; requests reach it when its runtime is there."""
-        self.model, self.profile = model, profile
+        self.model_url, self.profile = model_url, profile
 
     def attach(self, runtime: Runtime) -> None:
         """Let requests reach the engine."""
@@ -89,7 +72,7 @@ class InferenceService:
         """Forget the model: it has been unloaded."""
         self._runtime = None
         self.profile = ServingProfile()
-        self.model = ModelInfo()
+        self.model_url = ""
 
     @property
     def runtime(self) -> Runtime:
@@ -104,7 +87,7 @@ class InferenceService:
         return self._runtime
 
     def check_model(self, name: str | None) -> None:
-        """Return when `name` is served here, or none was given.
+        """Check that `name` is served here, or none was given.
 
         Raises:
             ResourceNotFoundError: another model is asked for.
@@ -129,9 +112,11 @@ class InferenceService:
         self, call: InferenceCall, kind: str, payload: dict[str, Any] | None = None
     ) -> Reply:
         """Answer a `/v1` route with vLLM's own bytes; `payload` is the body where it was read."""
-        if kind == "models":
-            return await self.answer(call, lambda it: ask_unqueued(it.runtime, call, kind, {}))
         return await self.answer(call, partial(pipeline.ask, kind=kind, payload=payload))
+
+    async def list_models(self, call: InferenceCall) -> Reply:
+        """Answer `/v1/models`."""
+        return await self.answer(call, list_models)
 
     def find_route(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of the engine's own HTTP application that a request means."""
@@ -139,10 +124,10 @@ class InferenceService:
         return None if application is None else application.find(method, path)
 
     @property
-    def has_user_middleware(self) -> bool:
-        """Whether all requests go to the engine's application, past our lanes (user middleware)."""
+    def sees_every_request(self) -> bool:
+        """Whether all requests go to the engine's application, past our lanes."""
         application = None if self._runtime is None else self._runtime.engine.http
-        return application is not None and application.has_user_middleware
+        return application is not None and application.sees_every_request
 
     async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
         """Answer a route of the engine's own HTTP application."""

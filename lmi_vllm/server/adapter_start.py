@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.check import describe_base
 from lmi_vllm.adapters.loads import LoadCode
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources, local_adapters
+from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
@@ -62,8 +62,8 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
             await registry.register(Adapter(name, str(path), is_local=True))
         except LmiError as error:
             raise ModelSourceError(f"local adapter {name}: {error.text}") from error
-    for tell in announce:
-        await tell(registry, sources)
+    for notify in announce:
+        await notify(registry, sources)
     return registry
 
 

@@ -42,7 +42,7 @@ class CodeLoader(Protocol):
     """Checks and loads the code that the settings name."""
 
     def check(self, settings: Settings, model: ModelArtifacts) -> None:
-        """Return when nothing is known to be wrong with the code; nothing of it is run.
+        """Check the code without running it.
 
         Raises:
             StartupError: it cannot be loaded.
@@ -74,7 +74,7 @@ class UnloadedCode:
     hooks: Hooks = NO_HOOKS
 
     def check(self, settings: Settings, model: ModelArtifacts) -> None:
-        """Return when no entry point is asked for.
+        """Check that no entry point is asked for.
 
         Raises:
             StartupError: one is.

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
@@ -17,9 +19,14 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, StatusTable
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.admission import Admission
-from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.server.plan import StartPlan
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS: Final = 10
 
 
 class ProcessGroup:
@@ -65,8 +72,18 @@ class ProcessGroup:
 MakeProcesses = Callable[[InferenceService, Settings, Mapping[str, str]], ProcessGroup | None]
 
 
-# Runs beside an engine that serves; what it returns is why that engine has to be replaced.
+# Watches a serving engine; returns why that engine has to be replaced.
 Watchdog = Callable[[Engine, Clock], Coroutine[Any, Any, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """A finished start: its plan, the seconds of its phases, where it is served, how to try it."""
+
+    plan: StartPlan
+    phase_seconds: Mapping[str, float]
+    url: str
+    curl: str
 
 
 @dataclass(slots=True)
@@ -82,8 +99,7 @@ class ServerEvents:
         default_factory=list
     )
     watchdogs: list[Watchdog] = field(default_factory=list)
-    # Of each start of a model, with the seconds by phase.
-    on_ready: list[Callable[[Mapping[str, float]], None]] = field(default_factory=list)
+    on_ready: list[Callable[[ReadyModel], None]] = field(default_factory=list)
     # Awaited when the last request has been answered, while the engine still is there.
     on_drained: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
@@ -162,3 +178,19 @@ async def _log_often(service: InferenceService, seconds: float, clock: Clock) ->
         await clock.sleep(seconds)
         if (engine := service.loaded_engine) is not None:
             await engine.log_statistics()
+
+
+async def log_progress(lifecycle: Lifecycle, clock: Clock, limit_seconds: float) -> None:
+    """Log the phase of a long start every few seconds; when it is late, the limits to raise."""
+    while True:
+        await clock.sleep(HEARTBEAT_SECONDS)
+        if lifecycle.state is not State.PENDING:
+            continue
+        _, body = lifecycle.ping()
+        logger.info("starting: %s", json.dumps(body), extra={"fields": {"start": body}})
+        if 0 < limit_seconds / 2 < lifecycle.start.engine_seconds:
+            logger.warning(
+                "half of model_loading_timeout (%g s) has passed; raise it, and on SageMaker the "
+                "endpoint's container_startup_health_check_timeout with it",
+                limit_seconds,
+            )

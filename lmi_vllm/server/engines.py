@@ -1,18 +1,18 @@
 """The table of engines: by name, and those of extras by the models that they take."""
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import own_engine
+from lmi_vllm.config.listen import PROCESSES
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.engine.scripted import ScriptedEngine, ScriptedFactory
 from lmi_vllm.engine.vllm.factory import VllmFactory
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
-
-SCRIPTED_SECONDS: Final = "LMI_SCRIPTED_SECONDS_PER_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,31 @@ class EngineEnvironment:
     log_format: str
 
 
-def _vllm(environment: EngineEnvironment) -> EngineFactory:
-    return EnginesByModel(VllmFactory(environment.exports, environment.log_format))
+VLLM: Final = "vllm"
 
 
-def _scripted(environment: EngineEnvironment) -> EngineFactory:
-    seconds = float(environment.environ.get(SCRIPTED_SECONDS, "0"))
-    return ScriptedFactory(lambda: ScriptedEngine(seconds_per_token=seconds))
+def engine_names() -> tuple[str, ...]:
+    """Return what `--engine` takes: vLLM, and the names of extras."""
+    return (VLLM, *(name for extra in extras().values() for name in extra.named_engines))
 
 
-# What `--engine` takes. An extra adds an engine for models of its own: `Extra.engines`.
-ENGINES: Final[Mapping[str, Callable[[EngineEnvironment], EngineFactory]]] = MappingProxyType(
-    {"vllm": _vllm, "scripted": _scripted}
-)
+def check_engine_kind(settings: Settings, kind: str) -> None:
+    """Check that the engine supports the number of front-end processes.
+
+    Raises:
+        ConfigurationError: it supports one process only.
+    """
+    setting = settings.server.details[PROCESSES]
+    if kind != VLLM and setting.value != 1:
+        raise ConfigurationError([f"{setting.stated} needs --engine vllm (got {kind})"])
+
+
+def engine_factory(name: str, environment: EngineEnvironment) -> EngineFactory:
+    """Return what makes the engines of that name, for models of extras their own among them."""
+    if name == VLLM:
+        return EnginesByModel(VllmFactory(environment.exports, environment.log_format))
+    named = next(extra.named_engines for extra in extras().values() if name in extra.named_engines)
+    return named[name].load()(environment.environ)
 
 
 class EnginesByModel:

@@ -17,11 +17,13 @@ from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.ports import open_port, share_port
+from lmi_vllm.telemetry.log_handler import print_lines
 from lmi_vllm.web.app import ReverseProxy, WebOptions
 from lmi_vllm.web.connection import (
     ClientTimeouts,
 )
 from lmi_vllm.web.request import RouteGroup, Routes
+from lmi_vllm.web.root_path import root_path_of
 from lmi_vllm.web.tls import tls_context
 
 
@@ -88,7 +90,7 @@ async def open_listeners(
     if plan.management is None:
         options = replace(options, groups=_groups(context))
         runner, address = await open_port(plan.inference, service, options, tls, inner_socket)
-        _print_url(f"Listening on {address.url()}", address.url(), options)
+        print_lines(*_urls(address.url(), options), f"Listening on {address.url()}")
         return Listeners(address.url(), _curl(address, options), (runner,), address)
     inference = replace(options, routes=Routes.INFERENCE)
     management = replace(options, routes=Routes.MANAGEMENT)
@@ -101,8 +103,8 @@ async def open_listeners(
     except StartupError:
         await runner.cleanup()
         raise
-    print(f"Management on {second_address.url()}")
-    _print_url(f"Listening on {url}", second_address.url(), management)
+    urls = _urls(second_address.url(), management)
+    print_lines(f"Management on {second_address.url()}", *urls, f"Listening on {url}")
     return Listeners(url, _curl(address, options), (runner, second), address)
 
 
@@ -131,11 +133,9 @@ async def open_front_end(
     return Listeners(address.url(), "", (runner,), address)
 
 
-def _print_url(line: str, url: str, options: WebOptions) -> None:
-    """Print the `Listening on` line to stdout."""
-    for group in options.groups:
-        print(f"{group.title} on {reachable_url(url)}{group.prefix}")
-    print(line, flush=True)
+def _urls(url: str, options: WebOptions) -> list[str]:
+    """Return the lines about groups of routes that people open."""
+    return [f"{group.title} on {reachable_url(url)}{group.prefix}" for group in options.groups]
 
 
 def _groups(context: ListenerContext) -> tuple[RouteGroup, ...]:
@@ -179,6 +179,7 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
         request_id_header=str(settings.server.request_id_header_key or "x-request-id"),
         api_keys=api_keys(environ),
         allows_handler_override=settings.server.allow_request_handler_override,
+        root_path=root_path_of(settings.model.root_path),
         cors_headers=MappingProxyType(cors),
         default_accept=server.sagemaker_default_invocations_accept or "",
         timeouts=ClientTimeouts(

@@ -3,20 +3,18 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.extension import extras
-from lmi_vllm.inference.service import ModelInfo
-from lmi_vllm.server.context import ServerContext
+from lmi_vllm.server.context import ReadyModel, ServerContext, log_progress
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
-from lmi_vllm.server.start_log import StartSummary, log_plan, log_progress
 from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
+from lmi_vllm.telemetry.log_handler import print_lines
 from lmi_vllm.translate.arguments import Translation, translate_start
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import as_document, explain
@@ -95,11 +93,11 @@ class ModelManager:
         place = next((place for place in found if place is not None), None)
         if place is None:
             raise StartupError(
-                "a server that is started without a model needs the extra model_control, which is "
+                "a server that is started without a model needs the extra management, which is "
                 "not installed"
             )
         self._running = slot = place.load()(self._context, self._typed, make)
-        print(f"Ready on {url} without a model: POST /models loads one", flush=True)
+        print_lines(f"Ready on {url} without a model: POST /models loads one")
         return await slot.run()
 
     def _supervisor_for(
@@ -109,55 +107,18 @@ class ModelManager:
         self._translation = plan.translation
         service, policy = self._context.service, FailurePolicy.of(settings)
         service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
-        is_registered = self._running is not None
-        model = _model_info(plan, settings, self._context.environ, is_registered=is_registered)
         service.queue.resize(settings.server.job_queue_size)  # which the model may have brought
-        service.expect(model, plan.profile)
+        service.expect(plan.model.reference, plan.profile)
         for prepare in self._context.events.on_plan:
             prepare(settings, plan.arguments)
-        log_plan(plan)
+        plan.log()
         start = ModelStart(self._context, settings, plan)
         return Supervisor(self._context, start, policy, partial(self._announce, url, curl, plan))
 
     def _announce(self, url: str, curl: str, plan: StartPlan) -> None:
-        service = self._context.service
-        StartSummary(plan, service, url, curl).log()
-        start = service.lifecycle.start
+        start = self._context.service.lifecycle.start
         phases = {str(name): spent for name, spent in start.phase_seconds.items()}
-        for tell in self._context.events.on_ready:
-            tell(phases)
+        for notify in self._context.events.on_ready:
+            notify(ReadyModel(plan, phases, url, curl))
         seconds = start.elapsed_seconds
-        print(f"Ready on {url} after {seconds:.1f} s", f"Try: {curl}", sep="\n", flush=True)
-
-
-def _model_info(
-    plan: StartPlan, settings: Settings, environ: Mapping[str, str], *, is_registered: bool
-) -> ModelInfo:
-    least, most = _worker_counts(settings, bool(detect_devices(environ).gpu_count))
-    return ModelInfo(
-        url=plan.model.reference,
-        is_loaded_at_startup=not is_registered,
-        start_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        device_type="gpu" if detect_devices(environ).gpu_count else "cpu",
-        batch_size=_shown_count(settings.server.batch_size, 1),
-        max_batch_delay=_shown_count(settings.server.max_batch_delay, 100),
-        max_idle_time=_shown_count(settings.server.max_idle_time, 60),
-        min_workers=least,
-        max_workers=most,
-    )
-
-
-def _worker_counts(settings: Settings, has_gpu: bool) -> tuple[int, int]:
-    """Return the least and most workers that the settings ask for, the most special ones first."""
-    server, kind = settings.server, "gpu" if has_gpu else "cpu"
-    bounds = []
-    for bound, variable in (("minWorkers", "min_workers"), ("maxWorkers", "max_workers")):
-        found = (server.detail(name) for name in (f"{kind}.{bound}", bound, variable))
-        values = [one.value for one in found if one is not None]
-        bounds.append(next((value for value in values if isinstance(value, int) and value), 1))
-    return bounds[0], max(bounds)
-
-
-def _shown_count(text: str | None, default: int) -> int:
-    """Return a number that is only shown; what is no number counts as not given."""
-    return int(text) if text and text.isdecimal() else default
+        print_lines(f"Ready on {url} after {seconds:.1f} s", f"Try: {curl}")

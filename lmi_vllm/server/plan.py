@@ -1,27 +1,27 @@
 """The plan of a start, complete before a byte is fetched or an engine imported."""
 
+import json
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Protocol
 
 from lmi_vllm.checks.model_config import read_model_files
 from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
 from lmi_vllm.checks.secure_mode import start_violations
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.server.code_start import code_loader
-from lmi_vllm.sources.hub.location import asks_for_fast_transfer
 from lmi_vllm.translate.arguments import Translation, detect_devices, translate_start
 from lmi_vllm.translate.explain import explain
 
 logger = logging.getLogger(__name__)
-
-FAST_TRANSFER: Final = "HF_XET_HIGH_PERFORMANCE"
 
 PlanVariables = Callable[[EngineArguments, Mapping[str, str]], Mapping[str, str]]
 
@@ -37,6 +37,16 @@ class StartPlan:
     # What libraries find in the environment.
     exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     translation: Translation | None = None  # what the plan was made of
+
+    def log(self) -> None:
+        """Log the model and its source at the beginning of a start."""
+        arguments = " ".join(
+            f"{name}={json.dumps(value, default=str)}"
+            for name, value in self.shown_arguments.items()
+            if not self.arguments.origins.get(name, DEFAULT_ORIGIN).is_default and name != "model"
+        )
+        reference = mask_urls(self.model.reference)
+        logger.info("model %s from %s; engine arguments: %s", self.model.name, reference, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ def plan_start(
     Raises:
         StartupError: the settings name no model, or one that cannot be served.
     """
-    exports.update(_hub_variables(settings, environ))
+    exports.update(settings.environment_exports)
     read = partial(read_model_files, environ={**environ, **settings.environment_exports})
     translation = translate_start(settings, environ, detect_devices(environ), read)
     explanation = explain(translation)
@@ -113,9 +123,4 @@ def _exports(
     for extra in extras().values():
         for variables in extra.plan_variables:
             found |= variables.load()(arguments, environ)
-    return MappingProxyType({**found, **_hub_variables(settings, environ)})
-
-
-def _hub_variables(settings: Settings, environ: Mapping[str, str]) -> Mapping[str, str]:
-    fast = asks_for_fast_transfer(environ) and FAST_TRANSFER not in environ
-    return {**({FAST_TRANSFER: "1"} if fast else {}), **settings.environment_exports}
+    return MappingProxyType({**found, **settings.environment_exports})

@@ -18,6 +18,7 @@ from lmi_vllm.web.connection import (
     ClientConnection,
     ClientTimeouts,
 )
+from lmi_vllm.web.root_path import without_prefix
 
 BACKLOG: Final = 2048
 
@@ -84,7 +85,7 @@ async def open_port(
     Raises:
         StartupError: the address is taken.
     """
-    runner = await _set_up(service, options)
+    runner = await _set_up(service, options, inner_socket)
     tls = tls if address.is_tls else None
     if inner_socket:
         # Two servers that both share their port would share it with each other, unawares.
@@ -113,7 +114,9 @@ async def share_port(
     return runner
 
 
-async def _set_up(service: InferenceService, options: WebOptions) -> web.AppRunner:
+async def _set_up(
+    service: InferenceService, options: WebOptions, inner_socket: str = ""
+) -> web.AppRunner:
     # A client that goes away cancels its handler, and with it the engine's work.
     runner = web.AppRunner(
         create_app(service, options),
@@ -121,6 +124,10 @@ async def _set_up(service: InferenceService, options: WebOptions) -> web.AppRunn
         shutdown_timeout=CONNECTION_CLOSE_SECONDS,
     )
     await runner.setup()
+    if options.root_path and (server := runner.server) is not None:
+        server.request_factory = without_prefix(
+            options.root_path, server.request_factory, inner_socket
+        )
     return runner
 
 

@@ -50,7 +50,7 @@ async def _transcribes(engine: Engine) -> bool:
     """Transcribe a silence by its route, which is the only way to such a model."""
     if engine.http is None:
         return False
-    headers = {"Content-Type": "multipart/form-data; boundary=warm-up"}
+    headers = [(b"content-type", b"multipart/form-data; boundary=warm-up")]
     file = b'Content-Disposition: form-data; name="file"; filename="silence.wav"\r\n\r\n'
     body = b"--warm-up\r\n" + file + _silence() + b"\r\n--warm-up--\r\n"
     path = "/v1/audio/transcriptions"

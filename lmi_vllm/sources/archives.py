@@ -29,7 +29,7 @@ from lmi_vllm.sources.storage import cache_directory, require_space
 TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
 ZIP_SUFFIXES: Final = (".zip", ".mar")
 SPACE_ADVICE: Final = "choose a larger disk (SERVING_DOWNLOAD_DIR)"
-MOST_LIST_BYTES: Final = 4 << 20  # of a zip's entries: 28000 with names of 100 characters
+MAX_LIST_BYTES: Final = 4 << 20  # of a zip's entries: 28000 with names of 100 characters
 _COPY_BYTES: Final = 1 << 20
 _DAMAGE: Final = (
     tarfile.TarError,
@@ -70,10 +70,10 @@ class _BoundedReads(io.FileIO):
         """
         if size is None or size < 0:
             size = os.fstat(self.fileno()).st_size - self.tell()
-        if size > MOST_LIST_BYTES:
+        if size > MAX_LIST_BYTES:
             raise DownloadError(
                 f"{self._source} is not extracted: its list of entries has {size} bytes, more than "
-                f"{MOST_LIST_BYTES}"
+                f"{MAX_LIST_BYTES}"
             )
         return super().read(size) or b""
 

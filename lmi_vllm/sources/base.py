@@ -26,7 +26,7 @@ class Limits:
     setting: str = ""  # which moves `total_bytes`
 
     def check(self, source: str, files: int, total_bytes: int) -> None:
-        """Return when neither is more than may be taken from `source`.
+        """Check that neither exceeds what may be taken from `source`.
 
         Raises:
             DownloadError: names the bound.
@@ -69,6 +69,11 @@ class StoredObject:
     size: int
     etag: str
     modified: float = 0.0  # seconds since the epoch, by the store's clock; 0 where it is not listed
+
+
+def is_weight_file(name: str) -> bool:
+    """Whether `name` looks like model weights of any format."""
+    return name.endswith((".safetensors", ".bin", ".pt", ".gguf", ".tensors"))
 
 
 class ObjectChangedError(Exception):
@@ -133,6 +138,21 @@ class Source(Protocol):
 
     def read_text(self, request: FetchRequest, name: str) -> str | None:
         """One small file of what the request names; None where it has no such file."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryFiles:
+    """The files of a repository with their sizes, at its newest commit."""
+
+    commit: str
+    sizes: Mapping[str, int]
+
+
+class Repositories(Source, Protocol):
+    """The source of what is neither a path nor a URL: the ids of a hub, which an extra brings."""
+
+    def list_files(self, request: FetchRequest) -> RepositoryFiles:
+        """Every file of the repository that the request names; raises what an ObjectStore does."""
 
 
 class Store(Source, Protocol):

@@ -123,7 +123,7 @@ def free_bytes(directory: Path) -> int:
 
 
 def require_space(source: str, needed_bytes: int, directory: Path, advice: str) -> None:
-    """Return only when `directory` has room for `needed_bytes`.
+    """Check that `directory` has room for `needed_bytes`.
 
     Raises:
         DownloadError: it has not; the text names both numbers.

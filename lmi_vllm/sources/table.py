@@ -1,6 +1,7 @@
 """Where models and adapters come from, and what callers ask of it: paths, stores, the hub.
 
-A store is a row in `Extra.stores`: s3:// is one of the extra object_stores.
+A store is a row in `Extra.stores`: s3:// is one of the extra object_stores. What nothing else
+claims is an id for `Extra.repositories`: the extra hub.
 """
 
 import os
@@ -10,14 +11,13 @@ from typing import Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extension import extras
-from lmi_vllm.sources.base import FetchRequest, Limits, Source, Store
-from lmi_vllm.sources.hub.source import Hub
+from lmi_vllm.sources.base import FetchRequest, Limits, Repositories, Source, Store
 from lmi_vllm.sources.local import LocalPaths
 from lmi_vllm.sources.progress import ProgressSink, ignore_progress
 from lmi_vllm.sources.storage import MANIFEST_NAME
 
 _LOCAL: Final = LocalPaths()
-_HUB: Final = Hub()
+_STORES: Final = "object_stores"
 
 
 def stores() -> tuple[Store, ...]:
@@ -34,7 +34,22 @@ def store_of(reference: str) -> Store | None:
 
 def source_of(reference: str) -> Source:
     """What `reference` belongs to: the hub takes whatever nothing else has claimed."""
-    return _LOCAL if _LOCAL.claims(reference) else store_of(reference) or _HUB
+    return _LOCAL if _LOCAL.claims(reference) else store_of(reference) or hub(reference)
+
+
+def hub(reference: str) -> Repositories:
+    """The hub, for this id.
+
+    Raises:
+        DownloadError: its extra is not installed.
+    """
+    found = (extra.repositories for extra in extras().values())
+    place = next((place for place in found if place is not None), None)
+    if place is None:
+        raise DownloadError(
+            f"{reference!r} is no existing path; hub ids need the extra hub, which is not installed"
+        )
+    return place.load()
 
 
 def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
@@ -112,7 +127,13 @@ def unclaimed_reason() -> str:
     """The end of a message about a URL whose scheme no store has: which schemes there are."""
     if known := store_examples()[:1]:
         return f"is no URL of a store, such as {known[0]}"
-    return "needs the extra object_stores, which is not installed"
+    return f"needs the extra {_STORES}, which is not installed"
+
+
+def unknown_reference(reference: str) -> str:
+    """The message about a text that no source can have: which kinds of reference there are."""
+    text = f"{reference!r} is neither an existing path, an s3:// URL nor a hub id (owner/name)"
+    return text if _STORES in extras() else f"{text}; stores need the extra {_STORES}"
 
 
 def store_examples() -> tuple[str, ...]:

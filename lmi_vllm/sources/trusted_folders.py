@@ -1,7 +1,11 @@
 """Checks of owner and mode: code is taken only from folders that root or this user controls."""
 
+import contextlib
+import functools
+import grp
 import logging
 import os
+import pwd
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +15,7 @@ from lmi_vllm.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-MOST_ENTRIES: Final = 10_000  # of a folder that is looked through
+MAX_ENTRIES: Final = 10_000  # of a folder that is looked through
 
 
 def untrusted_reason(
@@ -33,6 +37,11 @@ def untrusted_reason(
                 f"{place} is world-writable (mode {stat.S_IMODE(mode):04o}), which is not safe for "
                 f"{what}: chmod o-w {place}"
             )
+        if mode & stat.S_IWGRP and not is_scratch and (others := _others_of(place.lstat().st_gid)):
+            return (
+                f"{place} may be written by the group of user {min(others)} (mode "
+                f"{stat.S_IMODE(mode):04o}), which is not safe for {what}: chmod g-w {place}"
+            )
     for place in places if owned is None else owned:
         owner = place.lstat().st_uid
         if owner not in (0, os.geteuid()):
@@ -41,6 +50,22 @@ def untrusted_reason(
                 f"{what} must belong to root or to that user"
             )
     return ""
+
+
+@functools.cache
+def _others_of(group: int) -> frozenset[str]:
+    """Return the users of a group besides root and this process's user.
+
+    A user's own private group has none, and neither has one that exists only as a number, which is
+    how containers get volumes that they may write.
+    """
+    own = {"root"}
+    users = {user.pw_name for user in pwd.getpwall() if user.pw_gid == group and user.pw_uid}
+    with contextlib.suppress(KeyError):  # this user is only a number
+        own.add(pwd.getpwuid(os.geteuid()).pw_name)
+    with contextlib.suppress(KeyError):  # the group is
+        users |= set(grp.getgrgid(group).gr_mem)
+    return frozenset(users - own)
 
 
 def untrusted_code_reason(folder: Path, what: str) -> str:
@@ -58,8 +83,8 @@ def untrusted_code_reason(folder: Path, what: str) -> str:
 
 def _entries(folder: Path) -> Iterator[Path]:
     for count, path in enumerate(folder.rglob("*") if folder.is_dir() else ()):
-        if count >= MOST_ENTRIES:
-            raise ValueError(f"it has more than {MOST_ENTRIES} entries")
+        if count >= MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES} entries")
         yield path
 
 

@@ -59,7 +59,7 @@ class JsonFormatter(logging.Formatter):
         """Return the line."""
         time = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
-            "time": f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03}Z",
+            "time": time.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z",
             "level": record.levelname,
             "logger": record.name,
             "pid": record.process,

@@ -7,6 +7,7 @@ write to it waits; in the event loop that would be every stream, in the engine e
 import logging
 import multiprocessing.util
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -16,9 +17,27 @@ from typing import Final
 from lmi_vllm.clock import LOG_FLUSH_SECONDS
 
 GATHER_SECONDS: Final = 0.005  # the thread sleeps so long after a line: one write takes many
-MOST_BYTES: Final = 1 << 20  # of lines that wait; what comes then is dropped
+PRINT_SECONDS: Final = 0.05
+MAX_QUEUED_BYTES: Final = 1 << 20  # of lines that wait; what comes then is dropped
 _ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
 _LATE: Final = 100  # before what multiprocessing ends at a child's end
+
+
+def write_within(
+    seconds: float, write: Callable[..., object], *arguments: object, **options: object
+) -> None:
+    """Call `write` on a thread, and wait no longer than that: what reads it may have stopped."""
+    thread = threading.Thread(target=write, args=arguments, kwargs=options, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def print_lines(*lines: str) -> None:
+    """Print lines on stdout at once, without ever waiting for what reads them.
+
+    The short wait keeps the lines of a start in their order.
+    """
+    write_within(PRINT_SECONDS, print, *lines, sep="\n", file=sys.stdout, flush=True)
 
 
 def ignore_dropped(_lines: int) -> None:
@@ -39,7 +58,7 @@ class QueuedHandler(logging.Handler):
         self,
         descriptor: int,
         count: Callable[[int], None] = ignore_dropped,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
         super().__init__()
         self._descriptor = descriptor
@@ -56,6 +75,11 @@ class QueuedHandler(logging.Handler):
         except Exception:  # noqa: BLE001 (logging's own rule: a bad line harms nothing)
             self.handleError(record)
             return
+        # A warning may be the last line of a process.
+        self.queue(line, is_urgent=record.levelno >= logging.WARNING)
+
+    def queue(self, line: bytes, *, is_urgent: bool = False) -> None:
+        """Queue one line, or drop it where too many wait."""
         with self._changed:
             if self._bytes + len(line) > self._most_bytes:
                 self._dropped += 1
@@ -66,7 +90,7 @@ class QueuedHandler(logging.Handler):
             self._bytes += len(line)
             if self._thread is None:
                 self._thread = self._new_thread()
-            if record.levelno >= logging.WARNING:  # what may be the last line of a process
+            if is_urgent:
                 self._is_urgent = True
             if is_first or self._is_urgent:
                 self._changed.notify_all()
@@ -111,7 +135,7 @@ class QueuedHandler(logging.Handler):
                 dropped, self._dropped = self._dropped, 0
                 self._writes = True
             if dropped:  # after the lines that were waiting when it began
-                lines.append(self._notice(dropped))
+                lines.append(self.notice(dropped))
             self._write(lines)
 
     def _write(self, lines: deque[bytes]) -> None:
@@ -121,12 +145,17 @@ class QueuedHandler(logging.Handler):
             while lines and len(block) + len(lines[0]) <= _ATOMIC_BYTES:
                 block += lines.popleft()
             try:
-                while block:
-                    block = block[os.write(self._descriptor, block) :]
+                self.put(block)
             except OSError:  # the reader has gone for good
-                self._count(1)
+                self._count(block.count(b"\n"))
 
-    def _notice(self, dropped: int) -> bytes:
+    def put(self, block: bytes) -> None:
+        """Write whole lines, in the handler's thread, for as long as that takes."""
+        while block:
+            block = block[os.write(self._descriptor, block) :]
+
+    def notice(self, dropped: int) -> bytes:
+        """Return the line that says how many are missing."""
         text = "%d lines of the log were dropped: what reads it had stopped"
         record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (dropped,), None)
         return (self.format(record) + "\n").encode("utf-8", "backslashreplace")

@@ -79,6 +79,11 @@ DROPPED_LINES: Final = Counter(
     "Lines of the server's log that were dropped because what reads stderr had stopped; those of "
     "the engine's process are named in its own log only.",
 )
+DROPPED_METRIC_LINES: Final = Counter(
+    "lmi_metric_lines_dropped",
+    "Lines of LMI_METRICS_EMF and of SageMaker's telemetry file that were dropped because what "
+    "takes them had stopped, or could not be written.",
+)
 NOT_FINITE: Final = Counter(
     "lmi_not_finite_requests",
     "Requests that ended with an error because the numbers the engine computed for them were not "
@@ -97,7 +102,7 @@ ENGINE_RESTARTS: Final = Counter("lmi_engine_restarts", "Engines started after o
 TASKS: Final = _gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
 IN_FLIGHT: Final = _gauge(
     "lmi_requests_in_flight",
-    "Depth of the queue: places that admitted requests hold, running and waiting.",
+    "Queue slots that admitted requests hold, running and waiting.",
 )
 ENGINE_SEQUENCES: Final = _gauge(
     "lmi_engine_sequences",
@@ -105,7 +110,7 @@ ENGINE_SEQUENCES: Final = _gauge(
     ("state",),
 )
 QUEUE_LIMIT: Final = _gauge(
-    "lmi_queue_limit", "Places of the queue (job_queue_size); what comes beyond is refused."
+    "lmi_queue_limit", "Queue slots (job_queue_size); requests beyond them are refused."
 )
 STATE: Final = _gauge("lmi_state", "1 for the state /ping shows, 0 for the others.", ("state",))
 ADAPTERS_REGISTERED: Final = _gauge("lmi_adapters_registered", "Adapters that requests may name.")
@@ -156,7 +161,8 @@ ALL: Final[tuple[MetricWrapperBase, ...]] = (
     GENERATED_TOKENS, STREAM_ERRORS, DISCONNECTS, IN_FLIGHT, ENGINE_SEQUENCES, QUEUE_LIMIT,
     ADAPTERS_REGISTERED, ADAPTERS_LOADED, COLD_ADAPTER_SECONDS, ADAPTER_LOOKUPS,
     ADAPTER_STORE_BYTES, STATE_AGE_SECONDS, STATE_MISSING, STATE, STARTUP_SECONDS, DOWNLOAD_BYTES,
-    DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DROPPED_LINES, NOT_FINITE,
+    DOWNLOAD_BYTES_EXPECTED, DOWNLOAD_FILES, DOWNLOAD_FILES_EXPECTED, DROPPED_LINES,
+    DROPPED_METRIC_LINES, NOT_FINITE,
     DRAINS, DRAINED, ENGINE_RESTARTS, TASKS, BUILD,
 )  # fmt: skip
 

@@ -71,7 +71,7 @@ class RequestCounter:
         """Return the name while there is room for another; a counter never forgets one."""
         if name in ("", SEVERAL):
             return name or BASE
-        if name in _OWN_LABELS:  # an adapter's name, all the same
+        if name in _OWN_LABELS:  # an adapter's name
             name = f"{name}_"
         if name in self._adapters:
             return name
@@ -151,7 +151,7 @@ class Telemetry:
 
     observers: list[Observer] = field(default_factory=_always)
     on_line: list[Callable[[str], None]] = field(default_factory=list)  # of SageMaker's telemetry
-    # In a further process of the server: hands such a line to the first one.
+    # In a further process of the server: sends such a line to the first one.
     send_line: Callable[[str], None] | None = None
     on_level: list[Callable[[int], None]] = field(default_factory=list)  # told of log levels
     start_span: StartSpan | None = None

@@ -130,7 +130,7 @@ class RequestRecord:
         )
 
     def end(self, status: int) -> None:
-        """Tell every observer; `status` is what the client got, or DISCONNECTED."""
+        """Notify every observer; `status` is what the client got, or DISCONNECTED."""
         summary = self.summary(status)
         self.work.clear()  # the context of an idle connection keeps the record
         for observe in self.observers:

@@ -43,9 +43,11 @@ ModelReader = Callable[[ModelArtifacts], ModelFiles]
 
 # The order matters only where a rule looks at arguments that an earlier one put.
 _RULES: Final[tuple[Rule, ...]] = (
+    engine_rules.model_dir,
     engine_rules.load_format,
     engine_rules.tokenizer_mode,
     engine_rules.task,
+    engine_rules.batch_sizes,
     engine_rules.quantization,
     engine_rules.lora,
     engine_rules.parsers,

@@ -6,11 +6,12 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import EIGHT_BITS
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.vllm_schema import installed_release, load_release
 from lmi_vllm.origin import DEFAULT_ORIGIN
-from lmi_vllm.sources.local import is_directory, is_file
+from lmi_vllm.sources.local import is_directory, is_file, without_file_scheme
 from lmi_vllm.sources.table import is_store
 from lmi_vllm.translate.draft import ArgumentDraft
 
@@ -48,6 +49,17 @@ def load_format(draft: ArgumentDraft) -> None:
     draft.put("load_format", setting.value, setting.origin)
 
 
+def model_dir(draft: ArgumentDraft) -> None:
+    """Name a directory of weights that something else takes the place of."""
+    setting, model = draft.given("model_dir"), draft.model
+    if setting is None or model is None or not isinstance(setting.value, str):
+        return
+    if str(Path(without_file_scheme(setting.value))) != model.reference:
+        named = draft.given("model_id")
+        other = model.reference if named is None else named.stated
+        draft.warn(f"{setting.label} has no effect: the model is {mask_urls(other)}")
+
+
 def tokenizer_mode(draft: ArgumentDraft) -> None:
     """VLLM has no slow tokenizers any more."""
     setting = draft.given("tokenizer_mode")
@@ -62,10 +74,10 @@ def tokenizer_mode(draft: ArgumentDraft) -> None:
 def task(draft: ArgumentDraft) -> None:
     """Runner and convert of the task; explicit ones win."""
     setting = draft.settings.model.details["task"]
-    text = str(setting.value)
+    text = str(setting.value).replace("_", "-")
     if setting.is_set and text not in _TASKS:
         draft.warn(
-            f"{setting.label}: task {text} is not known and counts as auto; known are "
+            f"{setting.label}: task {setting.value} is not known and counts as auto; known are "
             f"{', '.join(_TASKS)}"
         )
     runner, convert = _TASKS.get(text, ("auto", "auto"))
@@ -79,6 +91,16 @@ def task(draft: ArgumentDraft) -> None:
                 f"would mean {argument}={value}"
             )
         draft.put_if_unset(argument, value, setting.origin)
+
+
+def batch_sizes(draft: ArgumentDraft) -> None:
+    """Warn of sizes of LMI's batches; those of its other engines go with the engine."""
+    if draft.settings.server.engine in EMBEDDING_ENGINES:
+        return
+    for name in ("batch_size", "max_dynamic_batch_size"):
+        setting = draft.settings.server.given(name)
+        if setting is not None and setting.value != "1":
+            draft.warn(f"{setting.label} has no effect: continuous batching is always on")
 
 
 def quantization(draft: ArgumentDraft) -> None:

@@ -9,14 +9,13 @@ from aiohttp import web
 
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.adapter_routes import add_adapter_routes
-from lmi_vllm.web.connection import ClientTimeouts, WriteTurn
+from lmi_vllm.web.connection import ClientTimeouts, WriteBatch
 from lmi_vllm.web.engine_routes import add_openai_routes
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.management_routes import add_front_page, add_management_routes
-from lmi_vllm.web.middleware import REQUEST_ID_HEADER, add_headers, allow_body, request_middleware
-from lmi_vllm.web.model_routes import add_model_routes
-from lmi_vllm.web.request import GROUPS, OPTIONS, SERVICE, WRITE_TURN, RouteGroup, Routes
+from lmi_vllm.web.middleware import REQUEST_ID_HEADER, Router, add_headers, request_middleware
+from lmi_vllm.web.request import GROUPS, OPTIONS, SERVICE, WRITE_BATCH, RouteGroup, Routes
+from lmi_vllm.web.root_path import keep_prefix
 
 
 class ReverseProxy(Protocol):
@@ -40,6 +39,7 @@ class WebOptions:
     default_accept: str = ""  # of /invocations and the like, where a request asks for nothing
     allows_handler_override: bool = False  # LMI's switch: else a `handler` property is 400
     timeouts: ClientTimeouts = field(default_factory=ClientTimeouts)
+    root_path: str = ""  # in front of paths, or not
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     groups: tuple[RouteGroup, ...] = ()  # besides those of extras that every listener has
     proxy: ReverseProxy | None = None  # None: this process answers everything itself
@@ -51,31 +51,30 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     app = web.Application(
         middlewares=[request_middleware(options)], client_max_size=options.max_request_size
     )
+    app._router = Router()
     app[SERVICE] = service
     app[OPTIONS] = options
-    app[WRITE_TURN] = WriteTurn()
+    app[WRITE_BATCH] = WriteBatch()
     app.on_response_prepare.append(add_headers)
+    if options.root_path:
+        app.on_response_prepare.append(keep_prefix(options.root_path))
     _add_routes(app)
-    for route in app.router.routes():
-        # aiohttp's own answers in plain text, before any middleware.
-        route._expect_handler = allow_body
     return app
 
 
 def _add_routes(app: web.Application) -> None:
-    """Register every route that the application's options ask for; an extra's come first."""
+    """Register every route that the application's options ask for: inference, then extras'."""
     options = app[OPTIONS]
     app[GROUPS] = groups_of(options)
+    if options.routes is not Routes.MANAGEMENT:
+        add_inference_routes(app)
     for group in app[GROUPS]:
         group.add(app)
     add_front_page(app)
     if options.routes is not Routes.MANAGEMENT:
-        add_inference_routes(app)
         add_openai_routes(app)
     if options.routes is not Routes.INFERENCE:
         add_management_routes(app)
-        add_adapter_routes(app)
-        add_model_routes(app)
 
 
 def groups_of(options: WebOptions) -> tuple[RouteGroup, ...]:

@@ -41,7 +41,7 @@ KEEP_ALIVE_SECONDS: Final = 630.0
 TLS_HANDSHAKE_SECONDS: Final = 20.0
 BAD_REQUEST: Final = 400
 LONGEST_REASON: Final = 200  # characters of a parser's message, which may quote what it read
-UNWRITTEN_BYTES: Final = 64 << 10  # as much as a transport takes before it wants a pause
+FLUSH_BYTES: Final = 64 << 10  # as much as a transport takes before it wants a pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class ClientConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return our kind of answer for what no handler saw: rubbish, or a fault around one."""
+        """Return the answer for malformed HTTP, or for an error outside of a handler."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         if status == BAD_REQUEST:
@@ -128,7 +128,7 @@ class ClientConnection(web.RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Say in a line what a client did to the rest of a body that was answered already."""
+        """Log in one line how the rest of a body failed that was answered already."""
         error = options.get("exc_info")
         if isinstance(error, (web.RequestPayloadError, SlowBodyError)):
             text = " ".join(str(error).split())[:LONGEST_REASON]
@@ -164,8 +164,8 @@ def watch_body(request: web.Request, seconds: float) -> asyncio.TimerHandle | No
     return timer
 
 
-class WriteTurn:
-    """Writes what the streams of one event loop have said in one of its turns."""
+class WriteBatch:
+    """Batches the writes of all streams in one turn of the event loop."""
 
     def __init__(self) -> None:
         self._waiting: list[RowWriter] = []
@@ -194,7 +194,7 @@ class RowWriter:
     What aiohttp checks before a write is checked here: the transport is there and not closing.
     """
 
-    def __init__(self, request: web.Request, turn: WriteTurn) -> None:
+    def __init__(self, request: web.Request, turn: WriteBatch) -> None:
         self._protocol = request.protocol
         self._payload = request.writer
         self._turn = turn
@@ -229,7 +229,7 @@ class RowWriter:
             row = b"%x\r\n%b\r\n" % (len(row), row)
         self._rows.append(row)
         self._size += len(row)
-        if self._size > UNWRITTEN_BYTES:
+        if self._size > FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -244,13 +244,13 @@ class RowWriter:
         transport.write(rows[0] if len(rows) == 1 else b"".join(rows))
 
     def end(self) -> None:
-        """Write what there is, if it is only the headers: nothing else may be said any more."""
+        """Write what is buffered, or only the headers; nothing may be written after it."""
         self.flush()
         transport = self._protocol.transport
         if transport is not None and not transport.is_closing():
             self._payload.send_headers()
 
     async def drain(self) -> None:
-        """Return when the client may be sent more."""
+        """Wait until the client may be sent more."""
         self.flush()
         await self._payload.drain()

@@ -32,6 +32,11 @@ from lmi_vllm.web.request import (
 
 _VERSIONED = ("/v1/", "/v2/")  # where such routes are: before there is a model none is known
 
+_NO_WEBSOCKETS = (  # vLLM has one, for models that transcribe while one speaks
+    "This server has no WebSockets, /v1/realtime among them: a sound goes to "
+    "/v1/audio/transcriptions as a whole, whose text may be streamed"
+)
+
 
 def add_openai_routes(app: web.Application) -> None:
     """Register the routes that have a lane of their own, and the list of models."""
@@ -48,7 +53,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
         return await engine_route(request)
     check_method(request, READ_METHODS)
     call = await read_call(request, request_properties(request.headers))
-    return await send(request, await service.answer_openai(call, "models"))
+    return await send(request, await service.list_models(call))
 
 
 def _lane(kind: str) -> Handler:
@@ -61,7 +66,7 @@ def _lane(kind: str) -> Handler:
         check_method(request, ("POST",))
         service.expect_room()
         call = await read_call(request, request_properties(request.headers))
-        payload = None if service.has_user_middleware else plain_payload(call)
+        payload = None if service.sees_every_request else plain_payload(call)
         if payload is None and (route := service.find_route("POST", request.path)):
             return await _hand_on(request, call, route)
         return await send(request, await service.answer_openai(call, kind, payload))
@@ -80,6 +85,8 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
     if route is None:
         if service.loaded_engine is None and request.path.startswith(_VERSIONED):
             service.lifecycle.check_ready()
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            raise ResourceNotFoundError(_NO_WEBSOCKETS)
         raise ResourceNotFoundError
     request[DIALECT], request[RECORD].dialect = route.dialect, str(route.dialect)
     request[RECORD].route = route.path
@@ -97,7 +104,7 @@ async def _hand_on(
         method=request.method,
         path=request.path,
         query_string=request.rel_url.raw_query_string,
-        headers=request.headers,
+        headers=request.raw_headers,
         body=call.body,
         request_id=request[REQUEST_ID],
     )

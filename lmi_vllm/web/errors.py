@@ -50,6 +50,8 @@ def _body(error: LmiError, text: str, status: int, dialect: Dialect) -> bytes:
         return orjson.dumps(openai_error(error, text, status))
     if dialect is Dialect.ANTHROPIC:
         return orjson.dumps(anthropic_error(error, text, status))
+    if dialect is Dialect.COHERE:
+        return orjson.dumps({"message": text})
     if dialect is Dialect.TGI and error.fault is not Fault.UNAUTHORIZED:
         return orjson.dumps(tgi_error(text, status))
     if dialect is Dialect.LMI and error.fault in _HANDLER_LEVEL:

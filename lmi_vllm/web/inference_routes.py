@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import orjson
 from aiohttp import web
+from multidict import CIMultiDict
 
 from lmi_vllm.errors import BadParameterError, PayloadError
 from lmi_vllm.inference.lifecycle import State
@@ -17,7 +19,7 @@ from lmi_vllm.web.request import (
     OPTIONS,
     REQUEST_ID,
     SERVICE,
-    WRITE_TURN,
+    WRITE_BATCH,
     check_method,
 )
 
@@ -25,6 +27,7 @@ CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 PING_METHODS: Final = ("GET", "HEAD", "POST")
 READ_METHODS: Final = ("GET", "HEAD")
 CALL_METHODS: Final = ("OPTIONS", "POST")
+_NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 UNREADABLE_BODY: Final = "the body does not unpack as its Content-Encoding says"
 
 
@@ -86,7 +89,7 @@ def _with_accept(call: InferenceCall, default: str) -> InferenceCall:
 
 async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
     """Write `reply`, each row as one chunk; whatever ends the writing aborts the generation."""
-    headers = dict(reply.headers)
+    headers = CIMultiDict(reply.headers)
     if reply.content_type:
         headers["Content-Type"] = reply.content_type
     if reply.stream is None:
@@ -94,7 +97,7 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
     try:
         response = RowResponse(status=reply.status, headers=headers)
         await response.prepare(request)
-        writer = RowWriter(request, request.app[WRITE_TURN])
+        writer = RowWriter(request, request.app[WRITE_BATCH])
         if isinstance(reply.stream, ReplyStream):
             reply.stream.connect(writer)
         try:
@@ -147,6 +150,6 @@ async def read_call(request: web.Request, properties: Mapping[str, str]) -> Infe
         content_type=request.headers.get("Content-Type", ""),
         accept=request.headers.get("Accept", ""),
         properties=properties,
-        query=dict(request.query),
+        query=dict(request.query) if request.query_string else _NO_QUERY,
         request_id=request[REQUEST_ID],
     )

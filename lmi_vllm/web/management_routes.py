@@ -7,7 +7,6 @@ from html import escape
 from types import MappingProxyType
 from typing import Final
 
-import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
@@ -17,6 +16,7 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry import metrics as ours
 from lmi_vllm.telemetry.log_format import LOG_LEVELS
+from lmi_vllm.web.inference_routes import json_answer
 from lmi_vllm.web.request import GROUPS, SERVICE
 
 DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
@@ -29,7 +29,7 @@ DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
 )
 
 # What is there without any extra.
-_PAGES = {"/ping": "whether the model answers", "/models": "the model", "/metrics": "Prometheus"}
+_PAGES = {"/ping": "whether the model answers", "/metrics": "Prometheus"}
 _HEADERS = {"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Options": "nosniff"}
 
 
@@ -49,7 +49,7 @@ async def set_log_level(request: web.Request) -> web.Response:
         logger.setLevel(LOG_LEVELS[name])
     for tell in request.app[SERVICE].telemetry.on_level:
         tell(LOG_LEVELS[name])
-    return _json({"status": "OK"})
+    return json_answer({"status": "OK"})
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -79,10 +79,6 @@ def _set_gauges(service: InferenceService) -> None:
     for name, gauge in DOWNLOAD.items():  # as `/ping` shows them; the last ones stay
         number = lifecycle.start.download.get(name)
         gauge.set(number if isinstance(number, int | float) else 0)
-
-
-def _json(document: object) -> web.Response:
-    return web.Response(body=orjson.dumps(document) + b"\n", content_type="application/json")
 
 
 def add_front_page(app: web.Application) -> None:

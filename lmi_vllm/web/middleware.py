@@ -1,24 +1,16 @@
-"""What every request passes: its id and record, who may ask, and errors becoming answers.
-
-A page anywhere can post a form to 127.0.0.1, and a stranger's DNS server can make its own name mean
-this machine. Browsers say where a request comes from (`Sec-Fetch-Site`), which is checked; other
-clients do not send that header and are not touched.
-"""
+"""What every request passes: its id and record, who may ask, and errors becoming answers."""
 
 import contextlib
 import hmac
-import ipaddress
 import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lmi_vllm.errors import (
-    CrossSiteError,
     Dialect,
     ExpectationError,
     Fault,
@@ -31,6 +23,13 @@ from lmi_vllm.errors import (
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.connection import NO_CACHE_HEADERS, ClientConnection, watch_body
+from lmi_vllm.web.cross_site import (
+    check_same_site,
+    cors_headers,
+    is_origin_allowed,
+    is_preflight,
+    preflight_answer,
+)
 from lmi_vllm.web.engine_routes import engine_route
 from lmi_vllm.web.errors import error_response, from_http_exception
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY
@@ -55,13 +54,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_ERROR_STATUS: Final = 400
 REQUEST_ID_HEADER: Final = "x-request-id"
-_OWN_SITE: Final = ("same-origin", "none")
-_READING: Final = ("GET", "HEAD", "OPTIONS")
 CONTINUE: Final = "100-continue"
 SMALL_BODY: Final = 64 << 10  # bytes
-PREFLIGHT_SECONDS: Final = "600"  # as vLLM's: how long a browser need not ask again
-_ASKED_HEADERS: Final = "Access-Control-Request-Headers"
-_ALLOWED_HEADERS: Final = "Access-Control-Allow-Headers"
 
 
 def error_answer(request: web.Request, error: LmiError) -> web.Response:
@@ -90,7 +84,7 @@ def request_middleware(options: "WebOptions") -> Middleware:
         try:
             with _one_request(request, options):
                 if options.cors_headers and is_preflight(request):
-                    response: web.StreamResponse = _preflight_answer(request)
+                    response: web.StreamResponse = preflight_answer(request, options.cors_headers)
                 else:
                     response = await _answer(request, handler, options)
             if request.transport is not None:
@@ -100,17 +94,6 @@ def request_middleware(options: "WebOptions") -> Middleware:
         return response
 
     return middleware
-
-
-def _preflight_answer(request: web.Request) -> web.Response:
-    """Allow the headers that are asked for, unless the configured ones are named."""
-    response = web.Response(body=b"{}\n", content_type="application/json")
-    configured = request.app[OPTIONS].cors_headers
-    response.headers["Access-Control-Max-Age"] = PREFLIGHT_SECONDS
-    asked = request.headers.get(_ASKED_HEADERS)
-    if asked is not None and _ALLOWED_HEADERS not in configured:
-        response.headers[_ALLOWED_HEADERS] = asked
-    return response
 
 
 async def _forwarded(
@@ -178,7 +161,7 @@ def _begun_answer(request: web.Request, *, is_whole: bool = False) -> web.Stream
 def _check_headers(request: web.Request, options: "WebOptions") -> None:
     if options.api_keys and not is_open(request):
         request[RECORD].key = key_of(request, options.api_keys)
-    check_not_foreign(request, allows_cors=bool(options.cors_headers))
+    check_same_site(request, allows_cors=is_origin_allowed(request, options.cors_headers))
     if (group := group_of(request)) is not None:
         group.check(request)
     check_expectation(request)
@@ -201,6 +184,16 @@ async def allow_body(request: web.Request) -> None:
         request.writer.output_size = 0  # the answer has sent nothing yet
 
 
+class Router(web.UrlDispatcher):
+    """Has `allow_body` handle `Expect` on every path, those without a route included."""
+
+    async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
+        """Return the match; aiohttp's own handler fails at a value that is not UTF-8."""
+        found = await super().resolve(request)
+        found.route._expect_handler = allow_body
+        return found
+
+
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add what every answer carries."""
     request[BEGUN] = response
@@ -208,20 +201,21 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
         return
     response.headers.extend(NO_CACHE_HEADERS)
     group = group_of(request)
-    if group is None or group.allows_cors:
-        response.headers.extend(request.app[OPTIONS].cors_headers)
+    configured = request.app[OPTIONS].cors_headers
+    if configured and (group is None or group.allows_cors):
+        response.headers.extend(cors_headers(request, configured))
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if response.status < FIRST_ERROR_STATUS:
         return
     # A client that is refused while the server drains has to look for another one.
     is_draining = request.app[SERVICE].lifecycle.state is State.DRAINING
-    if is_draining or not await _has_come_whole(request):
+    if is_draining or not await _is_body_complete(request):
         response.force_close()
         response.headers["Connection"] = "close"
 
 
-async def _has_come_whole(request: web.Request) -> bool:
-    """Whether the next bytes are another request; the rest of a small body is waited for.
+async def _is_body_complete(request: web.Request) -> bool:
+    """Whether the body has arrived; the rest of a small one is waited for.
 
     A client that was to be told to go on may never send one.
     """
@@ -260,46 +254,10 @@ def key_of(request: web.Request, keys: Iterable[str]) -> int:
 
 
 def check_expectation(request: web.Request) -> None:
-    """Return unless the client expects what this server does not do.
+    """Check that the client expects nothing that this server does not support.
 
     Raises:
         ExpectationError: it expects something else than 100-continue.
     """
     if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
         raise ExpectationError("Expect: only 100-continue is supported")
-
-
-def is_preflight(request: web.Request) -> bool:
-    """Whether a browser asks what it may send: it does so without credentials, always."""
-    asks = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
-    return request.method == "OPTIONS" and asks
-
-
-def check_not_foreign(request: web.Request, *, allows_cors: bool) -> None:
-    """Return unless another site asks for more than reading, which the browser keeps from it.
-
-    Raises:
-        CrossSiteError: it does, and no CORS setting invites other sites.
-    """
-    if not allows_cors and request.method not in _READING and is_foreign(request):
-        raise CrossSiteError(
-            "the request comes from another web site (Sec-Fetch-Site: "
-            f"{request.headers['Sec-Fetch-Site']}); cors_allowed_origin allows such sites"
-        )
-
-
-def is_foreign(request: web.Request) -> bool:
-    """Whether a browser says that the page of another site sends this."""
-    return request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITE
-
-
-def is_unforgeable_host(host: str) -> bool:
-    """Whether a Host header cannot be another site's name: an IP address, or localhost."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name == "localhost" or name.endswith(".localhost"):
-            return True
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -4,27 +4,24 @@ Labels are bounded, and a record holds nothing secret of the request's address. 
 those under which the application and its requests keep things.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-import orjson
 from aiohttp import web
 
-from lmi_vllm.errors import BadParameterError, Dialect, MethodNotAllowedError
+from lmi_vllm.errors import Dialect, MethodNotAllowedError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import HttpRoute, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
-from lmi_vllm.web.connection import WriteTurn
+from lmi_vllm.web.connection import WriteBatch
 
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions
-
-Item = TypeVar("Item")
 
 # Routes that a platform must reach without a key.
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
@@ -37,7 +34,6 @@ OPENAI_ROUTES: Final = MappingProxyType(
         "/v1/models": "models",
     }
 )
-PAGE_SIZE: Final = 100
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
 PEER: Final = "x-lmi-vllm-peer"
@@ -66,7 +62,7 @@ class Routes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RouteGroup:
-    """Routes of an extra, which come before the core's: one of them may stand in for those.
+    """Routes of an extra, which come before all of the core's but inference, and may stand in.
 
     Those below `prefix` have rules of their own, unless they are vLLM's. `is_open` says which of
     them need no key; `check` raises what refuses a request. `title` is printed with the URL when
@@ -100,7 +96,7 @@ class RouteGroup:
 SERVICE: Final = web.AppKey("service", InferenceService)
 OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
 GROUPS: "Final[web.AppKey[tuple[RouteGroup, ...]]]" = web.AppKey("groups")
-WRITE_TURN: Final = web.AppKey("write_turn", WriteTurn)
+WRITE_BATCH: Final = web.AppKey("write_turn", WriteBatch)
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 RECORD: Final = web.RequestKey("record", RequestRecord)
 # The response whose status line is on its way.
@@ -144,7 +140,11 @@ def group_of(request: web.Request) -> RouteGroup | None:
     """Return the group whose rules are those for this path, if it is not one of the core's."""
     if _engine_route(request) is not None:
         return None
-    return next((group for group in request.app[GROUPS] if group.owns(request.path)), None)
+    path = request.path
+    for group in request.app[GROUPS]:  # asked twice of each request
+        if group.prefix and path.startswith(group.prefix) and group.owns(path):
+            return group
+    return None
 
 
 def is_open(request: web.Request) -> bool:
@@ -154,7 +154,7 @@ def is_open(request: web.Request) -> bool:
 
 
 def check_method(request: web.Request, methods: Iterable[str]) -> None:
-    """Return when the request's method is one of those that its route has.
+    """Check that the route has the request's method.
 
     Raises:
         MethodNotAllowedError: it is not; the answer's `Allow` names those.
@@ -183,7 +183,7 @@ def begin_record(request: web.Request, request_id: str, telemetry: Telemetry) ->
 
 
 def peer_of(request: web.Request) -> str:
-    """Return the client's address; another front-end process says whose request it hands on.
+    """Return the client's address; for a forwarded request, that of the original client.
 
     Only processes of this server, and those that may open its Unix socket, are believed.
     """
@@ -200,45 +200,3 @@ def shown_path(request: web.Request) -> str:
         for name, value in request.query.items()
     )
     return f"{path}?{'&'.join(pairs)}"[:LONGEST_PATH]
-
-
-async def given_arguments(request: web.Request, names: Collection[str]) -> Mapping[str, Any]:
-    """Return query parameters over the fields of a JSON body.
-
-    Of one of `names` given more than once the first counts, of other parameters none.
-
-    Raises:
-        BadParameterError: the body is not a JSON object.
-    """
-    body = await request.read()
-    fields: dict[str, Any] = {}
-    if body:
-        try:
-            fields = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise BadParameterError(f"The body is not valid JSON: {error}") from None
-        if not isinstance(fields, dict):
-            raise BadParameterError("The body must be a JSON object")
-    query = {
-        name: request.query[name]
-        for name in request.query
-        if name in names or len(request.query.getall(name)) == 1
-    }
-    return {**fields, **query}
-
-
-def page_of(items: Sequence[Item], query: Mapping[str, str]) -> tuple[Sequence[Item], str | None]:
-    """Return the page that `limit` and `next_page_token` name, and the next one's token.
-
-    Raises:
-        BadParameterError: they are no numbers.
-    """
-    try:
-        limit = int(query.get("limit", PAGE_SIZE))
-        offset = max(0, int(query.get("next_page_token", 0)))
-    except ValueError:
-        raise BadParameterError("limit and next_page_token must be whole numbers") from None
-    if not 0 <= limit <= PAGE_SIZE:
-        limit = PAGE_SIZE
-    end = offset + limit
-    return items[offset:end], str(end) if end < len(items) else None

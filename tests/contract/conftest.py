@@ -12,8 +12,8 @@ import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.engine.vllm.processes import new_engine_thread
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import (
     EngineArguments,
     GenerationChunk,
@@ -34,6 +34,7 @@ DEMO_ARGUMENTS = {
     "max_num_seqs": 32,
     "kv_cache_memory_bytes": 1 << 27,
 }
+NO_ADAPTERS: dict[str, Any] = {"enable_lora": False, "max_loras": 1, "max_cpu_loras": None}
 Run = Callable[..., Any]
 
 # Two threads bound to the cores of a busy machine wait for each other up to 100 times longer.
@@ -98,6 +99,40 @@ def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes:
 def vllm_engine(run: LoopThread) -> Iterator[Engine]:
     """The real engine over the embedded model, started once."""
     engine = start_demo_engine(run)
+    yield engine
+    run(engine.close())
+
+
+@pytest.fixture(scope="session")
+def embedder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a tiny BERT that embeds; its letter q is NaN."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.tiny_models import bert_embedder  # noqa: PLC0415 (imports torch)
+
+    return bert_embedder(tmp_path_factory.mktemp("models") / "embedder", is_marked_not_finite=True)
+
+
+@pytest.fixture(scope="session")
+def ranker_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a tiny cross-encoder; its letter q is NaN."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.tiny_models import bert_ranker  # noqa: PLC0415 (imports torch)
+
+    return bert_ranker(tmp_path_factory.mktemp("models") / "ranker", is_marked_not_finite=True)
+
+
+@pytest.fixture(scope="session")
+def embedder(run: LoopThread, embedder_folder: Path) -> Iterator[Engine]:
+    """A running engine over it, started as vLLM would find out by itself: no runner, no convert."""
+    engine = start_demo_engine(run, model=str(embedder_folder), **NO_ADAPTERS)
+    yield engine
+    run(engine.close())
+
+
+@pytest.fixture(scope="session")
+def ranker(run: LoopThread, ranker_folder: Path) -> Iterator[Engine]:
+    """A running engine over the cross-encoder."""
+    engine = start_demo_engine(run, model=str(ranker_folder), **NO_ADAPTERS)
     yield engine
     run(engine.close())
 

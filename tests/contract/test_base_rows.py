@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.vllm.workarounds import is_affected
-from lmi_vllm.engine.vllm.workarounds.base_rows import passing_over_base_rows
+from lmi_vllm.engine.vllm.workarounds.base_rows import skipping_base_rows
 from tests.contract.adapter_loader import Loader
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, start_demo_engine
 
@@ -31,7 +31,7 @@ def wrapper(rows: list[int], change: Callable[[Any], Any]) -> Any:
 @pytest.mark.parametrize("operation", ["linear", "logits", "embedding"])
 def test_operations_pass_over_base_rows(rows: list[int], operation: str) -> None:
     """What has an adapter is changed by its own weights; what has none keeps its numbers."""
-    punica = wrapper(rows, passing_over_base_rows)
+    punica = wrapper(rows, skipping_base_rows)
     down, up = torch.rand(2, RANK, WIDTH), torch.rand(2, WIDTH, RANK)
     inputs, output = torch.rand(len(rows), WIDTH), torch.ones(len(rows), WIDTH)
     if operation == "linear":
@@ -48,7 +48,7 @@ def test_operations_pass_over_base_rows(rows: list[int], operation: str) -> None
 
 def test_infinite_weights_stay_in_their_rows() -> None:
     """The adapter in the last slot may hold anything: zero times infinity is no number."""
-    punica = wrapper([-1, 0], passing_over_base_rows)
+    punica = wrapper([-1, 0], skipping_base_rows)
     up = torch.full((2, WIDTH, RANK), float("inf"))
     output = torch.ones(2, 2 * WIDTH)
     punica.add_expand(output, (torch.ones(2, RANK),), (up,), (WIDTH,), offset_start=WIDTH)
@@ -56,7 +56,7 @@ def test_infinite_weights_stay_in_their_rows() -> None:
     assert output[1, WIDTH:].isinf().all()
 
 
-def test_vllm_alone_computes_base_rows_with_an_adapter() -> None:
+def test_plain_vllm_computes_base_rows_with_an_adapter() -> None:
     """Before 0.33; once no supported release does, only the cost of base steps keeps base_rows."""
     punica = wrapper([0, -1], lambda kind: kind)
     output = torch.ones(2, WIDTH)

@@ -6,14 +6,18 @@ import logging
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
+from starlette.routing import request_response
 
 from lmi_vllm.engine.base import Engine, HttpApplication
-from lmi_vllm.engine.vllm.short_prompts import ShortPrompts
 from lmi_vllm.engine.vllm.workarounds.model_scripts import warn_of_handlers
+from lmi_vllm.engine.vllm.workarounds.text_lengths import ShortPrompts
 from lmi_vllm.errors import Dialect, RequestError
 from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall, OpenAIReply, RouteKind
 from tests.contract.conftest import LoopThread
@@ -38,7 +42,7 @@ def application(vllm_engine: Engine) -> HttpApplication:
 def http_call(path: str, body: object = None, method: str = "POST", **more: Any) -> HttpCall:
     """Return a call with a JSON body, or with bytes as they are."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", "Origin": "http://elsewhere.example"}
+    headers = [(b"Content-Type", b"application/json"), (b"Origin", b"http://elsewhere.example")]
     return HttpCall(method, path, "", headers, content, "an-id", **more)
 
 
@@ -87,6 +91,23 @@ def test_whole_answer_is_vllm_s(run: LoopThread, application: HttpApplication) -
     assert answer["content"][0]["text"].startswith("Hello!")
     assert answer["id"].endswith("an-id")
     assert not {"vary", "access-control-allow-origin", "content-length"} & set(reply.headers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sees"),
+    [({}, False), ({"middleware": ["a.b"]}, True), ({"enable_server_load_tracking": True}, True)],
+    ids=["neither", "middleware", "load"],
+)
+def test_application_sees_every_request_that_it_is_to_see(
+    settings: dict[str, Any], sees: bool
+) -> None:
+    """`/load` counts what it answers: past it nothing would be counted."""
+    pytest.importorskip("vllm")
+    from lmi_vllm.engine.vllm.bridge import Bridge  # noqa: PLC0415 (imports vLLM)
+
+    args = Namespace(**{"middleware": [], "enable_server_load_tracking": False} | settings)
+    app: Any = SimpleNamespace(state=SimpleNamespace(args=args))
+    assert Bridge(app, None).sees_every_request is sees  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages/", "/v1/models/", "/version/"])
@@ -185,6 +206,22 @@ def test_adapter_of_the_call_answers(
     assert by_name.status == 404
 
 
+def test_no_answer_shows_the_internal_adapter_name(
+    run: LoopThread, application: HttpApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A route that says what `model` was says the adapter's own name."""
+
+    async def echo(request: Any) -> JSONResponse:
+        return JSONResponse(await request.json())
+
+    app = application.app  # type: ignore[attr-defined]
+    (route,) = [one for one in app.routes if getattr(one, "path", "") == "/version"]
+    monkeypatch.setattr(route, "app", request_response(echo))
+    adapter = AdapterRef('a "b" é', "/a", 9_003)
+    reply = run(application.call(http_call("/version", {"model": "x"}, "GET", adapter=adapter)))
+    assert json.loads(reply.body) == {"model": 'a "b" é'}
+
+
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"--x\r\n", b"\xff"])
 def test_adapter_answers_no_other_body_than_an_object(
     run: LoopThread, application: HttpApplication, body: bytes
@@ -198,14 +235,14 @@ def test_adapter_answers_no_other_body_than_an_object(
 def test_adapter_answers_a_form(run: LoopThread, application: HttpApplication) -> None:
     """Its `model` is put in place: this route refuses the form all the same, in its own words."""
     form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n--x--\r\n'
-    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    headers = [(b"Content-Type", b"multipart/form-data; boundary=x")]
     adapter = AdapterRef("a", "/a", 9_002)
     call = HttpCall("POST", "/v1/messages", "", headers, form, "an-id", adapter)
     reply = run(application.call(call))
     assert (reply.status, b"Unsupported Media Type" in reply.body) == (400, True)
 
 
-def test_client_that_goes_takes_its_request_along(
+def test_client_disconnect_aborts_the_bridged_request(
     run: LoopThread, application: HttpApplication, vllm_engine: Engine
 ) -> None:
     """In a stream that was read, in one that was not, and before the answer."""
@@ -300,7 +337,7 @@ UNREADABLE: dict[str, tuple[str, object]] = {
 
 
 @pytest.mark.parametrize(("path", "body"), UNREADABLE.values(), ids=UNREADABLE)
-def test_body_that_validators_stumble_over_is_the_client_s_fault(
+def test_body_that_crashes_a_validator_is_400(
     run: LoopThread, vllm_engine: Engine, application: HttpApplication, path: str, body: Any
 ) -> None:
     """400 with the reason, by the lane and by the application."""
@@ -314,7 +351,7 @@ def test_body_that_validators_stumble_over_is_the_client_s_fault(
         assert error["message"].startswith("the request cannot be read: 'float' object")
 
 
-def test_release_has_what_tokenizes_short_prompts_here(
+def test_release_has_the_names_that_short_prompts_need(
     run: LoopThread, vllm_engine: Engine, application: HttpApplication
 ) -> None:
     """Else they all go to vLLM's thread again; the tokens are the same on both ways."""

@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.vllm.decoding import Pieces, TableText, tables_for
+from lmi_vllm.extras.token_lane.decoding import Pieces, TableText, tables_for
 from lmi_vllm.messages import GenerationJob
 from tests.contract.conftest import LoopThread, collect
 

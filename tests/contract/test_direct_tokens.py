@@ -141,7 +141,7 @@ def test_direct_tokens_of_an_adapter(run: LoopThread, vllm_engine: Engine) -> No
 
 
 @pytest.mark.vllm
-def test_fault_of_a_reader_ends_its_request_alone(run: LoopThread, vllm_engine: Engine) -> None:
+def test_reader_error_ends_only_its_request(run: LoopThread, vllm_engine: Engine) -> None:
     """The output loop of vLLM serves every request: a reader's fault must not be its end."""
 
     class Faulty(Reader):

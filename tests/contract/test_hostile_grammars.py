@@ -64,9 +64,7 @@ def test_hostile_constraint_is_refused_and_others_go_on(
     run(scenario())
 
 
-def test_hostile_constraint_stays_refused_without_another_try(
-    run: LoopThread, vllm_engine: Engine
-) -> None:
+def test_refused_constraint_is_remembered(run: LoopThread, vllm_engine: Engine) -> None:
     """A verdict is remembered: asking again costs nothing, on both lanes."""
     constraint = {"regex": "((b{1,100}){1,100}){1,100}"}
     for _ in range(2):
@@ -126,7 +124,7 @@ HARMLESS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("constraint", HARMLESS.values(), ids=HARMLESS)
-def test_harmless_constraint_passes(
+def test_cheap_constraint_passes(
     run: LoopThread, vllm_engine: Engine, constraint: dict[str, Any]
 ) -> None:
     """What people use passes the guard and binds the answer."""
@@ -144,7 +142,21 @@ def test_guard_can_be_switched_off(run: LoopThread) -> None:
     run(engine.close())
 
 
-def test_clients_that_ask_for_slow_grammars_and_hang_up_delay_no_honest_one(
+async def test_grammars_are_refused_without_the_trials_extra() -> None:
+    """Without the extra that tries grammars a constraint is refused, unless trials are off."""
+    from vllm.exceptions import VLLMValidationError  # noqa: PLC0415 (as below)
+    from vllm.sampling_params import StructuredOutputsParams  # noqa: PLC0415
+
+    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+        GrammarGuard,
+    )
+
+    guard = GrammarGuard(llm=None, trials=None)
+    with pytest.raises(VLLMValidationError, match="needs the extra grammar_trials"):
+        await guard.check(StructuredOutputsParams(regex="[0-9]"), 8, "")
+
+
+def test_disconnecting_clients_with_slow_grammars_delay_no_other_request(
     run: LoopThread, vllm_engine: Engine
 ) -> None:
     """Their trials end with them: sixteen would take 27 s, and one may take 5 s."""

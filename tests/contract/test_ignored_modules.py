@@ -16,6 +16,14 @@ from tests.contract.conftest import LoopThread, start_demo_engine
 pytestmark = pytest.mark.vllm
 
 
+class OperatorsExtension:
+    """What an operator adds to the workers, in the way that our class is added."""
+
+    def answer_the_operator(self) -> str:
+        """Return something that only this class says."""
+        return "added"
+
+
 @pytest.fixture(scope="module")
 def bigcode(run: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A tiny GPT-BigCode, whose `c_attn` has no LoRA layer in vLLM."""
@@ -23,7 +31,8 @@ def bigcode(run: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     from tests.support.gpt_bigcode import tiny_gpt_bigcode  # noqa: PLC0415 (imports torch)
 
     folder = tiny_gpt_bigcode(tmp_path_factory.mktemp("models") / "bigcode")
-    engine = start_demo_engine(run, model=str(folder))
+    added = f"{__name__}.{OperatorsExtension.__name__}"
+    engine = start_demo_engine(run, model=str(folder), worker_extension_cls=added)
     yield engine
     run(engine.close())
 
@@ -31,10 +40,14 @@ def bigcode(run: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_modules_that_vllm_ignores_are_refused(
     run: LoopThread, bigcode: Engine, tmp_path: Path
 ) -> None:
-    """Alone and beside others; nothing of them stays, and an adapter of the others has effect."""
+    """Alone and beside others; nothing of them stays, and an adapter of the others has effect.
+
+    Also where the operator extends the workers, whose own methods are there, too.
+    """
     from tests.support.gpt_bigcode import gpt_bigcode_adapter  # noqa: PLC0415
 
     loader = Loader(run, bigcode)
+    assert run(loader.engine._llm.collective_rpc("answer_the_operator")) == ["added"]
     base = loader.ask()
     attention = gpt_bigcode_adapter(tmp_path / "attention", "attn.c_attn")
     both = gpt_bigcode_adapter(tmp_path / "both", "attn.c_attn", "mlp.c_fc")

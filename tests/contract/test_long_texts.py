@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.inference.request.body import MOST_VALUES
+from lmi_vllm.inference.request.body import MAX_BODY_VALUES
 from tests.contract.conftest import LoopThread
 from tests.contract.test_bridge import http_call
 
@@ -28,7 +28,7 @@ LONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "tokens": ("/detokenize", {"tokens": [5] * (BOUND + 1)}, "LMI_MAX_TOKENIZE_LENGTH"),
     "completions": ("/v1/completions", {"prompt": TEXT}, "maximum context length"),
     "chat": ("/v1/chat/completions", {"messages": CHAT}, "maximum context length"),
-    "token ids": ("/v1/completions", {"prompt": [5] * MOST_VALUES}, "maximum context length"),
+    "token ids": ("/v1/completions", {"prompt": [5] * MAX_BODY_VALUES}, "maximum context length"),
     "responses": ("/v1/responses", {"input": TEXT}, "maximum context length"),
     "anthropic": (
         "/v1/messages",
@@ -86,7 +86,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("path", ROUTES)
-def test_options_of_media_are_not_a_client_s(
+def test_media_options_of_a_request_are_refused(
     run: LoopThread, vllm_engine: Engine, path: str, name: str
 ) -> None:
     """They say how much is decoded: refused unless the operator set trust_request_mm_kwargs."""

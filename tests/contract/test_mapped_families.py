@@ -45,7 +45,7 @@ def answers() -> dict[str, dict[str, Any]]:
     return {answer["name"]: answer for answer in found}
 
 
-def test_every_class_of_ours_is_here() -> None:
+def test_every_own_model_class_is_covered() -> None:
     """A new one wants a row."""
     assert set(FAMILIES.values()) | WITH_ADAPTERS == set(EXTRA.model_classes)
 

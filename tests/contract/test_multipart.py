@@ -75,7 +75,7 @@ def test_other_bodies_have_no_boundary(kind: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"--x", b"--x\r\n\r\n", b"--y\r\n\r\n--y--"])
-def test_what_is_no_form_has_no_fields_of_a_name(body: bytes) -> None:
+def test_non_form_body_has_no_fields(body: bytes) -> None:
     """Nothing is raised; it is vLLM's to refuse."""
     assert "model" not in text_fields(body, b"x")
     assert b'name="model"' in with_field(body, b"x", "model", "new")

@@ -1,4 +1,4 @@
-"""A request whose logits are not finite ends with an error, and spoils nothing for those after it.
+"""A request whose logits are not finite ends with an error, and does not change later answers.
 
 The first test is the defect, with vLLM's own scheduler; each other one was seen red with its guard
 taken out.
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.messages import OpenAICall
 from tests.contract.adapter_loader import IDS, PROMPT, Loader, job
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.vllm
 NOT_A_NUMBER = float("nan")
 HUGE = 1e18
 # Leaves keys and values where a shorter prompt of the same block ends.
+DRAFTED = "red blue red blue red blue red blue red"  # what an n-gram drafter finds again
 LONG_PROMPT = "The sea is wide and the wind is cold. Water is a clear liquid. " * 4 + PROMPT
 
 
@@ -41,7 +43,7 @@ def adapters(run: LoopThread, vllm_engine: Any, unchecked: None) -> Iterator[Loa
         loader.unload(ref)
 
 
-def test_vllm_alone_spoils_every_later_answer(
+def test_plain_vllm_corrupts_every_later_answer(
     run: LoopThread, unchecked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One request to one adapter, and the model itself answers nothing any more."""
@@ -84,7 +86,9 @@ def test_adapter_that_is_not_finite_costs_its_own_requests_only(
     assert adapters.engine.not_finite == 0
 
 
-def test_request_that_ends_in_the_step_that_spoils_it(adapters: Loader, tmp_path: Path) -> None:
+def test_request_that_ends_in_the_step_that_makes_it_not_finite(
+    adapters: Loader, tmp_path: Path
+) -> None:
     """The engine does not see it any more: its blocks are cleared all the same."""
     expected = adapters.ask()
     bad = adapters.load(make_adapter(tmp_path / "bad", 1, NOT_A_NUMBER))
@@ -127,7 +131,63 @@ def test_beam_search_ends_with_an_error(adapters: Loader, tmp_path: Path) -> Non
     assert adapters.run(adapters.engine.answer_openai(call)).status == 500
 
 
-def test_blocks_of_a_spoilt_request_are_not_found_by_their_prefix() -> None:
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_speculative_decoding_ends_only_the_not_finite_request(
+    run: LoopThread,
+    unchecked: None,
+    tmp_path: Path,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests have as many rows of logits as tokens were drafted, beside others that have more.
+
+    With one method the rows are infinite, as of a last layer whose sums are too large.
+    """
+    if method == "ngram":
+        monkeypatch.setattr(_llama(), "compute_logits", _infinite(_llama().compute_logits))
+    drafting: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    drafting |= {"prompt_lookup_max": 2} if method == "ngram" else {"model": str(DEMO_MODEL_DIR)}
+    loader = Loader(run, start_demo_engine(run, speculative_config=drafting))
+    try:
+        good = loader.load(make_adapter(tmp_path / "good", 3))
+        bad = loader.load(make_adapter(tmp_path / "bad", 1, NOT_A_NUMBER))
+        others = (None, good, None)
+        expected = [loader.ask(one, DRAFTED) for one in others]
+        assert all(expected)
+        with pytest.raises(EngineFailureError, match="not finite"):
+            loader.ask(bad, DRAFTED)
+        for _ in range(2):
+            found = run(_together(loader.engine, (bad, *others, bad)))
+            assert [type(found[0]), type(found[-1])] == [EngineFailureError] * 2
+            assert [one[-1].text for one in found[1:-1]] == expected
+        assert loader.engine.not_finite == 0
+    finally:
+        run(loader.engine.close())
+
+
+def _llama() -> Any:
+    from vllm.model_executor.models.llama import (  # noqa: PLC0415 (imports vLLM)
+        LlamaForCausalLM,
+    )
+
+    return LlamaForCausalLM
+
+
+def _infinite(compute: Any) -> Any:
+    def compute_logits(model: Any, *arguments: Any) -> Any:
+        logits = compute(model, *arguments)
+        bad = logits.isnan().any(dim=-1, keepdim=True)
+        return logits.masked_fill(bad, float("-inf"))
+
+    return compute_logits
+
+
+async def _together(engine: Any, adapters: Iterable[Any]) -> list[Any]:
+    jobs = [replace(job(ref), prompt=DRAFTED) for ref in adapters]
+    return await asyncio.gather(*(collect(engine, one) for one in jobs), return_exceptions=True)
+
+
+def test_blocks_of_a_not_finite_request_are_not_reused_by_prefix() -> None:
     """Before they are freed; the null block stays; requests of others are not touched."""
     from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
         GuardedScheduler,
@@ -148,11 +208,11 @@ def test_blocks_of_a_spoilt_request_are_not_found_by_their_prefix() -> None:
     assert Blocks.evicted == [{4, 5}, {7}]
 
 
-def test_blocks_of_a_spoilt_request_are_forgotten_before_they_are_freed() -> None:
+def test_blocks_of_a_not_finite_request_leave_the_prefix_cache_before_they_are_freed() -> None:
     """In the step itself: vLLM frees the blocks of a request that it ends there."""
     from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
         GuardedScheduler,
-        _EndsHarmful,
+        _EndsHarmfulRequests,
     )
 
     steps: list[object] = []
@@ -166,19 +226,35 @@ def test_blocks_of_a_spoilt_request_are_forgotten_before_they_are_freed() -> Non
             steps.append(("ended", list(names)))
             return []
 
-    class Guarded(_EndsHarmful, Plain):
+    class Guarded(_EndsHarmfulRequests, Plain):
         def _forget_blocks(self, corrupted: Iterable[str]) -> None:
             steps.append(("forgotten", list(corrupted)))
 
-    assert GuardedScheduler.update_from_output is _EndsHarmful.update_from_output
+    assert GuardedScheduler.update_from_output is _EndsHarmfulRequests.update_from_output
     scheduler: Any = Guarded.__new__(Guarded)
     scheduler._slow = set()
     scheduler.requests = dict.fromkeys(("bad", "good"))
-    scheduler.vllm_config = SimpleNamespace(speculative_config=None)
+    scheduler.vllm_config = SimpleNamespace(
+        speculative_config=None,
+        parallel_config=SimpleNamespace(worker_cls="auto"),
+        use_v2_model_runner=False,
+    )
     computed = SimpleNamespace(
         num_nans_in_logits={"bad": 3, "good": 0},
         req_id_to_index={"bad": 0, "good": 1},
         sampled_token_ids=[[5], [6]],
+        pooler_output=None,
     )
     scheduler.update_from_output(None, computed)
     assert steps == [("forgotten", ["bad"]), ("freed", [[], [6]]), ("ended", ["bad"])]
+
+
+def test_rows_of_no_use_are_counted_whatever_makes_them_so() -> None:
+    """NaN, +Inf, or no token left; a token that the model rules out is none of these."""
+    torch = pytest.importorskip("torch")
+    from lmi_vllm.engine.vllm.workarounds.not_finite import row_for_each  # noqa: PLC0415
+
+    inf = float("inf")
+    rows = [[1.0, -inf], [NOT_A_NUMBER, 1.0], [inf, 1.0], [-inf, -inf], [0.0, 1e38]]
+    found = row_for_each(list("abcde"), {}, torch.tensor(rows))
+    assert found.isnan().flatten().tolist() == [False, True, True, True, False]

@@ -214,7 +214,7 @@ def test_details_hold_tokens_and_reason(ask: Ask) -> None:
     assert all(token["log_prob"] == token["logprob"] for token in answer["details"]["tokens"])
 
 
-def test_decoder_input_details_tell_the_prompt(ask: Ask) -> None:
+def test_decoder_input_details_list_the_prompt_tokens(ask: Ask) -> None:
     """`prefill` has every prompt token but the first, in a stream's last row too; alone nothing."""
     prefill = ask(details=True, decoder_input_details=True)["details"]["prefill"]
     assert "".join(token["text"] for token in prefill).strip() in PROMPT
@@ -227,7 +227,7 @@ def test_decoder_input_details_tell_the_prompt(ask: Ask) -> None:
 
 def test_truncate_keeps_the_end_of_the_prompt(ask: Ask) -> None:
     """The last N tokens count, not the first."""
-    longer = "Nobody knows the name of the king. " + PROMPT
+    longer = "No one knows the name of the king. " + PROMPT
     cut = ask(longer, truncate=5, details=True, decoder_input_details=True)
     whole = ask(longer, details=True, decoder_input_details=True)
     kept, all_tokens = (
@@ -305,7 +305,7 @@ def test_logit_bias_forces_and_forbids(ask: Ask) -> None:
     assert ids(ask(details=True, logit_bias={str(first): -100}))[0] != first
 
 
-def test_bad_words_never_come(ask: Ask) -> None:
+def test_bad_words_are_never_generated(ask: Ask) -> None:
     """A word of the plain answer is avoided; vLLM looks for it with a blank and without one.
 
     It takes the form with a blank only where both have as many tokens, hence the choice of word.

@@ -34,6 +34,8 @@ W8A8 = {
         }
     },
 }
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True,
+              "packing_format": "auto_round:auto_gptq", "data_type": "int"}  # fmt: skip
 PLAIN: Mapping[str, Any] = {}
 # option.quantize, the checkpoint's quantization_config, the class that reads the weights
 READ = [
@@ -48,6 +50,7 @@ READ = [
     pytest.param("fp8", PLAIN, "OnlineQuantizationConfig", id="fp8"),
     pytest.param("compressed-tensors", W8A8, "CompressedTensorsConfig", id="compressed-tensors"),
     pytest.param("experts_int8", PLAIN, "ExpertsInt8Config", id="experts_int8"),
+    pytest.param("", AUTO_ROUND, "INCConfig", id="auto-round"),
 ]
 REFUSED = [
     pytest.param("fp8", AWQ, r"\(awq\) does not match", id="fp8 on AWQ"),
@@ -56,11 +59,15 @@ REFUSED = [
 ]
 
 
-def configuration(quantize: str, quantized: Mapping[str, Any], folder: Path) -> Any:
+def configuration(
+    quantize: str, quantized: Mapping[str, Any], folder: Path, *, has_experts: bool = False
+) -> Any:
     """VLLM's configuration for the embedded model, said to be quantized like that."""
     lines = "option.dtype=fp16\n" + (f"option.quantize={quantize}\n" if quantize else "")
-    changes = {"quantization_config": quantized} if quantized else {}
-    return vllm_configuration(engine_arguments(lines, folder, changes))
+    changes: dict[str, object] = {"quantization_config": quantized} if quantized else {}
+    if has_experts:
+        changes["num_local_experts"] = 2
+    return vllm_configuration(engine_arguments(lines, folder, changes, gpus=1))
 
 
 @pytest.mark.parametrize(("quantize", "quantized", "reader"), READ)
@@ -68,7 +75,9 @@ def test_weights_are_read_by(
     tmp_path: Path, quantize: str, quantized: Mapping[str, Any], reader: str
 ) -> None:
     """The class that vLLM picks."""
-    assert type(configuration(quantize, quantized, tmp_path).quant_config).__name__ == reader
+    is_mixture = quantize == "experts_int8"
+    found = configuration(quantize, quantized, tmp_path, has_experts=is_mixture)
+    assert type(found.quant_config).__name__ == reader
 
 
 @pytest.mark.parametrize(("quantize", "quantized", "said"), REFUSED)
@@ -81,15 +90,31 @@ def test_vllm_refuses(
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "squeezellm"])
-def test_checkpoint_that_vllm_no_longer_reads_is_refused_by_us(tmp_path: Path, method: str) -> None:
+def test_checkpoint_that_vllm_no_longer_reads_is_refused_before_the_engine(
+    tmp_path: Path, method: str
+) -> None:
     """With the alternative, before the engine starts; and this vLLM really has lost the method."""
     with pytest.raises(ConfigurationError, match=f"{method} .*use the unquantized model"):
         configuration("", {"quant_method": method}, tmp_path)
     assert method not in QUANTIZATION_METHODS
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "bitsandbytes8", "dynamic_int8"])
-def test_eight_bits_that_would_be_none_are_refused_by_us(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    "method", ["bitsandbytes", "bitsandbytes8", "dynamic_int8", "experts_int8"]
+)
+def test_8bit_option_without_effect_is_refused_before_the_engine(
+    tmp_path: Path, method: str
+) -> None:
     """VLLM takes them for a model without experts, and leaves its weights as large as they are."""
     with pytest.raises(ConfigurationError, match="halves those of every layer"):
         configuration(method, {}, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["fp8", "fp8_per_block", "experts_int8", "fp8_per_channel"])
+def test_gpu_only_quantization_is_refused_on_cpu_before_the_engine(
+    tmp_path: Path, method: str
+) -> None:
+    """VLLM's build for CPUs takes them, and fails in a kernel once the engine has begun."""
+    experts = {} if method in ("fp8", "fp8_per_block") else {"num_local_experts": 2}
+    with pytest.raises(ConfigurationError, match=f"quantization={method} needs a GPU"):
+        engine_arguments(f"option.quantize={method}\n", tmp_path, experts)

@@ -34,7 +34,7 @@ def understood(arguments: EngineArguments) -> Any:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_draft_option_is_understood_as_what_the_folder_holds(kind: str, tmp_path: Path) -> None:
+def test_draft_option_is_read_from_the_folder_s_files(kind: str, tmp_path: Path) -> None:
     """By LMI's three options alone."""
     folder = drafter(kind, tmp_path / f"{kind.replace('_', '')}-head")
     length = MEDUSA_HEADS if kind == "medusa" else 4
@@ -56,7 +56,7 @@ def test_draft_option_is_understood_as_what_the_folder_holds(kind: str, tmp_path
         pytest.param("draft_model", "head", id="else a model that drafts"),
     ],
 )
-def test_fetched_drafter_is_what_it_was_called_or_states(
+def test_kind_of_a_fetched_drafter_comes_from_its_files_or_name(
     kind: str, name: str, tmp_path: Path
 ) -> None:
     """The folder of a cache has no name; vLLM alone would take any head for a model that drafts."""

@@ -13,9 +13,9 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.vllm import lane
-from lmi_vllm.engine.vllm.sequences import LaneSequence
+from lmi_vllm.engine.vllm import outputs
 from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.extras.token_lane.sequences import LaneSequence
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, RequestSummary, enter_record
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, collect
@@ -53,18 +53,19 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.fixture
-def processor(vllm_engine: Engine) -> Iterator[lane.TokenLane]:
+def processor(vllm_engine: Engine) -> Iterator[outputs.EngineOutputs]:
     """Give the lane of the session's engine, and leave it on."""
-    found: lane.TokenLane = vllm_engine._llm.output_processor  # type: ignore[attr-defined]
-    assert found.is_on
+    found: outputs.EngineOutputs = vllm_engine._llm.output_processor  # type: ignore[attr-defined]
+    lane = found.lane
+    assert lane is not None
     yield found
-    found.is_on = True
+    found.lane = lane
 
 
 class Taken:
     """Counts what the lane takes while the body runs."""
 
-    def __init__(self, processor: lane.TokenLane) -> None:
+    def __init__(self, processor: outputs.EngineOutputs) -> None:
         self._processor = processor
         self.tokens = 0
         self.has_twenty = asyncio.Event()
@@ -140,15 +141,15 @@ FORMS: Final = ("streamed to a reader", "streamed", "whole")
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", JOBS)
-def test_the_lane_changes_nothing(
-    run: LoopThread, vllm_engine: Engine, processor: lane.TokenLane, name: str, form: str
+def test_lane_output_equals_vllm_s(
+    run: LoopThread, vllm_engine: Engine, processor: outputs.EngineOutputs, name: str, form: str
 ) -> None:
     """Tokens, text, log probabilities, ends, metrics and the request's record agree."""
     sampling = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True, **JOBS[name]}
     job = GenerationJob("lane", PROMPT, sampling, is_streaming=form != "whole")
     found = []
-    for is_on in (False, True):
-        processor.is_on = is_on
+    for used in (None, processor.lane):
+        processor.lane = used
         reader = Reader() if form == "streamed to a reader" else None
         found.append(run(counted(vllm_engine, job, reader)))
     assert found[0] == found[1]
@@ -159,8 +160,8 @@ TAKEN: Final = ("greedy", "log probabilities", "long", "stop string that never c
 
 @pytest.mark.parametrize("form", ["streamed to a reader", "whole"])
 @pytest.mark.parametrize("name", TAKEN)
-def test_the_lane_takes_what_it_can(
-    run: LoopThread, vllm_engine: Engine, processor: lane.TokenLane, name: str, form: str
+def test_lane_is_used_for_plain_requests(
+    run: LoopThread, vllm_engine: Engine, processor: outputs.EngineOutputs, name: str, form: str
 ) -> None:
     """All but the first and the last token; off, it takes none."""
     sampling = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True, **JOBS[name]}
@@ -177,12 +178,12 @@ def test_the_lane_takes_what_it_can(
         return taken.tokens
 
     assert any(tokens() > sampling["max_tokens"] * 0.7 for _ in range(TRIES))
-    processor.is_on = False
+    processor.lane = None
     assert tokens() == 0
 
 
 def test_a_mixture_in_one_batch(
-    run: LoopThread, vllm_engine: Engine, processor: lane.TokenLane
+    run: LoopThread, vllm_engine: Engine, processor: outputs.EngineOutputs
 ) -> None:
     """Every job at once, in every form, some with an adapter: each is as alone and without it."""
     ref = AdapterRef("lane", str(DEMO_ADAPTERS / "capitals"), 8801)
@@ -209,7 +210,7 @@ def test_a_mixture_in_one_batch(
 
     try:
         found = run(together())
-        processor.is_on = False
+        processor.lane = None
         expected = [run(one(job)) for job in jobs]
     finally:
         run(vllm_engine.unload_adapter(ref))
@@ -224,7 +225,7 @@ def _rounded(sequences: tuple[Any, ...]) -> list[Any]:
 
 
 def test_an_aborted_sequence_is_counted_as_far_as_it_came(
-    run: LoopThread, vllm_engine: Engine, processor: lane.TokenLane
+    run: LoopThread, vllm_engine: Engine, processor: outputs.EngineOutputs
 ) -> None:
     """Whole or streamed: the record has the tokens that the lane took."""
 
@@ -244,7 +245,7 @@ def test_an_aborted_sequence_is_counted_as_far_as_it_came(
             task.cancel()
             await asyncio.wait([task])
         record.end(499)
-        assert not processor._sequences
+        assert not processor.lane._sequences
         return seen[0].generated_tokens, taken.tokens
 
     for form in ("whole", "streamed to a reader"):
@@ -253,7 +254,7 @@ def test_an_aborted_sequence_is_counted_as_far_as_it_came(
 
 
 def test_the_engine_s_death_reaches_a_sequence_of_the_lane(
-    run: LoopThread, vllm_engine: Engine, processor: lane.TokenLane
+    run: LoopThread, vllm_engine: Engine, processor: outputs.EngineOutputs
 ) -> None:
     """What the output loop says to all sequences is said to these, too."""
 
@@ -278,34 +279,34 @@ def test_the_engine_s_death_reaches_a_sequence_of_the_lane(
         await llm.abort(list(processor.request_states), internal=True)
 
     run(scenario())
-    assert not processor._sequences
+    assert not processor.lane._sequences
 
 
-def test_a_release_that_says_more_keeps_the_lane_off(
+def test_lane_is_off_for_releases_with_more_output_fields(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A field that is not known may change what an output means: one warning, and vLLM's way."""
-    assert lane.is_known_release()
-    assert lane.may_be_used(object())
+    assert outputs.is_known_release()
+    assert outputs.may_be_used(object())
     fields = (*EngineCoreOutput.__struct_fields__, "new_kind_of_token")
 
     class Later:
         __struct_fields__ = fields
 
-    monkeypatch.setattr(lane, "EngineCoreOutput", Later)
+    monkeypatch.setattr(outputs, "EngineCoreOutput", Later)
     with caplog.at_level(logging.WARNING):
-        assert not lane.may_be_used(object())
+        assert not outputs.may_be_used(object())
     assert "the token lane is off: this vLLM's outputs also have new_kind_of_token" in caplog.text
 
 
-def test_settings_whose_outputs_say_more_keep_the_lane_off() -> None:
+def test_lane_is_off_for_settings_with_more_output_fields() -> None:
     """Masks of the sampler and routed experts come with each token, for vLLM to keep."""
-    for name in lane.TELLING_SETTINGS:
-        assert not lane.may_be_used(type("Config", (), {name: True})())
+    for name in outputs.RICH_OUTPUT_SETTINGS:
+        assert not outputs.may_be_used(type("Config", (), {name: True})())
 
 
 def test_openai_answers_are_the_same(
-    run: LoopThread, vllm_engine: Engine, processor: lane.TokenLane
+    run: LoopThread, vllm_engine: Engine, processor: outputs.EngineOutputs
 ) -> None:
     """Whole answers of the handlers, which the lane reads as well: text, usage and ends."""
     bodies: list[tuple[str, Mapping[str, Any]]] = [
@@ -329,7 +330,7 @@ def test_openai_answers_are_the_same(
 
     with Taken(processor) as taken:
         ours = run(answers())
-    processor.is_on = False
+    processor.lane = None
     assert ours == run(answers())
     assert taken.tokens > 100
 

@@ -134,7 +134,7 @@ def logits_at_once(model: Any, prompt: list[int], words: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_a_changing_batch_equal_a_row_alone(family: str) -> None:
+def test_logits_in_a_changing_batch_equal_those_of_a_single_row(family: str) -> None:
     """Every family of the list: rows of other lengths beside it change no logit of a row."""
     import torch  # noqa: PLC0415 (slow)
     import transformers  # noqa: PLC0415 (slow)
@@ -194,7 +194,7 @@ def test_short_answer_does_not_wait_for_a_long_one(run: LoopThread, t5_engine: E
     assert run(scenario()) < 300
 
 
-def test_min_tokens_and_bad_words_are_transformers_own(
+def test_min_tokens_and_bad_words_match_transformers(
     run: LoopThread, t5_engine: Engine, reference: Reference
 ) -> None:
     """Wishes that `generate` has as well lead to its tokens."""
@@ -299,7 +299,7 @@ def test_stop_token_is_named(run: LoopThread, t5_engine: Engine) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_it_does_not_have_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     run: LoopThread, t5_engine: Engine, sampling: dict[str, object], words: str
 ) -> None:
     """A field out of range, or one this engine lacks, is the client's fault and named."""
@@ -432,9 +432,7 @@ def test_openai_refusals_are_replies_that_name_the_field(
     assert words in error["message"]
 
 
-def test_logits_that_are_no_numbers_end_their_request_alone(
-    run: LoopThread, t5_folder: Path
-) -> None:
+def test_not_finite_logits_end_only_their_request(run: LoopThread, t5_folder: Path) -> None:
     """As where a number format overflows: an error of that request; the engine lives."""
     engine: Any = start_t5_engine(run, t5_folder)
 
@@ -460,7 +458,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(
     run(engine.close())
 
 
-def test_negative_stop_token_and_huge_bias_do_no_harm(run: LoopThread, t5_engine: Engine) -> None:
+def test_negative_stop_token_and_huge_bias_are_handled(run: LoopThread, t5_engine: Engine) -> None:
     """Numbers that mean nothing change nothing, or as much as the largest that does."""
     plain = ids(run(collect(t5_engine, job(PROMPTS[0]))))
     assert ids(run(collect(t5_engine, job(PROMPTS[0], stop_token_ids=[-1], min_tokens=2)))) == plain
@@ -502,7 +500,7 @@ def test_failing_step_ends_the_engine_and_all_requests(run: LoopThread, t5_folde
     run(scenario())
 
 
-def test_start_names_what_the_checkpoint_lacks(
+def test_start_names_weights_missing_from_the_checkpoint(
     run: LoopThread, t5_folder: Path, tmp_path: Path
 ) -> None:
     """Missing tensors would be random numbers: the start says so instead."""

@@ -43,7 +43,7 @@ def chosen(logits: list[float], count: int, seed: int = 1, **fields: Any) -> lis
         ),
     ],
 )
-def test_greedy_takes_the_best_of_what_is_left(fields: dict[str, Any], expected: list[int]) -> None:
+def test_greedy_takes_the_best_unmasked_token(fields: dict[str, Any], expected: list[int]) -> None:
     """Each field does what vLLM's sampler does with it, on the answer's own tokens."""
     assert chosen(THREE, 4, temperature=0.0, **fields) == expected
 
@@ -65,6 +65,6 @@ LOGS = [-0.6931, -1.2040, -1.8971, -2.9957]  # of 0.5, 0.3, 0.15, 0.05
         ({"temperature": 0.05}, {0}),
     ],
 )
-def test_sampling_draws_from_what_is_left(fields: dict[str, Any], left: set[int]) -> None:
+def test_sampling_uses_only_unmasked_tokens(fields: dict[str, Any], left: set[int]) -> None:
     """Of 400 draws every token that may come does, and no other."""
     assert set(chosen(LOGS, 400, **fields)) == left

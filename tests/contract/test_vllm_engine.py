@@ -211,7 +211,7 @@ def test_openai_faults_are_replies_in_vllm_s_shape(run: LoopThread, vllm_engine:
         ("chat/completions", {"messages": 5}),
     ],
 )
-def test_body_that_vllm_s_validators_stumble_over_is_the_client_s_fault(
+def test_body_that_crashes_a_vllm_validator_is_a_client_error(
     run: LoopThread, vllm_engine: Engine, kind: str, body: dict[str, object]
 ) -> None:
     """Some raise what pydantic does not wrap: an answer of 400 all the same (found by chaos)."""
@@ -302,7 +302,7 @@ def test_pictures_that_a_cpu_reads_in_order_are_warned_of(
     assert hasattr(ModelConfig, "is_mm_prefix_lm")
     assert not CPUAttentionBackend.supports_mm_prefix()  # where it does, the warning goes
     warn_of_pictures_in_order(SimpleNamespace(is_mm_prefix_lm=is_prefix))
-    assert ("in both directions" in caplog.text) is is_prefix
+    assert ("bidirectional attention" in caplog.text) is is_prefix
 
 
 def test_start_refuses_head_size_the_cpu_kernel_lacks(run: LoopThread, tmp_path: Path) -> None:

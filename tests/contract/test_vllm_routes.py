@@ -59,7 +59,7 @@ def test_no_route_is_behind_a_switch_that_the_recorder_does_not_know() -> None:
     assert sorted(named - PAGE.answers().keys()) == []
 
 
-def test_bridge_does_what_the_table_says(bridge: Any) -> None:
+def test_bridge_matches_the_route_table(bridge: Any) -> None:
     """It reads the application: no list of ours says what is handed on."""
     found = {route.path: str(route.kind) for route in bridge.routes}
     there = RECORDER.routes(bridge.app)
@@ -85,7 +85,7 @@ def test_no_route_goes_around_the_registry_of_adapters(bridge: Any, method: str,
     assert bridge.find(method, path) is None
 
 
-def test_loaded_application_has_no_route_besides(vllm_engine: Engine) -> None:
+def test_loaded_application_has_no_unlisted_route(vllm_engine: Engine) -> None:
     """Over a real engine it is laid out as the recorder lays it out."""
     assert vllm_engine.http is not None
     assert {route.path for route in vllm_engine.http.routes} <= PAGE.answers().keys()

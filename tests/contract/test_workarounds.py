@@ -11,7 +11,7 @@ pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 
-def test_vllm_alone_starts_a_process_for_a_model_class() -> None:
+def test_plain_vllm_starts_a_process_to_inspect_a_model_class() -> None:
     """Ours looks at it in this process: no pid but our own."""
     from vllm.model_executor.models import registry  # noqa: PLC0415
 

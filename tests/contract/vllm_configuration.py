@@ -19,7 +19,7 @@ _PLAIN = "option.dtype=fp32\noption.enforce_eager=true\n"
 
 
 def engine_arguments(
-    lines: str, folder: Path, config: Mapping[str, object] | None = None
+    lines: str, folder: Path, config: Mapping[str, object] | None = None, *, gpus: int = 0
 ) -> EngineArguments:
     """The engine arguments of the embedded model in `folder` with these lines.
 
@@ -30,14 +30,23 @@ def engine_arguments(
     """
     leave_out = shutil.ignore_patterns("serving.properties", "adapters")
     shutil.copytree(DEMO_MODEL_DIR, folder, ignore=leave_out, dirs_exist_ok=True)
-    (folder / "serving.properties").write_text(_PLAIN + lines, encoding="utf-8")
     path = folder / "config.json"
     stated = json.loads(path.read_text("utf-8")) | dict(config or {})
     path.write_text(json.dumps(stated), encoding="utf-8")
+    return translated(lines, folder, gpus=gpus)
+
+
+def translated(lines: str, folder: Path, *, gpus: int = 0) -> EngineArguments:
+    """The engine arguments of the model in `folder` with these lines.
+
+    Raises:
+        ConfigurationError: the translation refuses them.
+    """
+    (folder / "serving.properties").write_text(_PLAIN + lines, encoding="utf-8")
     environ = {"HF_MODEL_ID": str(folder)}
     settings = load_settings(environ)
     assert not settings.errors
-    found = translate(settings, locate_model(settings, environ), Devices())
+    found = translate(settings, locate_model(settings, environ), Devices(gpus))
     if found.errors:
         raise ConfigurationError(found.errors)
     return found.arguments

@@ -1,1 +1,1 @@
-"""Fuzzing: bytes of strangers into every parser, by hypothesis in CI and by atheris for longer."""
+"""Fuzzing: untrusted bytes into every parser, by hypothesis in CI and by atheris for longer."""

@@ -1,4 +1,4 @@
-"""Well-formed inputs to start from: rubbish alone never gets past the first check."""
+"""Well-formed inputs to start from: random bytes alone never gets past the first check."""
 
 import io
 import json

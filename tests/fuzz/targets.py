@@ -1,7 +1,7 @@
 """What is fuzzed: each target takes bytes and raises only what is a fault of ours.
 
-Errors of ours (`LmiError`) are the right answer to rubbish and are let through silently; anything
-else that escapes is a crash. hypothesis and atheris call the same functions.
+`LmiError` is the right answer to invalid input and is let through silently; anything else that
+escapes is a crash. hypothesis and atheris call the same functions.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from lmi_vllm.adapters.check import check_adapter, describe_base
+from lmi_vllm.adapters.check import check_adapter
+from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR

@@ -1,4 +1,4 @@
-"""A bounded slice of the fuzz, for CI: mutated well-formed inputs and plain rubbish."""
+"""A bounded slice of the fuzz, for CI: mutated well-formed inputs and random bytes."""
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -23,7 +23,7 @@ def mutated(draw: st.DrawFn, seeds: tuple[bytes, ...]) -> bytes:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_only_errors_of_ours_come_out(name: str) -> None:
+def test_parsers_raise_only_lmi_errors(name: str) -> None:
     """Whatever the bytes: an answer, or an error that says what is wrong."""
 
     @settings(

@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestClient
 from lmi_vllm._version import __version__
 from lmi_vllm.messages import ServingProfile
 
-FOLDER = Path(__file__).parent / "dialogues"
 _MARK = re.compile(r"<id:(\w+)>|<time>|<version>")
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
@@ -91,7 +90,7 @@ class Dialogue:
             assert (answer.status, answer.content_type) == (step.status, step.content_type)
 
 
-def load_dialogues(folder: Path = FOLDER) -> list[Dialogue]:
+def load_dialogues(folder: Path) -> list[Dialogue]:
     """Return every dialogue of all files of a folder."""
     return [
         Dialogue(

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.server import ENGINE_CLOSE_SECONDS
 from tests.server.conftest import (

@@ -1,14 +1,26 @@
 """An engine that fails: restarts up to the threshold, then the end that the settings ask for."""
 
 import asyncio
+import json
 
-from lmi_vllm.errors import EngineStartError
+import pytest
+
+from lmi_vllm.errors import (
+    DeadlineError,
+    EngineFailureError,
+    EngineStartError,
+    LmiError,
+    NotReadyError,
+    OverloadError,
+)
+from lmi_vllm.extras.scripted.engine import Fail
 from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.messages import GeneratedToken, GenerationChunk
 from lmi_vllm.server.supervisor import (
     ENGINE_DIED,
     RESTART_PAUSE_SECONDS,
 )
-from tests.server.conftest import Engines, Serve, Slow, restarted, until
+from tests.server.conftest import PROMPT, Engines, Serve, Slow, restarted, until
 
 
 async def test_an_engine_that_died_is_replaced(serve: Serve, engines: Engines) -> None:
@@ -96,3 +108,29 @@ async def test_health_can_hide_a_failure(serve: Serve, engines: Engines) -> None
     assert await server.infer() == 503
     server.stop.set()
     assert await server.ended() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "variable"),
+    [
+        (EngineFailureError("it broke"), "SERVING_SERVER_ERROR_HTTP_CODE"),
+        (DeadlineError("it took too long"), "SERVING_SERVER_ERROR_HTTP_CODE"),
+        (NotReadyError("it leaves"), "SERVING_WLM_ERROR_HTTP_CODE"),
+        (OverloadError("it is full"), "SERVING_THROTTLE_ERROR_HTTP_CODE"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, LmiError) else "",
+)
+@pytest.mark.parametrize("formatter", ["jsonlines", "sse"])
+async def test_last_row_of_a_stream_has_the_configured_code(
+    serve: Serve, engines: Engines, error: LmiError, variable: str, formatter: str
+) -> None:
+    """From the variable to the row after the first byte, in each of LMI's framings."""
+    environ = {variable: "599", "OPTION_OUTPUT_FORMATTER": formatter}
+    server = await (await serve(**environ)).ready()
+    first = GenerationChunk(0, (GeneratedToken(5, " a", -0.5),), " a")
+    engines.started[0].script = (first, Fail(error))
+    answer = await server.ask("POST", "/invocations", {**PROMPT, "stream": True})
+    lines = [line.removeprefix("data:") for line in answer.body.decode().split("\n") if line]
+    _, row = map(json.loads, lines)
+    assert (answer.status, row["code"]) == (200, 599)
+    assert error.text in row["error"]

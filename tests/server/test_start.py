@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError, EngineStartError, StartupError
+from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.inference.lifecycle import Phase
 from tests.server.conftest import Engines, Serve
 

@@ -94,9 +94,9 @@ class Containers:
         settings = pip_settings()
         certificates = settings.pop("cert", "/etc/ssl/certs/ca-certificates.crt")
         words = " ".join(settings.values()).replace("file://", "").split()
-        found = {
-            Path(word).parent for word in words if word.startswith("/") and Path(word).exists()
-        }
+        paths = [Path(word) for word in words if word.startswith("/") and Path(word).exists()]
+        # With what is beside: an index may point there. Not all of /opt, where the image installs.
+        found = {path.parent if len(path.parts) > 3 else path for path in paths}
         lent = {str(path): str(path) for path in found if not found & set(path.parents)}
         lines = ["[global]", f"cert = {CERTIFICATES}"]
         file = self.folder / "pip.conf"

@@ -6,7 +6,10 @@ from pathlib import Path
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-EXTRAS = sorted(path.parent.name for path in PACKAGE.glob("extras/*/__init__.py"))
+ENGINE = "scripted"  # the extra with the engine that tests use
+EXTRAS = sorted(
+    path.parent.name for path in PACKAGE.glob("extras/*/__init__.py") if path.parent.name != ENGINE
+)
 
 
 def package_without(names: Collection[str], folder: Path) -> Path:

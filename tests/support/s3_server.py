@@ -51,8 +51,10 @@ class S3Server:
     refusal: Refusal | None = None  # the answer to every request
     refuse_objects: Refusal | None = None  # the answer to every GET of an object
     pause: threading.Event | None = None  # large objects stop halfway until it is set
+    pause_lists: threading.Event | None = None  # listings are not answered until it is set
     listed_size: int | None = None  # what listings claim every object's size to be
     wrong_bytes_left: int = 0  # so many object transfers are altered on the way
+    lost_answers_left: int = 0  # so many writes are carried out, and their answers lost
 
     @property
     def environ(self) -> dict[str, str]:
@@ -83,8 +85,9 @@ class S3Server:
         self.objects_sent.clear()
         self.signed.clear()
         self.payers.clear()
-        self.cuts_left = self.wrong_bytes_left = 0
+        self.cuts_left = self.wrong_bytes_left = self.lost_answers_left = 0
         self.refusal = self.refuse_objects = self.pause = self.listed_size = None
+        self.pause_lists = None
         self.client.create_bucket(Bucket=BUCKET)
 
     @cached_property
@@ -182,6 +185,8 @@ class _Proxy(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         is_object = path.count("/") > 1 and not path.endswith("/") and "list-type" not in query
         self._note(path, is_object)
+        if self.store.pause_lists and not is_object:
+            self.store.pause_lists.wait(20)
         refusal = self.store.refusal or (self.store.refuse_objects if is_object else None)
         if refusal:
             self._refuse(refusal)
@@ -229,6 +234,11 @@ class _Proxy(BaseHTTPRequestHandler):
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
+        if self.command == "PUT" and self.store.lost_answers_left > 0:
+            self.store.lost_answers_left -= 1
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
         if self.store.listed_size is not None and b"<ListBucketResult" in body:
             size = b"<Size>%d</Size>" % self.store.listed_size
             body = re.sub(rb"<Size>\d+</Size>", size, body)

@@ -33,13 +33,18 @@ ROUTES: Final = (
 )
 
 
+def by_name(call: HttpCall) -> dict[str, str]:
+    """Return the headers of a call by lower-case name."""
+    return {name.decode().lower(): value.decode() for name, value in call.headers}
+
+
 @dataclass
 class ScriptedApplication:
     """Answers as the engine answers the call of that kind: with the body that was sent."""
 
     engine: Engine
     routes: tuple[HttpRoute, ...] = ROUTES
-    has_user_middleware: bool = False
+    sees_every_request: bool = False
 
     @property
     def paths(self) -> dict[str, dict[str, Any]]:
@@ -70,5 +75,5 @@ class ScriptedApplication:
         except orjson.JSONDecodeError:
             return OpenAIReply(400, b'{"error":{"code":400}}')
         return await self.engine.answer_openai(
-            OpenAICall(kind, body, dict(call.headers), call.request_id, call.adapter)
+            OpenAICall(kind, body, by_name(call), call.request_id, call.adapter)
         )

@@ -1,4 +1,4 @@
-"""What the tests of this room share: `explain --format json` as a user runs it, ended requests."""
+"""Shared by these tests: `explain --format json` as a user runs it, ended requests."""
 
 import argparse
 import json

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from tests.support.package_copies import EXTRAS, package_without
+from tests.support.package_copies import ENGINE, EXTRAS, package_without
 
 SERVE = ("serve", "--engine", "scripted", "--demo", "--port", "0")
 QUESTION = json.dumps({"inputs": "x", "parameters": {"max_new_tokens": 1}}).encode()
@@ -77,7 +77,7 @@ def test_state_in_a_store_is_named_where_nothing_shares_it(tmp_path: Path) -> No
     assert not (tmp_path / "s3:").exists()
 
 
-def test_code_is_named_where_nothing_loads_it(tmp_path: Path) -> None:
+def test_unloaded_code_is_reported(tmp_path: Path) -> None:
     """Without its extra the user's code is refused or warned of, one by one, and never run."""
     missing = "the custom_code extra is not installed"
     model = Path(shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model"))
@@ -101,3 +101,25 @@ def test_code_is_named_where_nothing_loads_it(tmp_path: Path) -> None:
     _, problems = server.communicate(timeout=60)
     assert server.returncode == 1, problems
     assert "model.py is custom code, which cannot be loaded: " + missing in problems
+
+
+def test_engine_of_tests_may_go_too(tmp_path: Path) -> None:
+    """Then `--engine` takes vLLM alone."""
+    folder = package_without([*EXTRAS, ENGINE], tmp_path)
+    server = start(folder, *SERVE)
+    _, problems = server.communicate(timeout=60)
+    assert server.returncode == 2, problems
+    assert "invalid choice: 'scripted' (choose from" in problems
+    explain = start(folder, "explain", "--demo")
+    _, problems = explain.communicate(timeout=60)
+    assert explain.returncode == 0, problems
+
+
+def test_hub_id_is_named_where_there_is_no_hub(tmp_path: Path) -> None:
+    """Without its extra an id is not taken for anything else."""
+    folder = package_without(["hub"], tmp_path)
+    explain = start(folder, "explain", "--model", "acme/tiny", "--format", "json")
+    explained, problems = explain.communicate(timeout=60)
+    assert explain.returncode == 0, problems
+    (warning,) = json.loads(explained)["warnings"]
+    assert "'acme/tiny' is no existing path; hub ids need the extra hub, which is not" in warning

@@ -42,7 +42,7 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
-def test_block_says_what_it_is(block: Block) -> None:
+def test_block_declares_a_language_and_needs(block: Block) -> None:
     """A language, so that commands are known; a known need; no command in the guise of data."""
     assert block.language in (*COMMANDS, *DATA)
     assert block.needs in ("", *NEEDS)
@@ -54,7 +54,7 @@ def test_block_says_what_it_is(block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_no_command_stands_outside_of_a_fence(page: str) -> None:
+def test_commands_are_in_fenced_blocks(page: str) -> None:
     """Indented code would not be run."""
     outside = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
     assert not re.findall(rf"^(?: {{4,}}|\t)(?:{PROGRAMS}).*$", outside, re.MULTILINE)
@@ -127,7 +127,7 @@ QUOTED = re.findall(r"^### `(.+)`$", TROUBLES.read_text(encoding="utf-8"), re.MU
 
 
 @pytest.mark.parametrize("text", QUOTED)
-def test_error_text_is_one_of_ours(text: str) -> None:
+def test_error_text_exists_in_the_source(text: str) -> None:
     """A heading of the troubleshooting page is a text that the source still has."""
     assert is_in_source(text)
 
@@ -135,7 +135,7 @@ def test_error_text_is_one_of_ours(text: str) -> None:
 def test_error_texts_are_found() -> None:
     """The check can fail, and there is something to check."""
     assert len(QUOTED) > 20
-    assert not is_in_source("a text that nobody ... ever wrote")
+    assert not is_in_source("a text that no one ... ever wrote")
 
 
 # A page and perhaps a heading of it, as comments of the code name them.

@@ -37,7 +37,7 @@ def test_errors_every_fault_has_a_status(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_errors_every_class_says_whose_fault_it_is(kind: type[LmiError]) -> None:
+def test_every_error_class_has_a_fault(kind: type[LmiError]) -> None:
     """The name that clients see is upstream's or vLLM's, never our class's."""
     assert kind.fault in Fault
     assert kind.kind.endswith(("Exception", "NotFoundError"))

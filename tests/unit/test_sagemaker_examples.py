@@ -1,7 +1,7 @@
 """Each request of config/sagemaker is one that botocore's service model takes.
 
 Those of the SDKs are recorded (tests/golden/sagemaker): each SDK wants an environment of its own,
-in which integration/sagemaker_sdks_make_their_requests.py records them again.
+in which integration/sagemaker_sdk_requests.py records them again.
 """
 
 import importlib.util

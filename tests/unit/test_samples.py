@@ -32,7 +32,7 @@ EXPECTED = {
     "chat-with-tools.properties": {"model": "acme/assistant-8b"},
     "from-lmi-dist.properties": {"max_num_batched_tokens": 32768},
 }
-WITH_WARNINGS = {"from-lmi-dist.properties"}  # what LMI-Dist had and nobody has now
+WITH_WARNINGS = {"from-lmi-dist.properties"}  # options that LMI-Dist alone had
 
 
 def test_every_sample_has_its_case() -> None:

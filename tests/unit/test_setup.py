@@ -130,7 +130,7 @@ def test_wheel_takes_the_place_of_the_release(setup: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("release", ["latest", "0", "0.31.0/..", "../x", "0.31.0 "])
-def test_what_is_no_release_is_refused(setup: ModuleType, release: str) -> None:
+def test_invalid_release_is_refused(setup: ModuleType, release: str) -> None:
     """It becomes a folder's name."""
     with pytest.raises(setup.SetupError, match="no vLLM release: give one such as"):
         setup.chosen_environment(release)

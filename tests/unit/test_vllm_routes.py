@@ -28,7 +28,7 @@ def test_every_release_that_is_allowed_is_recorded() -> None:
     assert list(PAGE.recorded()) == [f"0.{minor}" for minor in range(low, high)]
 
 
-def test_entry_says_who_answers_and_why() -> None:
+def test_route_entry_names_its_handler_and_reason() -> None:
     """What goes to vLLM says what it does; what does not says the reason."""
     for path, row in PAGE.answers().items():
         if row["by"] == "bridge":
@@ -37,7 +37,7 @@ def test_entry_says_who_answers_and_why() -> None:
             assert (row["by"] in ("ours", "refused"), bool(row["why"])) == (True, True), path
 
 
-def test_ours_are_routes_of_this_server_and_no_others() -> None:
+def test_routes_marked_own_exist_in_this_server() -> None:
     """Of its own or of an extra's; what is refused or handed on has none."""
     assert {"api_docs", "tgi", "vllm_adapters"} <= extras().keys()
     app = create_app(InferenceService(Admission(Lifecycle())))

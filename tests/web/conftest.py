@@ -5,20 +5,25 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 from aiohttp.test_utils import TestClient
 
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import DirectChunks
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
-from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob
+from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob, ServingProfile
 from lmi_vllm.web.request import SERVICE
+from tests.conftest import ServeScripted
 
 A = GenerationChunk(0, (GeneratedToken(5, " a", -0.5),), " a")
 B = GenerationChunk(0, (GeneratedToken(9, " b", -0.5),), " b", "length")
 ROW_A = b'{"index":0,"token":{"id":5,"text":" a","log_prob":-0.5,"logprob":-0.5}}\n'
 STREAM = {"inputs": "x", "stream": True}
+LORA = ServingProfile(model_name="demo", enable_lora=True)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
@@ -49,6 +54,28 @@ def lifecycle_of(client: TestClient) -> Lifecycle:
 def queue_of(client: TestClient) -> Admission:
     """Return the queue behind a client."""
     return client.app[SERVICE].queue
+
+
+@pytest.fixture
+async def lora(serve: ServeScripted) -> TestClient:
+    """A client of a server with LoRA and no adapter."""
+    return await serve(LORA)
+
+
+async def call(client: TestClient, method: str, path: str, **options: Any) -> tuple[int, Any]:
+    """Return the status and the decoded body of one call."""
+    async with client.request(method, path, **options) as response:
+        text = await response.text()
+        if response.content_type != "application/json":
+            return response.status, text
+        assert text.endswith("\n") or path.startswith("/v1")
+        return response.status, await response.json()
+
+
+async def register(client: TestClient, *names: str) -> None:
+    """Register adapters, each at a source named for it."""
+    for name in names:
+        await client.app[SERVICE].runtime.adapters.register(Adapter(name, f"/a/{name}"))
 
 
 @dataclass

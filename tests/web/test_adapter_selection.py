@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.engine.scripted import ScriptedEngine
-from tests.web.test_adapter_routes import call, lora, register
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from tests.web.conftest import call, register
 
-__all__ = ["lora"]
 IDENTIFIER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 
@@ -29,8 +28,7 @@ async def test_selection_precedence(
     lora: TestClient, engine: ScriptedEngine, options: dict[str, Any], expected: str | None
 ) -> None:
     """Header before query before payload; nothing named means the base model."""
-    for name in "abc":
-        await register(lora, name)
+    await register(lora, *"abc")
     payload = {"inputs": "x", **options.pop("json", {})}
     assert (await call(lora, "POST", "/invocations", json=payload, **options))[0] == 200
     used = engine.jobs[-1].adapter
@@ -41,8 +39,7 @@ async def test_openai_selection_falls_back_to_model(
     lora: TestClient, engine: ScriptedEngine
 ) -> None:
     """`model` names an adapter where nothing else does; the call carries the very load."""
-    for name in "ab":
-        await register(lora, name)
+    await register(lora, *"ab")
     for extra, expected in (({}, "a"), ({"adapters": "b"}, "b")):
         body = {"model": "a", "prompt": "x", **extra}
         assert (await call(lora, "POST", "/v1/completions", json=body))[0] == 200

@@ -189,16 +189,10 @@ async def test_admission_not_ready_is_503(
     assert kind in body
 
 
-@pytest.mark.parametrize("path", ["/models", "/metrics", "/server/metrics"])
+@pytest.mark.parametrize("path", ["/metrics", "/server/metrics"])
 async def test_admission_not_ready_still_describes(serve: ServeScripted, path: str) -> None:
     """Before it is ready the server answers what needs no engine."""
     assert (await (await serve(is_ready=False)).get(path)).status == 200
-
-
-async def test_admission_not_ready_adapters_are_503(serve: ServeScripted) -> None:
-    """Adapter calls wait for the engine too."""
-    response = await (await serve(is_ready=False)).get("/adapters")
-    assert (response.status, response.headers["Retry-After"]) == (503, "5")
 
 
 async def test_admission_draining_lets_running_stream_end(

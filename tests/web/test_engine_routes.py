@@ -7,19 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pytest
-from aiohttp import FormData
+from aiohttp import FormData, WSServerHandshakeError
+from multidict import CIMultiDict
 
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import Dialect, EngineDeadError, Fault
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, RouteKind, ServingProfile
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import Routes
 from tests.conftest import ServeScripted
-from tests.web.conftest import lifecycle_of, queue_of
+from tests.support.scripted_application import by_name
+from tests.web.conftest import lifecycle_of, queue_of, register
 
 POST: Final = frozenset({"POST"})
 MESSAGES: Final = HttpRoute("/v1/messages", POST, RouteKind.INFERENCE, Dialect.ANTHROPIC)
 COMPLETIONS: Final = HttpRoute("/v1/completions", POST, RouteKind.INFERENCE, Dialect.OPENAI)
+COHERE: Final = HttpRoute("/cohere/v2/chat", POST, RouteKind.INFERENCE, Dialect.COHERE)
+RESPONSES: Final = HttpRoute("/v1/responses", POST, RouteKind.INFERENCE, Dialect.OPENAI)
 BATCH: Final = HttpRoute("/v1/batch", POST, RouteKind.INFERENCE, Dialect.OPENAI)
 VERSION: Final = HttpRoute(
     "/version", frozenset({"GET"}), RouteKind.INFORMATION, Dialect.OPENAI
@@ -33,12 +37,14 @@ KEY: Final = {"x-api-key": "secret"}
 class Application:
     """An application with some routes that keeps its calls."""
 
-    routes: tuple[HttpRoute, ...] = (MESSAGES, BATCH, COMPLETIONS, VERSION, SLEEP, WAKE)
+    routes: tuple[HttpRoute, ...] = (
+        MESSAGES, COHERE, RESPONSES, BATCH, COMPLETIONS, VERSION, SLEEP, WAKE,
+    )  # fmt: skip
     calls: list[HttpCall] = field(default_factory=list)
     dies_after: int | None = None  # so many chunks of a stream
     content_type: str = "text/event-stream"
     closed: int = 0
-    has_user_middleware: bool = False
+    sees_every_request: bool = False
 
     paths: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -57,7 +63,7 @@ class Application:
         route = self.find(call.method, call.path)
         if route is not None and call.method not in route.methods:
             return OpenAIReply(405, b"{}", headers={"allow": ", ".join(route.methods)})
-        headers = {"x-of-vllm": "1"}
+        headers = CIMultiDict([("x-of-vllm", "1"), ("set-cookie", "a=1"), ("set-cookie", "b=2")])
         if b'"stream"' in call.body:
             return OpenAIReply(
                 200, content_type=self.content_type, stream=self._chunks(), headers=headers
@@ -81,16 +87,22 @@ def application(engine: ScriptedEngine) -> Application:
     return engine.http
 
 
-async def test_body_goes_on_as_it_came(serve: ServeScripted, application: Application) -> None:
-    """Query, headers and the request's id too; status, body and headers come back."""
+async def test_body_is_forwarded_unchanged(serve: ServeScripted, application: Application) -> None:
+    """Query, headers and the request's id too; status, body and headers come back.
+
+    Headers that are there twice stay so, in their order: code of the user's may read them.
+    """
     client = await serve()
     body = b'{"a": NaN, "a": 1e999}'
-    response = await client.post("/v1/messages?beta=true", data=body, headers={"x-mine": "1"})
+    headers = [("x-mine", "1"), ("x-mine", "2")]
+    response = await client.post("/v1/messages?beta=true", data=body, headers=headers)
     assert (response.status, await response.read()) == (200, body)
     assert response.headers["x-of-vllm"] == "1"
+    assert response.headers.getall("Set-Cookie") == ["a=1", "b=2"]
     (call,) = application.calls
     assert (call.method, call.path, call.query_string) == ("POST", "/v1/messages", "beta=true")
-    assert (call.body, call.headers["x-mine"]) == (body, "1")
+    assert call.body == body
+    assert [value for name, value in call.headers if name == b"x-mine"] == [b"1", b"2"]
     assert call.request_id == response.headers["x-request-id"]
 
 
@@ -99,6 +111,18 @@ async def test_unknown_path_is_no_route(serve: ServeScripted, application: Appli
     client = await serve()
     assert (await client.post("/v1/nothing", data=b"{}")).status == 404
     assert application.calls == []
+
+
+async def test_websocket_is_refused_by_name(serve: ServeScripted, application: Application) -> None:
+    """Before the handshake, so that any client shows a status; it says what there is instead."""
+    client = await serve()
+    with pytest.raises(WSServerHandshakeError) as refused:
+        await client.ws_connect("/v1/realtime")
+    assert refused.value.status == 404
+    headers = {"Connection": "upgrade", "Upgrade": "websocket"}
+    answer = await client.get("/v1/realtime", headers=headers)
+    assert "/v1/audio/transcriptions" in (await answer.json())["error"]["message"]
+    assert "WebSocket" not in await (await client.get("/v1/realtime")).text()
 
 
 async def test_no_route_is_known_before_there_is_a_model(serve: ServeScripted) -> None:
@@ -183,7 +207,7 @@ async def test_id_in_the_body_stands_unless_one_is_in_the_header(
     (call,) = application.calls
     expected = response.headers["x-request-id"] if found is None else found
     assert call.request_id == expected
-    assert call.headers.get("X-Request-Id") == headers.get("X-Request-Id")
+    assert by_name(call).get("x-request-id") == headers.get("X-Request-Id")
 
 
 @pytest.mark.parametrize(("path", "shape"), [("/v1/messages", "type"), ("/v1/batch", "error")])
@@ -234,8 +258,7 @@ async def test_named_adapter_answers(
 ) -> None:
     """By `model` or by SageMaker's header; one that is not registered is never the base model."""
     client = await serve(ServingProfile(model_name="demo", enable_lora=True))
-    created = await client.post("/adapters?name=a1&src=/tmp/a1")
-    assert created.status == 200, await created.text()
+    await register(client, "a1")
     await client.post("/v1/messages", json={"model": "a1"})
     await client.post("/v1/messages", json={"model": "other"})
     header = {"x-amzn-sagemaker-adapter-identifier": "a1"}
@@ -252,8 +275,7 @@ async def test_adapter_that_a_form_names_answers(
 ) -> None:
     """Audio comes as a form: its `model` means an adapter as that of JSON does, in the limits."""
     client = await serve(ServingProfile(model_name="demo", enable_lora=True))
-    created = await client.post("/adapters?name=a1&src=/tmp/a1")
-    assert created.status == 200, await created.text()
+    await register(client, "a1")
     for model in ("a1", "lmi"):
         form = FormData({"model": model, "file": io.BytesIO(b"\x00sound")})
         assert (await client.post("/v1/batch", data=form)).status == 200
@@ -278,6 +300,8 @@ async def test_stream_is_given_on(serve: ServeScripted, application: Application
     [
         ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":'),
         ("/v1/batch", b'data: {"error":{"message":'),
+        ("/cohere/v2/chat", b'"finish_reason":"ERROR"}}\n\ndata: [DONE]\n\n'),
+        ("/v1/responses", b'event: error\ndata: {"type":"error","code":"server_error","message":'),
     ],
 )
 async def test_cut_stream_ends_in_its_dialect(
@@ -306,7 +330,7 @@ async def test_cut_stream_of_no_events_does_not_look_whole(
 async def test_route_that_acts_on_the_server_needs_a_key(
     serve: ServeScripted, application: Application
 ) -> None:
-    """Where there is none to send, it does not exist for anybody."""
+    """Where there is none to send, it does not exist at all."""
     client = await serve()
     response = await client.post("/sleep")
     assert (response.status, "LMI_API_KEY" in await response.text()) == (401, True)
@@ -345,13 +369,13 @@ async def test_engine_that_sleeps_refuses_by_name_until_it_is_woken(
     assert (await client.get("/ping")).status == 200
 
 
-@pytest.mark.parametrize("has_user_middleware", [False, True])
+@pytest.mark.parametrize("sees_every_request", [False, True])
 async def test_user_s_middleware_sees_completions_too(
-    serve: ServeScripted, application: Application, has_user_middleware: bool
+    serve: ServeScripted, application: Application, sees_every_request: bool
 ) -> None:
     """It is around the engine's application, so the lane of our own is not taken."""
-    application.has_user_middleware = has_user_middleware
+    application.sees_every_request = sees_every_request
     client = await serve()
     body = {"prompt": "x", "max_tokens": 1}
     assert (await client.post(COMPLETIONS.path, json=body)).status == 200
-    assert [call.path for call in application.calls] == [COMPLETIONS.path] * has_user_middleware
+    assert [call.path for call in application.calls] == [COMPLETIONS.path] * sees_every_request

@@ -4,8 +4,8 @@ import json
 import orjson
 import pytest
 
-from lmi_vllm.engine.scripted import Fail, Pause, ScriptedEngine
 from lmi_vllm.errors import Fault, LmiError, StatusTable
+from lmi_vllm.extras.scripted.engine import Fail, Pause, ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
 from tests.conftest import ServeScripted
@@ -151,7 +151,7 @@ async def test_errors_death_while_waiting_is_500(
 async def test_errors_unknown_fault_shows_nothing(
     serve: ServeScripted, engine: ScriptedEngine, stream: bool
 ) -> None:
-    """An exception nobody foresaw is a 500 whose text says nothing of it."""
+    """An unexpected exception is a 500 whose text says nothing of it."""
     engine.script = (Fail(RuntimeError("secret")),)  # type: ignore[arg-type]
     client = await serve()
     response = await client.post("/invocations", json={"inputs": "x", "stream": stream})

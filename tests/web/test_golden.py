@@ -1,10 +1,9 @@
 import pytest
 
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.golden.cases import Golden, load_golden
-from tests.golden.dialogues import Dialogue, load_dialogues
 
 
 @pytest.mark.parametrize("case", load_golden(), ids=lambda case: case.name)
@@ -24,9 +23,3 @@ async def answer_exactly(serve: ServeScripted, engine: ScriptedEngine, case: Gol
     assert (await response.read()).decode() == case.body.decode()
     assert (response.status, response.content_type) == (case.status, case.content_type)
     assert client.app[SERVICE].queue.in_flight == 0
-
-
-@pytest.mark.parametrize("dialogue", load_dialogues(), ids=lambda dialogue: dialogue.name)
-async def test_golden_dialogue_is_exact(serve: ServeScripted, dialogue: Dialogue) -> None:
-    """Model management answers with these bytes and headers."""
-    await dialogue.check(await serve(dialogue.profile))

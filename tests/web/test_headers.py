@@ -22,7 +22,7 @@ CALLS = {
     "inference": ("POST", "/invocations", {"inputs": "x"}),
     "stream": ("POST", "/invocations", STREAM),
     "openai": ("POST", "/v1/completions", {"prompt": "x"}),
-    "management": ("GET", "/models", None),
+    "management": ("GET", "/metrics", None),
     "client fault": ("POST", "/invocations", {}),
     "not found": ("GET", "/nothing", None),
 }
@@ -149,6 +149,63 @@ async def test_preflight_allows_the_headers_that_are_asked_for(
     assert response.headers["Access-Control-Max-Age"] == "600"
 
 
+INVITED = WebOptions(
+    cors_headers={
+        "Access-Control-Allow-Origin": "https://a.example, https://b.example",
+        "Access-Control-Allow-Methods": "POST",
+    }
+)
+
+
+@pytest.mark.parametrize("origin", ["https://a.example", "https://b.example"])
+async def test_matching_origin_is_the_only_one_named(serve: ServeScripted, origin: str) -> None:
+    """A browser refuses a header that names two."""
+    client = await serve(options=INVITED)
+    asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    for answer in (
+        await client.options("/invocations", headers=asks),
+        await client.post("/invocations", headers={"Origin": origin}, json={"inputs": "a"}),
+    ):
+        assert answer.status == 200
+        assert answer.headers.getall("Access-Control-Allow-Origin") == [origin]
+        assert answer.headers["Vary"] == "Origin"
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"), [("https://a.example", 200), ("https://c.example", 403)]
+)
+async def test_unlisted_origin_may_change_nothing(
+    serve: ServeScripted, origin: str, status: int
+) -> None:
+    """A browser sends a simple request without asking first."""
+    client = await serve(options=INVITED)
+    headers = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
+    answer = await client.post("/invocations", headers=headers, json={"inputs": "a"})
+    assert answer.status == status
+
+
+async def test_star_among_several_origins_is_every_origin(serve: ServeScripted) -> None:
+    """As vLLM reads such a list."""
+    origins = {"Access-Control-Allow-Origin": "*, https://a.example"}
+    client = await serve(options=WebOptions(cors_headers=origins))
+    answer = await client.get("/ping", headers={"Origin": "https://c.example"})
+    assert answer.headers["Access-Control-Allow-Origin"] == "*"
+
+
+async def test_unlisted_origin_gets_no_cors_headers(serve: ServeScripted) -> None:
+    """Neither is a client that is no browser; caches keep the two answers apart."""
+    client = await serve(options=INVITED)
+    strange = {"Origin": "https://c.example"}
+    asks = {**strange, "Access-Control-Request-Method": "POST"}
+    for answer in (
+        await client.options("/invocations", headers=asks),
+        await client.post("/invocations", headers=strange, json={"inputs": "a"}),
+        await client.get("/ping"),
+    ):
+        assert not [name for name in answer.headers if name.startswith("Access-Control")]
+        assert answer.headers["Vary"] == "Origin"
+
+
 async def test_headers_no_cross_origin_unasked(serve: ServeScripted) -> None:
     """Without configuration no origin is allowed."""
     headers = (await (await serve()).get("/ping")).headers
@@ -212,7 +269,11 @@ async def test_headers_api_key_is_demanded_on_every_route(serve: ServeScripted) 
 
 
 BODIES = {
-    "server": ("/models", False, b'{\n  "code": 401,\n  "type": "UnauthorizedException",\n'),
+    "server": (
+        "/server/logging",
+        False,
+        b'{\n  "code": 401,\n  "type": "UnauthorizedException",\n',
+    ),
     "lmi": ("/invocations", False, b'{\n  "code": 401,\n  "type": "UnauthorizedException",\n'),
     "tgi": ("/invocations", True, b'{\n  "code": 401,\n  "type": "UnauthorizedException",\n'),
     "openai": ("/v1/completions", False, b'{"error":{"message":"A valid API key is required: '),
@@ -258,7 +319,7 @@ async def check_wrong_method(client: TestClient, path: str, method: str, allow: 
     assert response.headers["Allow"] == allow
 
 
-async def test_every_route_s_allow_is_true(serve: ServeScripted) -> None:
+async def test_allow_header_matches_every_route(serve: ServeScripted) -> None:
     """No 405 without Allow, and no method in it is itself answered with 405."""
     client = await serve(ServingProfile(model_name="demo", tgi_compat=True, enable_lora=True))
     paths = {route.resource.canonical.format(**PLACES) for route in client.app.router.routes()}
@@ -280,6 +341,8 @@ async def check_allow(client: TestClient, path: str) -> None:
     [
         ("/invocations", '"type": "ExpectationFailedException"'),
         ("/v1/completions", '"type":"BadRequestError"'),
+        ("/:models/lmi/invoke", '"type": "ExpectationFailedException"'),  # there is none such
+        ("/metrics", '"type": "ExpectationFailedException"'),  # which is only read
     ],
 )
 async def test_unknown_expectation_is_417_in_the_route_s_shape(
@@ -287,11 +350,13 @@ async def test_unknown_expectation_is_417_in_the_route_s_shape(
 ) -> None:
     """Expect may only ask for 100-continue; the refusal has an id like every other."""
     client = await serve()
-    response = await client.post(path, json={"inputs": "x"}, headers={"Expect": "200-maybe"})
-    assert response.status == 417
-    assert response.content_type == "application/json"
-    assert response.headers["x-request-id"]
-    assert body in await response.text()
+    for expectation in ("200-maybe", "\udcff\udcfe-continue"):  # which is not UTF-8
+        headers = {"Expect": expectation}
+        response = await client.post(path, json={"inputs": "x"}, headers=headers)
+        assert response.status == 417
+        assert response.content_type == "application/json"
+        assert response.headers["x-request-id"]
+        assert body in await response.text()
 
 
 async def test_expectation_of_continue_is_met_before_the_body(serve: ServeScripted) -> None:
@@ -323,7 +388,7 @@ async def test_preflight_needs_no_key(serve: ServeScripted) -> None:
     cors = {"Access-Control-Allow-Origin": "https://a.example"}
     client = await serve(options=WebOptions(cors_headers=cors, api_keys=("k",)))
     asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
-    for path in ("/invocations", "/adapters", "/v1/completions"):
+    for path in ("/invocations", "/metrics", "/v1/completions"):
         answer = await client.options(path, headers=asks)
         assert answer.status == 200
         assert answer.headers["Access-Control-Allow-Origin"] == "https://a.example"

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import StatusTable
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
 from lmi_vllm.inference.lmi_lane import LmiRequest
 from lmi_vllm.messages import InferenceCall, Reply, ServingProfile
 from tests.conftest import ServeScripted
+from tests.web.conftest import register
 
 
 @dataclass
@@ -73,14 +74,13 @@ async def test_handler_answers_first(serve: ServeScripted) -> None:
     assert "generated_text" in await (await client.post("/invocations", json=body)).json()
 
 
-async def test_input_hook_reads_what_the_server_cannot_but_chooses_no_adapter(
+async def test_input_hook_reads_any_body_but_chooses_no_adapter(
     serve: ServeScripted, engine: ScriptedEngine
 ) -> None:
     """Selection comes first: another tenant's adapter is out of the hook's reach."""
     code = Code(Hooks(input=Say({"adapters": "b", "model": "b"})), {"a": NO_HOOKS, "b": NO_HOOKS})
     client = await serve(ServingProfile(model_name="demo", enable_lora=True), code=code)
-    for name in ("a", "b"):
-        await client.post(f"/adapters?name={name}&src=/{name}")
+    await register(client, "a", "b")
     headers = {"Content-Type": "audio/wav"}
     assert (await client.post("/invocations", data=b"x", headers=headers)).status == 200
     body = {"inputs": "x", "adapters": "a"}
@@ -94,8 +94,7 @@ async def test_prompts_of_a_list_are_answered_by_the_hooks_of_their_adapters(
     """What is no JSON is text in the list; results stay in order."""
     code = Code(adapters={"a": Hooks(output=Say(answer=b"plain\n")), "b": NO_HOOKS})
     client = await serve(ServingProfile(model_name="demo", enable_lora=True), code=code)
-    for name in ("a", "b"):
-        await client.post(f"/adapters?name={name}&src=/{name}")
+    await register(client, "a", "b")
     body = {"inputs": ["x", "y"], "adapters": ["b", "a"]}
     first, second = await (await client.post("/invocations", json=body)).json()
     assert first["generated_text"].startswith(" x")

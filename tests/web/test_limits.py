@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.inference.request.body import MOST_VALUES
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.inference.request.body import MAX_BODY_VALUES
 from lmi_vllm.messages import RequestLimits, ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import queue_of
@@ -79,13 +79,13 @@ async def test_a_body_of_too_many_values_is_not_read(
 ) -> None:
     """Millions of token ids would be objects, one by one, before anything could refuse them."""
     client = await serve(limit=3)
-    body = io.BytesIO(b'{"prompt": [' + b"5," * (MOST_VALUES + 1) + b"5]}")
+    body = io.BytesIO(b'{"prompt": [' + b"5," * (MAX_BODY_VALUES + 1) + b"5]}")
     response = await client.post(path, data=body, headers=JSON)
     assert response.status in (400, 424)
-    assert f"the body has more than {MOST_VALUES} values" in await response.text()
+    assert f"the body has more than {MAX_BODY_VALUES} values" in await response.text()
     assert not engine.calls
     assert queue_of(client).in_flight == 0
-    text = io.BytesIO(b'{"inputs": "' + b"a" * (2 * MOST_VALUES) + b'"}')
+    text = io.BytesIO(b'{"inputs": "' + b"a" * (2 * MAX_BODY_VALUES) + b'"}')
     assert (await client.post("/invocations", data=text, headers=JSON)).status == 200
 
 

@@ -9,8 +9,8 @@ from aiohttp.test_utils import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
+from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
@@ -76,12 +76,12 @@ async def test_names_that_clients_choose_become_no_label(serve: ServeScripted) -
     for number in range(5):
         await client.get(f"/no-such-{number}")
         await client.request(f"METHOD{number}", "/ping")
-        await client.post("/invocations", json={"inputs": "x", "adapters": f"stranger-{number}"})
+        await client.post("/invocations", json={"inputs": "x", "adapters": f"invented-{number}"})
     more = await grown(client, before)
     other = {"route": "other", "dialect": "server", "adapter": "base", "status": "404"}
     assert more[key("lmi_requests_total", **other)] == 5
     text = str(list(more))
-    assert not re.search("no-such|stranger|METHOD", text)
+    assert not re.search("no-such|invented|METHOD", text)
 
 
 async def test_an_adapter_is_named_and_counted(serve: ServeScripted) -> None:
@@ -110,9 +110,7 @@ async def test_a_stream_that_breaks_is_an_error_although_its_status_was_200(
 
 
 @pytest.mark.parametrize("engine", [GatedEngine()], ids=["gated"])
-async def test_a_client_that_goes_away_is_counted(
-    serve: ServeScripted, engine: GatedEngine
-) -> None:
+async def test_client_disconnect_is_counted(serve: ServeScripted, engine: GatedEngine) -> None:
     """As 499, and as a disconnect."""
     engine.script = [A, A, B]
     client = await serve()
@@ -130,7 +128,7 @@ async def test_a_client_that_goes_away_is_counted(
 async def test_the_queue_and_the_state_are_those_of_now(
     serve: ServeScripted, engine: ScriptedEngine
 ) -> None:
-    """Depth, limit and state are read when somebody asks."""
+    """Depth, limit and state are read at each scrape."""
     engine.seconds_per_token = 30
     client = await serve(limit=7)
     running = asyncio.create_task(client.post("/invocations", json={"inputs": "x"}))
@@ -159,11 +157,11 @@ async def test_the_line_of_a_request_shows_no_query_value_that_could_be_a_secret
     client = await serve()
     with caplog.at_level(logging.INFO):
         await client.get("/ping?api_key=SENTINEL&x=%0ASENTINEL&%53ENT=1&model_name=demo")
-        await client.post("/adapters?name=a&src=s3://u:SENTINEL@b/?X-Amz-Signature=SENTINEL")
+        await client.post("/ping?name=a&src=s3://u:SENTINEL@b/?X-Amz-Signature=SENTINEL")
     lines = [line.getMessage() for line in caplog.records if line.name == "lmi_vllm.requests"]
     assert [re.search('"(.*?)"', line)[1] for line in lines] == [  # type: ignore[index]
         "GET /ping?api_key=***&x=***&SENT=***&model_name=demo HTTP/1.1",
-        "POST /adapters?name=a&src=*** HTTP/1.1",
+        "POST /ping?name=a&src=*** HTTP/1.1",
     ]
     ours = [vars(line) for line in caplog.records if line.name != "aiohttp.access"]  # test's own
     assert "SENTINEL" not in str(ours)
@@ -172,7 +170,7 @@ async def test_the_line_of_a_request_shows_no_query_value_that_could_be_a_secret
 async def test_the_line_of_a_request_has_its_figures_as_fields(
     serve: ServeScripted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For whoever reads JSON."""
+    """For readers of JSON."""
     client = await serve()
     with caplog.at_level(logging.INFO):
         body = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import RequestError
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.pooling import vectors_reply
 from lmi_vllm.messages import OpenAIReply, ServingProfile
 from tests.conftest import ServeScripted

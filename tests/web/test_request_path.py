@@ -5,14 +5,14 @@ from pathlib import Path
 from types import FrameType
 
 import lmi_vllm
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
-from tests.web.conftest import A, B
+from tests.web.conftest import A, B, register
 
 PACKAGE = Path(lmi_vllm.__file__).parent
 EXTRAS = PACKAGE / "extras"  # which look on, and are not needed to follow it
-MOST_FILES = 20
+MAX_FILES = 20
 
 
 async def test_streamed_request_passes_few_files(
@@ -21,7 +21,7 @@ async def test_streamed_request_passes_few_files(
     """From its headers to the line in the log, with an adapter: engine and observers included."""
     engine.script = (A, B)
     client = await serve(ServingProfile(model_name="demo", enable_lora=True))
-    await client.post("/adapters", json={"name": "fr", "src": "/fr"})
+    await register(client, "fr")
     files, calls = set(), []
 
     def profile(frame: FrameType, event: str, _: object) -> None:
@@ -39,4 +39,4 @@ async def test_streamed_request_passes_few_files(
     assert answer.count(b"\n") == 2
     assert calls.count("AdapterRegistry.hold") == 2  # begun and ended: taken once
     assert {"web/inference_routes.py", "inference/pipeline.py"} <= files
-    assert len(files) <= MOST_FILES, sorted(files)
+    assert len(files) <= MAX_FILES, sorted(files)

@@ -10,9 +10,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from lmi_vllm.messages import Reply
-from lmi_vllm.web.connection import UNWRITTEN_BYTES, RowWriter, WriteTurn
+from lmi_vllm.web.connection import FLUSH_BYTES, RowWriter, WriteBatch
 from lmi_vllm.web.inference_routes import send
-from lmi_vllm.web.request import WRITE_TURN
+from lmi_vllm.web.request import WRITE_BATCH
 
 Serve = Callable[..., Awaitable[TestServer]]
 
@@ -50,7 +50,7 @@ class Wire:
 async def started(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> TestServer:
     """Return a server with one handler."""
     app = web.Application()
-    app[WRITE_TURN] = WriteTurn()
+    app[WRITE_BATCH] = WriteBatch()
     app.router.add_route("*", "/", handler)
     server = TestServer(app)
     await server.start_server()
@@ -112,7 +112,7 @@ async def test_rows_of_one_turn_are_one_write() -> None:
         response = web.StreamResponse()
         await response.prepare(request)
         counting = wire.watch(request)
-        writer = RowWriter(request, request.app[WRITE_TURN])
+        writer = RowWriter(request, request.app[WRITE_BATCH])
         for row in (b"a", b"bb", b"ccc"):
             writer.write(row)
         assert counting.writes == []
@@ -198,8 +198,8 @@ async def test_rows_that_never_pause_are_written_all_the_same() -> None:
         response = web.StreamResponse()
         await response.prepare(request)
         counting = wire.watch(request)
-        writer = RowWriter(request, request.app[WRITE_TURN])
-        writer.write(b"x" * UNWRITTEN_BYTES)
+        writer = RowWriter(request, request.app[WRITE_BATCH])
+        writer.write(b"x" * FLUSH_BYTES)
         assert len(counting.writes) == 1
         return response
 
@@ -213,7 +213,7 @@ async def test_rows_that_never_pause_are_written_all_the_same() -> None:
 
 async def test_streams_write_back_to_back() -> None:
     """Streams with a row in the same turn write only when all of them have spoken."""
-    turn, log = WriteTurn(), []
+    turn, log = WriteBatch(), []
 
     class Speaker(RowWriter):
         def __init__(self, name: str) -> None:
@@ -229,14 +229,14 @@ async def test_streams_write_back_to_back() -> None:
     assert log == ["a has spoken", "b has spoken", "a writes", "b writes"]
 
 
-async def test_rows_for_a_client_that_is_gone_raise() -> None:
+async def test_write_after_a_disconnect_raises() -> None:
     """The handler of a lost connection ends, as with aiohttp's own write."""
     ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        writer = RowWriter(request, request.app[WRITE_TURN])
+        writer = RowWriter(request, request.app[WRITE_BATCH])
         writer.write(b"late")  # dropped, not an error of the event loop
         assert request.transport is not None
         request.transport.abort()

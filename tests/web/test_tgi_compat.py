@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import AdapterRef, GenerationJob, ServingProfile
 from tests.conftest import ServeScripted
+from tests.web.conftest import register
 
 TGI = ServingProfile(model_name="demo", tgi_compat=True, enable_lora=True)
 # Payload and headers -> the adapter that answers: adapter_id is below `adapters`.
@@ -38,8 +39,7 @@ async def check_adapter(
     name: str | None,
 ) -> None:
     """Ask at `path`; the adapter `name` answers."""
-    for known in ("a", "b"):
-        await client.post("/adapters", params={"name": known, "src": f"/{known}"})
+    await register(client, "a", "b")
     response = await client.post(path, json={"inputs": "x", **payload}, headers=headers)
     assert response.status == 200
     adapter: AdapterRef | None = engine.jobs[-1].adapter

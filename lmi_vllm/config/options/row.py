@@ -183,6 +183,11 @@ def warns(text: str, quiet_for: tuple[object, ...] = ()) -> Effect:
     return Effect(EffectWord.WARNS, (), text, quiet_for=quiet_for)
 
 
+def warned_later(text: str) -> Effect:
+    """Accepted without effect; a rule of translate/rules.py decides whether that is warned of."""
+    return Effect(EffectWord.WARNS, (), text, is_computed=True)
+
+
 def refuses(text: str, quiet_for: tuple[object, ...] = ()) -> Effect:
     """Start-up fails; `text` says what to use instead."""
     return Effect(EffectWord.REFUSES, (), text, quiet_for=quiet_for)

@@ -14,7 +14,7 @@ from lmi_vllm.config.options.row import (
     option,
     ours,
     status,
-    warns,
+    warned_later,
     workers,
 )
 from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, Fault
@@ -37,9 +37,9 @@ class ServerKeys(Section):
     job_queue_size: int = option(parse.positive_int, ours(), default=1000, written=EVERYWHERE,
         values="number >= 1", note="Requests in flight; one more gets the throttle code.")
     batch_size: str | None = option(parse.any_text,
-        warns("continuous batching is always on", quiet_for=("1",)), written=EVERYWHERE)
+        warned_later("continuous batching is always on"), written=EVERYWHERE)
     max_dynamic_batch_size: str | None = option(parse.any_text,
-        warns("continuous batching is always on", quiet_for=("1",)), written=(FILE,))
+        warned_later("continuous batching is always on"), written=(FILE,))
     max_batch_delay: str | None = option(parse.any_text,
         no_effect("requests never wait for a batch"), aliases=("option.max_batch_delay",),
         written=EVERYWHERE)

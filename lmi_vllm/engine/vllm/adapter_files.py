@@ -1,68 +1,91 @@
-"""The private copy of an adapter, made one that the engine may read."""
+"""The private copy of an adapter, converted to what the engine can safely read."""
 
 import json
-import shutil
+import os
+import stat
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.adapter_config import engine_config, module_of, read_config, resolve_scales
-from lmi_vllm.checks.adapter_weights import any_base, check_values
+from lmi_vllm.checks.adapter_weights import Limit, check_values
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.extension import extras
 
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _PICKLES: Final = ("adapter_model.bin", "adapter_model.pt")
+_CHUNK_BYTES: Final = 1 << 20
 
 
-def copy_adapter(source: Path, target: Path) -> None:
-    """Copy what the engine reads of an adapter folder, and make the copy one that it may read.
+def copy_adapter(source: Path, target: Path, limit: Limit, most_bytes: int) -> None:
+    """Copy the files of an adapter that the engine reads, and make the copy safe to read.
 
     The copy is what is checked: the source may have changed since it was registered. In it, module
     names stand where the source has regular expressions, and safetensors where it has a pickle.
     Whatever else is in the folder, as many and as large files as may be, stays where it is.
+    `limit` is how large what the adapter adds to a module may be, `most_bytes` all its files.
 
     Raises:
         NotADirectoryError: there is no such folder.
         OSError: a file cannot be copied.
-        AdapterRefusedError: it would harm other requests, or is none.
+        AdapterRefusedError: it would harm other requests, or is not an adapter.
     """
     if not source.is_dir():
         raise NotADirectoryError(str(source))
     target.mkdir(parents=True, exist_ok=True)
     for name in (_CONFIG, _WEIGHTS, *_PICKLES):
         if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+            most_bytes -= _copy_file(source / name, target / name, most_bytes)
     try:
-        _make_harmless(target, str(source))
+        _make_harmless(target, str(source), limit)
     except (DamagedFileError, ValueError, RecursionError) as error:
         raise AdapterRefusedError(f"{source} is damaged: {error}") from error
 
 
-def _make_harmless(copy: Path, shown: str) -> None:
+def _copy_file(source: Path, target: Path, most_bytes: int) -> int:
+    """Copy a file that another may replace or lengthen meanwhile; return its size."""
+    size = 0
+    with open(source, "rb", opener=_open_at_once) as file, target.open("wb") as copy:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise AdapterRefusedError(f"{source} is no regular file")
+        while chunk := file.read(_CHUNK_BYTES):
+            size += len(chunk)
+            if size > most_bytes:
+                raise AdapterRefusedError(
+                    f"{source.parent} is larger than LMI_ADAPTER_MAX_SIZE allows"
+                )
+            copy.write(chunk)
+    return size
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for who writes to a named pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _make_harmless(copy: Path, shown: str, limit: Limit) -> None:
     for name in _PICKLES:
         if (copy / name).is_file():
-            _without_pickle(copy, name, shown)
+            _without_pickle(copy / name, copy / _WEIGHTS, f"{shown}: {name}")
     config = read_config(copy / _CONFIG, shown)
     tensors = read_tensors(copy / _WEIGHTS)
     modules = {module_of(name)[0] for name in tensors}
     scales = resolve_scales(config, modules, shown)
-    check_values(copy / _WEIGHTS, tensors, scales, shown, any_base)
+    check_values(copy / _WEIGHTS, tensors, scales, shown, limit)
     (copy / _CONFIG).write_text(json.dumps(engine_config(config, scales, modules, shown)))
 
 
-def _without_pickle(copy: Path, name: str, shown: str) -> None:
+def _without_pickle(pickle: Path, weights: Path, shown: str) -> None:
     """Turn a pickle of tensors into safetensors, unless those are there: vLLM prefers them."""
-    import torch  # noqa: PLC0415 (only where a pickle comes)
-    from safetensors.torch import save_file  # noqa: PLC0415
-
-    pickle = copy / name
-    if not (copy / _WEIGHTS).is_file():
-        try:
-            tensors = torch.load(pickle, map_location="cpu", weights_only=True)
-            # Tensors may share memory in a pickle, not in safetensors.
-            own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-            save_file(own, copy / _WEIGHTS)
-        except Exception as error:  # a stranger's pickle
-            raise AdapterRefusedError(f"{shown}: {name} cannot be read: {error}") from error
+    if not weights.is_file():
+        found = (extra.pickled_weights for extra in extras().values())
+        convert = next(filter(None, found), None)
+        if convert is None:
+            raise AdapterRefusedError(
+                f"{shown} is a pickle, which needs the extra pickled_adapters, and that is not "
+                "installed: save the adapter as safetensors"
+            )
+        if reason := convert.load()(pickle, weights):
+            raise AdapterRefusedError(f"{shown} {reason}")
     pickle.unlink()

@@ -1,4 +1,4 @@
-"""The adapters of an engine, so that no request and no adapter can kill or mix it up.
+"""The adapters of an engine, guarded so that none can crash it or answer for another.
 
 What vLLM does wrong with adapters (seen with 0.32, DECISIONS.md 9), and what is done about it:
 
@@ -28,6 +28,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
 
+from lmi_vllm.checks.adapter_weights import Limit, any_base
 from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
@@ -51,7 +52,7 @@ _CAPACITY_MARKS: Final = (
 
 
 class UsableAdapters(Protocol):
-    """What request handling asks of adapters."""
+    """The adapter calls that request handling needs."""
 
     @property
     def base(self) -> LoadedAdapter | None:
@@ -75,18 +76,28 @@ class UsableAdapters(Protocol):
         ...
 
     async def release(self, adapter: LoadedAdapter) -> None:
-        """Clean up after a request on an adapter that may have been removed meanwhile."""
+        """Clean up after a request whose adapter may have been removed meanwhile."""
         ...
 
 
 class EngineAdapters:
-    """The adapters of the engine that this process started; `folder` holds the private copies."""
+    """The adapters of the engine that this process started; `folder` holds the private copies.
+
+    `limit` says how large what an adapter adds to a module may be, `most_bytes` its files.
+    """
 
     def __init__(
-        self, calls: EngineCalls, slots: int = 0, folder: PrivateFolder | None = None
+        self,
+        calls: EngineCalls,
+        slots: int = 0,
+        folder: PrivateFolder | None = None,
+        limit: Limit = any_base,
+        most_bytes: int = 0,
     ) -> None:
         self.base: LoadedAdapter | None = None
         self.folder = folder
+        self._limit = limit
+        self._most_bytes = most_bytes
         self._calls = calls
         self._slots = AdapterSlots(slots)
         self._loaded: dict[int, LoadedAdapter] = {}
@@ -216,7 +227,8 @@ class EngineAdapters:
 
     async def _load_copy(self, adapter: AdapterRef, private: Path) -> None:
         try:
-            await asyncio.to_thread(copy_adapter, Path(adapter.path), private)
+            source, most = Path(adapter.path), self._most_bytes
+            await asyncio.to_thread(copy_adapter, source, private, self._limit, most)
         except AdapterRefusedError:
             shutil.rmtree(private, ignore_errors=True)
             raise

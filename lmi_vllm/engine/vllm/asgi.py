@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Self
 
+from multidict import CIMultiDict
+
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.messages import HttpCall, OpenAIReply
@@ -14,9 +16,13 @@ logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Application = Callable[..., Awaitable[None]]
-GONE_SECONDS: Final = 5.0  # a handler gets to notice that its client has gone
+DISCONNECT_SECONDS: Final = 5.0  # that a handler gets to notice a disconnect
 _NOT_GIVEN_ON: Final = (b"content-length", b"transfer-encoding", b"connection", b"date", b"server")
-_NOT_HANDED_IN: Final = ("content-length", "transfer-encoding", "connection", "host")
+# Bodies have been unpacked.
+_NOT_HANDED_IN: Final = frozenset(
+    {b"content-length", b"content-encoding", b"transfer-encoding", b"connection", b"host"}
+)
+_REQUEST_ID: Final = b"x-request-id"
 
 
 class Exchange(AsyncIterator[bytes]):
@@ -30,15 +36,17 @@ class Exchange(AsyncIterator[bytes]):
         app: Application,
         call: HttpCall,
         body: bytes,
-        ours: Callable[[BaseException], LmiError],
+        to_error: Callable[[BaseException], LmiError],
         direct: DirectEvents | None = None,
+        renamed: tuple[bytes, bytes] | None = None,
     ) -> None:
-        self._ours = ours  # says what an error that ends a stream is here
+        self._renamed = renamed  # internal names, and what clients see instead
+        self._to_error = to_error  # translates an error that ends a stream
         self._body: bytes | None = body
         self._direct = direct
         self._has_gone = asyncio.Event()
         self._start: Message | None = None
-        self._message: Message | None = None  # the one that is to be taken next
+        self._message: Message | None = None  # the next message
         # Bare futures, which one waits for at a time: half of what an asyncio.Queue costs.
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -69,6 +77,8 @@ class Exchange(AsyncIterator[bytes]):
         if self._start is None:
             self._start = message
             return
+        if self._renamed is not None and (body := message.get("body")):
+            message = {**message, "body": bytes(body).replace(*self._renamed)}
         if self._goes_past(message):
             return
         while self._message is not None and not self._is_closed:
@@ -81,7 +91,7 @@ class Exchange(AsyncIterator[bytes]):
             _wake(self._reader)  # the whole answer waits for the end of the handler in any case
 
     def _goes_past(self, message: Message) -> bool:
-        """Whether a chunk went to the client by itself, past the reader that waits for it."""
+        """Whether a chunk was written directly, past the reader that waits for it."""
         direct = self._direct
         if direct is None or self._message is not None or not message.get("more_body"):
             return False
@@ -96,17 +106,22 @@ class Exchange(AsyncIterator[bytes]):
         body, start = await self._next(), self._start
         if start is None or start["type"] != "http.response.start":
             raise EngineFailureError("vLLM's application gave no answer") from self._error
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
+        headers = CIMultiDict(
+            (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in start.get("headers", ())
             if name.lower() not in _NOT_GIVEN_ON
-        }
+        )
         status, content_type = int(start["status"]), headers.pop("content-type", "")
+        content = b"" if body is None else bytes(body.get("body", b""))
+        while body is not None and body.get("more_body") and _has_length(start):
+            body = await self._next()
+            content += b"" if body is None else bytes(body.get("body", b""))
+        if body is None and self._error is not None:
+            raise EngineFailureError("vLLM's application gave no whole answer") from self._error
         if body is None or not body.get("more_body"):
-            content = b"" if body is None else bytes(body.get("body", b""))
             await self._task  # what it does after the answer is part of it
             return OpenAIReply(status, content, content_type, headers=headers)
-        self._is_stream, self._first = True, bytes(body.get("body", b""))
+        self._is_stream, self._first = True, content
         return OpenAIReply(status, content_type=content_type, stream=self, headers=headers)
 
     def __aiter__(self) -> Self:
@@ -124,7 +139,7 @@ class Exchange(AsyncIterator[bytes]):
             if chunk := message.get("body"):
                 return bytes(chunk)
         if self._error is not None:
-            raise self._ours(self._error) from self._error
+            raise self._to_error(self._error) from self._error
         raise StopAsyncIteration
 
     async def _next(self) -> Message | None:
@@ -140,7 +155,7 @@ class Exchange(AsyncIterator[bytes]):
         return message
 
     async def aclose(self) -> None:
-        """Tell the handler that its client has gone, which aborts what it has in the engine."""
+        """Signal a disconnect to the handler, which aborts its requests in the engine."""
         self._is_closed = True
         # A handler that is cancelled while it sends leaves its generator, and so its request in the
         # engine, to the garbage collector: let it come back to where it waits for the next token.
@@ -148,10 +163,15 @@ class Exchange(AsyncIterator[bytes]):
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         self._has_gone.set()
-        await asyncio.wait([self._task], timeout=GONE_SECONDS)
+        await asyncio.wait([self._task], timeout=DISCONNECT_SECONDS)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+
+
+def _has_length(start: Message) -> bool:
+    """Whether an answer is whole, though a middleware hands it on in parts."""
+    return any(name.lower() == b"content-length" for name, _ in start.get("headers", ()))
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:
@@ -160,14 +180,12 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _scope(call: HttpCall, length: int) -> Message:
-    headers = {
-        name.lower(): value
-        for name, value in call.headers.items()
-        if name.lower() not in _NOT_HANDED_IN
-    }
-    headers["content-length"] = str(length)
+    headers = [(name.lower(), value) for name, value in call.headers]
+    headers = [pair for pair in headers if pair[0] not in _NOT_HANDED_IN]
+    headers.append((b"content-length", b"%d" % length))
     if call.request_id:
-        headers["x-request-id"] = call.request_id
+        headers = [pair for pair in headers if pair[0] != _REQUEST_ID]
+        headers.append((_REQUEST_ID, call.request_id.encode("latin-1", "replace")))
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -178,7 +196,7 @@ def _scope(call: HttpCall, length: int) -> Message:
         "raw_path": call.path.encode("utf-8", "surrogateescape"),
         "query_string": call.query_string.encode("utf-8", "surrogateescape"),
         "root_path": "",
-        "headers": raw_headers(headers),
+        "headers": headers,
         "client": None,
         "server": None,
         "state": {},
@@ -186,7 +204,7 @@ def _scope(call: HttpCall, length: int) -> Message:
 
 
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers as ASGI has them."""
+    """Return headers, by lower-case name, as ASGI has them."""
     return [
         (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
         for name, value in headers.items()

@@ -5,7 +5,7 @@ What each guard is for is said at the head of `adapters` and of the modules in `
 vLLM's engine core serves as many clients as it is given addresses; its own `--api-server-count`
 works so. The first client, which starts the engine, is a `GuardedAsyncLLM` and keeps what all of
 them share: which adapters are loaded, and which may be in the engine together. The others
-(`ClientAsyncLLM`) ask it, so that one table decides for all.
+(of the extra front_ends) ask it, so that one table decides for all.
 """
 
 import asyncio
@@ -16,17 +16,19 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.checks.base_model import describe_base
+from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
-from lmi_vllm.engine.vllm.lane import TokenLane
+from lmi_vllm.engine.vllm.outputs import EngineOutputs
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, has_name, replace
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
+from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import EngineStartError, LmiError
 from lmi_vllm.messages import EngineSlot
@@ -40,14 +42,15 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     """AsyncLLM whose `generate` and `encode` let through nothing that could harm the engine."""
 
     adapters: UsableAdapters
-    output_processor: TokenLane
+    output_processor: EngineOutputs
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.output_processor = TokenLane.of(self.output_processor)
-        self.calls = EngineCalls(self, _request_for)
+        self.output_processor = EngineOutputs.of(self.output_processor)
+        self.calls = EngineCalls(self)
         self.adapters = EngineAdapters(self.calls)
         self.grammars: GrammarGuard | None = None
+        self._sockets: PrivateFolder | None = None  # of the engine's processes
         self.has_prompt_logprobs = True
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -58,7 +61,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if not _is_finalizing():
             super().__del__()
 
-    async def guard(self, *, is_cpu: bool) -> EngineAdapters:
+    async def guard(self, adapter_bytes: int, *, is_cpu: bool) -> EngineAdapters:
         """Prepare for requests; on CPU with LoRA and a foreign worker, load the all-zero adapter.
 
         Raises:
@@ -72,9 +75,12 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         folder = await asyncio.to_thread(new_private_folder, "lmi-vllm-adapters-")
         needs_zero_adapter = is_cpu and not self._has_our_worker
         slots = config.max_loras - 1 if needs_zero_adapter else config.max_loras
-        self.adapters = adapters = EngineAdapters(self.calls, slots, folder)
+        model = Path(self.model_config.model)
+        base = await asyncio.to_thread(describe_base, model, (), config.max_lora_rank)
+        self.adapters = adapters = EngineAdapters(
+            self.calls, slots, folder, base.limit, adapter_bytes
+        )
         if needs_zero_adapter:
-            model = Path(self.model_config.model)
             adapters.base = await load_zero_adapter(adapters.add, model, folder.path / "base")
             await self.calls.pin_adapter(adapters.base.engine_id)
         return adapters
@@ -109,12 +115,12 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     def encode(  # type: ignore[override,unused-ignore]
         self, *args: Any, lora_request: LoRARequest | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """As AsyncLLM.encode, with the guard of `generate`."""
+        """As AsyncLLM.encode, with the guard of `generate`; what is not finite is an error."""
         adapter = self._adapter(lora_request)
         outputs: AsyncGenerator[Any, None] = super().encode(
             *args, lora_request=_request_for(adapter), **_continued_trace(options)
         )
-        return self._with_slot(outputs, adapter, lora_request)
+        return self._with_slot(_finite(outputs), adapter, lora_request)
 
     def kill(self, seconds: float) -> bool:
         """Kill the engine's processes and return whether they have ended in time; it blocks."""
@@ -151,8 +157,14 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if context is not None:
             context.destroy(linger=0)
 
+    def own_sockets(self, folder: PrivateFolder | None) -> None:
+        """Remove the folder of the engine's sockets with the engine."""
+        self._sockets = folder
+
     def clean_up(self) -> None:
-        """Remove the private copies of all adapters."""
+        """Remove the private copies of all adapters, and the engine's sockets."""
+        if self._sockets is not None:
+            self._sockets.remove()
         if isinstance(self.adapters, EngineAdapters) and self.adapters.folder is not None:
             self.adapters.folder.remove()
 
@@ -203,24 +215,6 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             await self.adapters.release(adapter)
 
 
-class ClientAsyncLLM(GuardedAsyncLLM):
-    """An AsyncLLM on an engine that another process started, and that guards it for us."""
-
-    def join(self, adapters: UsableAdapters, *, is_cpu: bool) -> None:
-        """Prepare for requests; instead of `guard`."""
-        self.adapters = adapters
-        self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
-
-    def report_requests(self, began: Callable[[str], None]) -> None:
-        """Call `began` for each request before the engine has it, with its id there."""
-        self.output_processor.report = began
-
-    @property
-    def engine_requests(self) -> tuple[str, ...]:
-        """The requests in the engine, by their ids there."""
-        return tuple(self.output_processor.request_states)
-
-
 def with_clients(
     slots: tuple[EngineSlot, ...],
 ) -> contextlib.AbstractContextManager[object]:
@@ -247,24 +241,9 @@ def with_clients(
     return replace(LAUNCH, with_addresses)
 
 
-def client_options(slot: EngineSlot) -> dict[str, Any]:
-    """Return what `AsyncLLM.from_vllm_config` takes for one more client."""
-    addresses = {
-        "input_address": slot.input_address,
-        "output_address": slot.output_address,
-    }
-    if slot.stats_address is not None:
-        addresses["stats_update_address"] = slot.stats_address
-    return {
-        "client_addresses": addresses,
-        "client_count": slot.clients,
-        "client_index": slot.index,
-    }
-
-
 @contextlib.contextmanager
 def _refused() -> Any:
-    """Say to vLLM's handlers, in their own words, why an adapter cannot be used."""
+    """Raise vLLM's own error where an adapter cannot be used."""
     try:
         yield
     except LmiError as error:
@@ -288,8 +267,16 @@ async def _checked(
             yield output
 
 
+async def _finite(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async with contextlib.aclosing(outputs):
+        async for output in outputs:
+            if is_marked_not_finite(output.outputs.data):
+                raise GenerationError(REASON)
+            yield output
+
+
 def _continued_trace(options: dict[str, Any]) -> dict[str, Any]:
-    """Put the engine's span below ours, whatever vLLM's handler took from the client's headers."""
+    """Make the engine's span a child of the server's, whatever the client's headers say."""
     record = current_record()
     if record is None or record.trace_headers is None:
         return options

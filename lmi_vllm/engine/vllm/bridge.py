@@ -57,7 +57,7 @@ from lmi_vllm.multipart import boundary_of, with_field
 
 logger = logging.getLogger(__name__)
 
-ASLEEP_SECONDS: Final = 5.0  # an engine that is mute is no sleeping one
+ASLEEP_SECONDS: Final = 5.0  # an engine that does not answer is not asleep
 # Answered by the server itself: health, LMI's own route, metrics and the description of the API.
 _OURS: Final = frozenset(
     {"/ping", "/invocations", "/health", "/metrics", "/openapi.json", "/docs", "/redoc",
@@ -100,7 +100,8 @@ class Bridge:
         warn_of_handlers()
         with _same_root_logger(), apply(Scope.APPLICATION):
             app = build_app(namespace, tasks, llm.model_config)
-        app.user_middleware = [one for one in app.user_middleware if _name(one) not in _REPLACED]
+        around = [(getattr(one.cls, "__name__", ""), one) for one in app.user_middleware]
+        app.user_middleware = [one for name, one in around if name not in _REPLACED]
         app.middleware_stack = None  # built anew out of these
         app.router.middleware_stack = ExactRoutes(app.router)
         for kind in _UNREAD:
@@ -121,7 +122,7 @@ class Bridge:
         self.app.state.openai_serving_models.lora_requests.pop(self.key(adapter), None)
 
     def key(self, adapter: AdapterRef) -> str:
-        """Return what stands for one load in `model`: never a name that a client could send.
+        """Return the internal name of one load for `model`: never a name that a client could send.
 
         vLLM looks adapters up by the name in the request, which by then may mean another load, or
         one that is being removed. The answer carries the adapter's own name all the same.
@@ -172,9 +173,10 @@ class Bridge:
         )
 
     @functools.cached_property
-    def has_user_middleware(self) -> bool:
-        """Whether `--middleware` put something around it."""
-        return bool(self.app.state.args.middleware)
+    def sees_every_request(self) -> bool:
+        """Whether `--middleware` put something around it, or `/load` counts what it answers."""
+        args = self.app.state.args
+        return bool(args.middleware or args.enable_server_load_tracking)
 
     def find(self, method: str, path: str) -> HttpRoute | None:
         """Return the route that a request means, also where only its method is wrong.
@@ -213,8 +215,10 @@ class Bridge:
             EngineFailureError: the application itself failed.
             RequestError: an adapter is to answer what is neither a JSON object nor a form.
         """
-        body = call.body if call.adapter is None else _for_model(call, self.key(call.adapter))
-        exchange = Exchange(self.app, call, body, _ours, direct)
+        body, renamed = call.body, None
+        if (adapter := call.adapter) is not None:
+            body, renamed = _for_model(call, self.key(adapter)), self._own_name(adapter)
+        exchange = Exchange(self.app, call, body, _stream_error, direct, renamed)
         try:
             reply = await exchange.reply()
         except BaseException:
@@ -224,6 +228,17 @@ class Bridge:
             await exchange.aclose()
             raise EngineDeadError
         return reply
+
+    def with_own_name(self, reply: OpenAIReply, adapter: AdapterRef | None) -> OpenAIReply:
+        """Return an answer that is no stream without the adapter's key."""
+        if adapter is None:
+            return reply
+        return replace(reply, body=reply.body.replace(*self._own_name(adapter)))
+
+    def _own_name(self, adapter: AdapterRef) -> tuple[bytes, bytes]:
+        """Return the key and the name: some routes say what `model` was, as it came."""
+        name = json.dumps(adapter.name, ensure_ascii=False)[1:-1]
+        return self.key(adapter).encode(), name.encode()
 
 
 @contextlib.contextmanager
@@ -240,12 +255,8 @@ def _same_root_logger() -> Iterator[None]:
             handler.setLevel(own_level)
 
 
-def _name(middleware: Any) -> str:
-    return str(getattr(middleware.cls, "__name__", ""))
-
-
 async def _unreadable(_: Request, error: Exception) -> Response:
-    """Answer 400 where a request could not be read; what fails later is the application's fault."""
+    """Answer 400 where a request cannot be read; later failures are the application's."""
     frames = traceback.walk_tb(error.__traceback__)
     if all(frame.f_code is not solve_dependencies.__code__ for frame, _ in frames):
         raise error
@@ -253,15 +264,15 @@ async def _unreadable(_: Request, error: Exception) -> Response:
     return JSONResponse(found.model_dump(), found.error.code)
 
 
-def _ours(error: BaseException) -> LmiError:
+def _stream_error(error: BaseException) -> LmiError:
     """Return our error for one that ended a stream: its first event has left, so nothing else can.
 
     Chat and completions say in an event what ends them; generators of other routes raise.
     """
     if isinstance(error, BaseExceptionGroup):  # of the tasks that Starlette runs for a stream
-        return _ours(error.exceptions[0])
+        return _stream_error(error.exceptions[0])
     if isinstance(error, RuntimeError) and error.__cause__ is not None:
-        return _ours(error.__cause__)  # Starlette's own, where the answer has begun
+        return _stream_error(error.__cause__)  # Starlette's own, where the answer has begun
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError()
     found = create_error_response(error).error if isinstance(error, Exception) else None
@@ -271,7 +282,7 @@ def _ours(error: BaseException) -> LmiError:
 
 
 def _for_model(call: HttpCall, model: str) -> bytes:
-    """Return the body of a request for another model; the adapter is no field of vLLM's.
+    """Return the body with another `model`; vLLM has no field for an adapter.
 
     Raises:
         RequestError: it is neither a JSON object nor a form, so the base model would answer in the

@@ -1,4 +1,4 @@
-"""What vLLM says of a sequence, as our chunks and figures."""
+"""Converts vLLM's outputs of a sequence into chunks and figures."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -190,7 +190,7 @@ def _unless_set(values: Mapping[str, object], name: str, value: object) -> dict[
 
 
 def _check_cpu_head_size(model_config: Any) -> None:
-    """Refuse before the start what the CPU kernel refuses at the first request, dying."""
+    """Refuse before the start a head size with which the CPU kernel crashes later."""
     if model_config.use_mla:  # DeepSeek's latent attention has a kernel of its own
         return
     head_size = model_config.get_head_size()
@@ -212,11 +212,11 @@ def _check_cpu_experts(config: Any) -> None:
 
 
 def warn_of_pictures_in_order(model_config: Any) -> None:
-    """Say so where a picture's tokens are to see each other: the CPU's kernel reads in order."""
+    """Warn where image tokens need bidirectional attention: the CPU kernel's is causal."""
     if getattr(model_config, "is_mm_prefix_lm", False):
         logger.warning(
-            "this model reads a picture's tokens in both directions, and vLLM on a CPU does in "
-            "one: answers about pictures are not those of a GPU"
+            "this model needs bidirectional attention over image tokens, and vLLM on a CPU has "
+            "causal attention only: answers about images differ from those of a GPU"
         )
 
 

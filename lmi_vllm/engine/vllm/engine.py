@@ -25,13 +25,16 @@ from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
-from lmi_vllm.engine.vllm.lane import may_be_used
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.short_prompts import tokenize_short_prompts_here
+from lmi_vllm.engine.vllm.outputs import may_be_used
 from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
-from lmi_vllm.engine.vllm.workarounds.long_texts import guard_lengths
+from lmi_vllm.engine.vllm.workarounds.text_lengths import (
+    guard_lengths,
+    tokenize_short_prompts_here,
+)
 from lmi_vllm.errors import EngineDeadError, EngineStartError, LmiError
+from lmi_vllm.extension import extras
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
@@ -75,7 +78,7 @@ async def start_vllm_engine(
     """
     started = await start_vllm(arguments, thread, slots)
     async with ended_unless_ready(started):
-        adapters = await started.llm.guard(is_cpu=started.is_cpu)
+        adapters = await started.llm.guard(profile.max_adapter_size, is_cpu=started.is_cpu)
         bridge, task = await prepared(started, profile)
         return (LeadingEngine if slots else VllmEngine)(started, bridge, task, adapters)
 
@@ -94,12 +97,13 @@ async def ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
 
 
 async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bridge, str]:
-    """Return vLLM's handlers and what the model does, once the guards are in place."""
+    """Return vLLM's handlers and the model's task, once the guards are in place."""
     llm = started.llm
-    lane = llm.output_processor
-    lane.is_on = profile.has_token_lane and may_be_used(llm.model_config)
+    make = next(filter(None, (extra.token_lane for extra in extras().values())), None)
+    if make is not None and profile.has_token_lane and may_be_used(llm.model_config):
+        llm.output_processor.lane = make.load()(llm.output_processor.tokenizer)
     if profile.limits.grammar_timeout:
-        llm.grammars = GrammarGuard(llm, profile.limits.grammar_timeout, started.thread)
+        llm.grammars = GrammarGuard.of(llm, profile.limits.grammar_timeout, started.thread)
     guard_media(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
     tokenize_short_prompts_here(llm.renderer)
@@ -113,7 +117,7 @@ async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bri
 
 
 class VllmClient:
-    """What a client of a running vLLM does, started here or elsewhere; most of `Engine`."""
+    """A client of a running vLLM, started here or elsewhere; implements most of `Engine`."""
 
     def __init__(self, started: StartedEngine, bridge: Bridge, task: str) -> None:
         self.max_model_len = int(started.llm.model_config.max_model_len)
@@ -124,7 +128,7 @@ class VllmClient:
         self._llm = started.llm
         self._thread = started.thread  # kept alive: the kernel ends the engine with this thread
         self.http = bridge
-        self._openai = VllmOpenAI(bridge)
+        self._openai = VllmOpenAI(bridge, started.llm.output_processor)
         self._jobs = JobRunner(started.llm, self._openai)
         self._tokenizer = PromptTokenizer(self.tokenizer)
         self._is_closing = False
@@ -174,7 +178,7 @@ class VllmClient:
         return await self._openai.answer(call, direct)
 
     async def check_health(self) -> None:
-        """Return when alive; raise EngineDeadError otherwise."""
+        """Raise EngineDeadError unless the engine is alive."""
         if self._llm.errored:
             raise EngineDeadError
 
@@ -204,7 +208,7 @@ class VllmClient:
         release_environment()  # the next model may bring another environment
         handler = self._llm.output_handler
         if handler is not None:
-            if self._llm.errored:  # it still has to tell every request
+            if self._llm.errored:  # it still has to end every request
                 await asyncio.wait([handler], timeout=LAST_ANSWER_SECONDS)
             handler.cancel()  # else it reports the end we asked for as an engine death
             await asyncio.wait([handler])

@@ -1,11 +1,11 @@
-"""What is asked of the running engine about adapters, besides requests.
+"""Calls to the running engine about adapters.
 
 The calls are counted: an engine that answers no request and no call for a while hangs. This module
 imports no vLLM.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,6 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
     METHOD,
     PIN_METHOD,
     ignored_by_all,
-    is_inspecting,
 )
 from lmi_vllm.errors import AdapterRefusedError
 
@@ -36,13 +35,12 @@ class WorkerRefusalError(Exception):
 
 
 class EngineCalls:
-    """Calls of an `AsyncLLM`; their failures are plain exceptions. `request_for` makes its type."""
+    """Calls of an `AsyncLLM`; their failures are plain exceptions."""
 
-    def __init__(self, llm: Any, request_for: Callable[[LoadedAdapter], object]) -> None:
+    def __init__(self, llm: Any) -> None:
         self.running = 0
         self.answered = 0
         self._llm = llm
-        self._request_for = request_for
 
     @property
     def is_dead(self) -> bool:
@@ -51,9 +49,6 @@ class EngineCalls:
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Read the adapter, unless it is in already."""
-        if not is_inspecting(self._llm.vllm_config):
-            await self._counted(self._llm.add_lora(self._request_for(adapter)))
-            return
         await self._each(ADD_METHOD, adapter.name, adapter.engine_id, adapter.path)
 
     async def ignored_modules(self, adapter: LoadedAdapter) -> Sequence[str]:
@@ -62,8 +57,6 @@ class EngineCalls:
         Raises:
             AdapterRefusedError: requests of other adapters evict it each time.
         """
-        if not is_inspecting(self._llm.vllm_config):
-            return ()
         for _ in range(INSPECTIONS):
             # Sent back to back: the engine takes both between two steps, so that no request of
             # another adapter evicts this one before the question.
@@ -79,9 +72,6 @@ class EngineCalls:
 
     async def pin_adapter(self, engine_id: int) -> None:
         """Keep the adapter in its slot."""
-        if not is_inspecting(self._llm.vllm_config):
-            await self._counted(self._llm.pin_lora(engine_id))
-            return
         await self._each(PIN_METHOD, engine_id)
 
     async def _each(self, method: str, *args: object) -> None:

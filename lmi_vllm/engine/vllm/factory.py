@@ -18,7 +18,7 @@ NUMA: Final = "libnuma.so.1"
 
 
 def check_libraries() -> None:
-    """Return when this system has what vLLM's CPU build links to.
+    """Check that the libraries are here which vLLM's CPU build links to.
 
     Without it vLLM goes on with no kernels, and its workers end by the name of one of them.
 

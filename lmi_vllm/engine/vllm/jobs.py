@@ -22,9 +22,8 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
-from lmi_vllm.engine.vllm.lane import InLane
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.sequences import ChunkReader, LaneRequest
+from lmi_vllm.engine.vllm.workarounds.text_lengths import render_text
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -48,6 +47,9 @@ class JobRunner:
         self._llm = llm
         self._openai = openai
         self._tokenizer: Any = llm.renderer.tokenizer
+        self._whole_prompts = replace(
+            llm.renderer.default_cmpl_tok_params, truncate_prompt_tokens=None, truncation_side=None
+        )
         self._special_ids = frozenset(self._tokenizer.all_special_ids if self._tokenizer else ())
         self._model_defaults: Mapping[str, Any] = {
             name: value
@@ -64,7 +66,7 @@ class JobRunner:
             outputs = self._outputs(job, await self._render(job))
         try:
             with our_errors():
-                with InLane(_lane_request(job, chunks, direct)):
+                with self._llm.output_processor.in_lane(job, chunks, direct):
                     output = await anext(outputs, None)
                 while output is not None:
                     for completion in output.outputs:
@@ -106,15 +108,12 @@ class JobRunner:
         return self._openai.beam_search(prompt, job.request_id, params, lora_request)
 
     async def _render(self, job: GenerationJob) -> Any:
-        renderer = self._llm.renderer
-        params = replace(
-            renderer.default_cmpl_tok_params,
-            truncate_prompt_tokens=job.truncate_prompt_tokens,
-            truncation_side="left" if job.truncate_prompt_tokens else None,
-        )
+        params = self._whole_prompts
+        if job.truncate_prompt_tokens:
+            most = job.truncate_prompt_tokens
+            params = replace(params, truncate_prompt_tokens=most, truncation_side="left")
         parsed = parse_model_prompt(self._llm.model_config, job.prompt)
-        (rendered,) = await renderer.render_cmpl_async([parsed], params)
-        return rendered
+        return await render_text(self._llm.renderer, parsed, params)
 
     def _sampling_params(self, job: GenerationJob) -> Any:
         values: dict[str, Any] = {
@@ -179,13 +178,3 @@ def _lora_request(adapter: AdapterRef | None) -> Any:
     if adapter is None:
         return None
     return LoRARequest(adapter.name, adapter.engine_id, adapter.path)
-
-
-def _lane_request(
-    job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
-) -> LaneRequest | None:
-    """Return what the lane may do with the job's tokens."""
-    if job.beams is not None:  # a beam search adds sequences of its own
-        return None
-    reader = ChunkReader(direct, chunks) if direct is not None and job.is_streaming else None
-    return LaneRequest(reader, has_sampled_logprobs_only=job.sampling.get("logprobs") == 0)

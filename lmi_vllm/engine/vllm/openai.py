@@ -3,6 +3,7 @@
 The file that a vLLM upgrade changes most: its request models and handlers have moved often.
 """
 
+import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -24,9 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import raw_headers
 from lmi_vllm.engine.vllm.bridge import Bridge
-from lmi_vllm.engine.vllm.events import TextEvents, may_be_direct
-from lmi_vllm.engine.vllm.lane import InLane
-from lmi_vllm.engine.vllm.sequences import LaneRequest
+from lmi_vllm.engine.vllm.outputs import DirectTexts, EngineOutputs
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
 from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply
 
@@ -63,8 +62,9 @@ _HANDLERS: Final[Mapping[str, _Handler]] = MappingProxyType(
 class VllmOpenAI:
     """Calls by kind: two have vLLM's handlers directly, the others its HTTP application."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Bridge, outputs: EngineOutputs) -> None:
         self._bridge = bridge
+        self._outputs = outputs
         self._app = bridge.app
 
     def beam_search(
@@ -102,17 +102,18 @@ class VllmOpenAI:
     ) -> OpenAIReply:
         raw_request = self._raw_request(call)
         try:
-            texts = None
-            if direct is not None and may_be_direct(call.kind, call.body, handle.__self__):
-                texts = TextEvents(direct)
-            return _reply(await handle(request, raw_request), texts)
+            texts = self._outputs.direct_texts(call, handle.__self__, direct)
+            reply = _reply(await handle(request, raw_request), texts)
+            if reply.status >= HTTPStatus.BAD_REQUEST:  # an answer has the adapter's own name
+                reply = self._bridge.with_own_name(reply, call.adapter)
+            return reply
         except VllmEngineDeadError as error:
             raise EngineDeadError from error
         except Exception as error:
             reply = _error(create_error_response(_explained(error)))
             if reply.status >= 500:  # noqa: PLR2004 (the server's fault: worth a trace)
                 logger.exception("vLLM failed on %s", raw_request.url.path)
-            return reply
+            return self._bridge.with_own_name(reply, call.adapter)
 
     async def _forward(self, call: OpenAICall) -> OpenAIReply:
         """Answer over the bridge; of a path that the application does not have it says 404."""
@@ -126,7 +127,8 @@ class VllmOpenAI:
         }
         headers["content-type"] = "application/json"
         request_id = "" if "request_id" in call.body else call.request_id
-        http = HttpCall("POST", path, "", headers, body, request_id, call.adapter)
+        raw = raw_headers(headers)
+        http = HttpCall("POST", path, "", raw, body, request_id, call.adapter)
         if path not in paths:  # vLLM's server has no such path then
             text = f"The model does not support {call.kind}"
             return _error(create_error_response(text, "NotFoundError", HTTPStatus.NOT_FOUND))
@@ -159,7 +161,7 @@ def _error(found: ErrorResponse) -> OpenAIReply:
 
 
 def _explained(error: Exception) -> Exception:
-    """Return a fault of the request where vLLM takes one for its own and does not say what it is.
+    """Return a client error where vLLM reports one as its own failure, without the cause.
 
     A chat template without a place for what a message shows is one: the model's, or the user's own.
     """
@@ -173,7 +175,7 @@ def _explained(error: Exception) -> Exception:
     return error
 
 
-def _reply(result: Any, texts: TextEvents | None) -> OpenAIReply:
+def _reply(result: Any, texts: DirectTexts | None) -> OpenAIReply:
     """Return what vLLM's own route would send for what its handler gave."""
     if isinstance(result, AsyncGenerator):
         return OpenAIReply(
@@ -191,7 +193,7 @@ def _json_reply(response: JSONResponse) -> OpenAIReply:
 
 
 async def _encoded(
-    events: AsyncGenerator[Any, None], texts: TextEvents | None
+    events: AsyncGenerator[Any, None], texts: DirectTexts | None
 ) -> AsyncIterator[bytes]:
     """Yield vLLM's SSE events as bytes; closing this one closes vLLM's, which aborts.
 
@@ -202,8 +204,7 @@ async def _encoded(
         LmiError: the request failed, in vLLM's words.
     """
     try:
-        wanted = None if texts is None else LaneRequest(texts, counted=texts.add_sequence)
-        with InLane(wanted):
+        with contextlib.nullcontext() if texts is None else texts.sequences():
             event = await anext(events, None)
         while event is not None:
             data = event.encode()

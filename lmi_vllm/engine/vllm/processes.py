@@ -1,4 +1,4 @@
-"""What vLLM's engine processes need from us: die with the server, hold nothing of ours, say why.
+"""Set-up of vLLM's engine processes: they end with the server, close its sockets, report errors.
 
 Two ways in, because vLLM forks on CPU and spawns elsewhere: a fork hook (`adopt_forked_engines`)
 and vLLM's general plugin (`register_plugin`, an entry point in pyproject.toml that vLLM calls in
@@ -54,6 +54,11 @@ def new_engine_thread() -> ThreadPoolExecutor:
         threading.current_thread().name = ENGINE_THREAD_NAME
 
     return ThreadPoolExecutor(1, initializer=name_thread)
+
+
+def claim_children() -> None:
+    """Mark the processes that are started from here on as this server's, in the environment."""
+    os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
 
 
 class RootCauseFilter(logging.Filter):
@@ -127,7 +132,7 @@ def close_internet_sockets() -> None:
         except OSError:  # no socket, or the descriptor of the listing itself
             continue
         is_internet = inherited.family in (socket.AF_INET, socket.AF_INET6)
-        inherited.detach()  # the descriptor stays whose it is
+        inherited.detach()  # the descriptor stays open
         if is_internet:
             os.close(descriptor)
 

@@ -1,10 +1,11 @@
 """What each route of vLLM's own application is: its kind, and how it writes errors.
 
-Both are read from the application that is loaded: the room of vLLM's package that an endpoint is
-from, and the model that a route declares for its errors. This module imports no vLLM.
+Both are read from the application that is loaded: the subpackage of vLLM that an endpoint is from,
+and the model that a route declares for its errors. This module imports no vLLM.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi.routing import APIRoute
@@ -15,7 +16,7 @@ from lmi_vllm.errors import Dialect
 from lmi_vllm.messages import HttpRoute, RouteKind
 
 _PACKAGE: Final = "vllm.entrypoints."
-# Rooms of vLLM's package whose routes act on the server instead of answering a request. An endpoint
+# Subpackages of vLLM whose routes act on the server instead of answering a request. An endpoint
 # below `serve` is one of them unless it is known to be harmless.
 _MANAGEMENT: Final = ("serve.", "rl.")
 _INFORMATION: Final = ("serve.instrumentator.", "openai.models.")
@@ -23,7 +24,11 @@ _HARMLESS: Final = ("serve.tokenize.",)
 # Adapters have a registry here, which such a route would go around: vLLM's own, and those that
 # SageMaker's library adds beside them.
 _REFUSED: Final = ("serve.lora.", "model_hosting_container_standards.")
-# It ends one's own request, and waits for no place in the queue.
+# By the model that a route declares for its errors.
+_DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {"AnthropicErrorResponse": Dialect.ANTHROPIC, "CohereError": Dialect.COHERE}
+)
+# It ends a request of the same client, and takes no queue slot.
 _ENDING: Final = "/cancel"
 # It ends requests of others.
 _ABORTING: Final = "/abort_requests"
@@ -56,7 +61,7 @@ class ExactRoutes:
 
 
 def is_refused(route: APIRoute) -> bool:
-    """Whether it would go around what this server keeps itself."""
+    """Whether it would bypass state that this server keeps itself."""
     return _room(route).startswith(_REFUSED)
 
 
@@ -66,7 +71,7 @@ def described(route: APIRoute) -> HttpRoute:
 
 
 def _kind(route: APIRoute) -> RouteKind:
-    """Return what a route does, by the room of vLLM's package that its endpoint is from."""
+    """Return what a route does, by the subpackage of vLLM that its endpoint is from."""
     room = _room(route)
     if room.startswith(_INFORMATION) or route.path.endswith(_ENDING):
         return RouteKind.INFORMATION
@@ -86,4 +91,4 @@ def _dialect(route: APIRoute) -> Dialect:
     """Return how a route writes errors: by the model that it declares for them."""
     models: Iterable[Any] = (answer.get("model") for answer in route.responses.values())
     names: Sequence[str] = [getattr(model, "__name__", "") for model in models]
-    return Dialect.ANTHROPIC if "AnthropicErrorResponse" in names else Dialect.OPENAI
+    return next((_DIALECTS[name] for name in names if name in _DIALECTS), Dialect.OPENAI)

@@ -13,11 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.async_llm import (
-    ClientAsyncLLM,
     GuardedAsyncLLM,
-    client_options,
     with_clients,
 )
 from lmi_vllm.engine.vllm.configuration import (
@@ -32,8 +30,8 @@ from lmi_vllm.engine.vllm.configuration import (
 )
 from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
-    SERVER_PID_VARIABLE,
     adopt_forked_engines,
+    claim_children,
     read_root_cause,
     watch_root_causes,
 )
@@ -46,7 +44,9 @@ logger = logging.getLogger(__name__)
 
 START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or forkserver
 # As the user set it: vLLM writes its own choice over it at each start, also at one that fails.
-ASKED_METHOD: Final = os.environ.get(START_METHOD)
+CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
+SOCKETS_FOLDER: Final = "VLLM_RPC_BASE_PATH"  # vLLM's, of its processes' sockets
+LONGEST_FOLDER: Final = 70  # bytes: the path of a socket has 107, and vLLM's names have 36
 OUT_OF_MEMORY_MARKS: Final = ("OutOfMemory", "MemoryError", "out of memory", "No available memory")
 NO_TORCHVISION_MARKS: Final = (
     "No module named 'torchvision",
@@ -67,11 +67,11 @@ class StartedEngine:
 
 
 def check_arguments(arguments: EngineArguments) -> None:
-    """Return when the installed vLLM accepts every argument; called while bytes still arrive.
+    """Check that the installed vLLM accepts every argument; called during the download.
 
     Raises:
-        ConfigurationError: it does not; in its words, naming the argument and its origin. Or it
-            is to use Ray, which it cannot here.
+        ConfigurationError: it does not (vLLM's message, with the argument and its origin), or Ray
+            is asked for and not available.
     """
     try:
         # Any existing folder stands for the model, which may not be here yet.
@@ -90,7 +90,7 @@ async def start_vllm(
 ) -> StartedEngine:
     """Start an engine on `thread`; the event loop stays free meanwhile.
 
-    Each of `slots` can be taken by another process with `join_vllm`.
+    Each of `slots` can be taken by another process, as one more client.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
@@ -98,22 +98,6 @@ async def start_vllm(
     """
     start = partial(_start, arguments, thread, slots)
     return await asyncio.get_running_loop().run_in_executor(thread, start)
-
-
-async def join_vllm(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, slot: EngineSlot
-) -> StartedEngine:
-    """Join, as one more client, the engine that another process has started with `arguments`.
-
-    Raises:
-        EngineStartError: it did not work out; the text is the root cause.
-    """
-    join = partial(_join, arguments, thread, slot)
-    try:
-        return await asyncio.get_running_loop().run_in_executor(thread, join)
-    except Exception as error:
-        text = f"the engine could not be joined: {type(error).__name__}: {error}"
-        raise EngineStartError(text) from error
 
 
 def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
@@ -170,13 +154,15 @@ def _start_configured(
     if is_cpu:
         _prepare_fork()
     own_length = config.model_config.max_model_len
-    with with_clients(slots) if slots else contextlib.nullcontext():
+    with_slots = with_clients(slots) if slots else contextlib.nullcontext()
+    with with_slots, _sockets() as sockets:
         llm = GuardedAsyncLLM.from_vllm_config(
             config,
             enable_log_requests=namespace.enable_log_requests,
             disable_log_stats=namespace.disable_log_stats,
             client_count=1 + len(slots),
         )
+    llm.own_sockets(sockets)
     if (fitted := config.model_config.max_model_len) < own_length:
         logger.warning(
             "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
@@ -187,36 +173,41 @@ def _start_configured(
     return StartedEngine(llm, namespace, is_cpu, thread, arguments)
 
 
+@contextlib.contextmanager
+def _sockets() -> Iterator[PrivateFolder | None]:
+    """Have vLLM make its sockets in a folder of the engine; else each start leaves three files.
+
+    None where the user names a folder, or where the path would be too long for a socket.
+    """
+    folder = None if SOCKETS_FOLDER in os.environ else new_private_folder("lmi-vllm-sockets-")
+    if folder is not None and len(os.fsencode(folder.path)) > LONGEST_FOLDER:
+        folder.remove()
+        folder = None
+    if folder is None:
+        yield None
+        return
+    os.environ[SOCKETS_FOLDER] = str(folder.path)
+    try:
+        yield folder
+    except BaseException:
+        folder.remove()
+        raise
+    finally:
+        del os.environ[SOCKETS_FOLDER]
+
+
 def _prepare_fork() -> None:
     """On Linux, fork the engine from here: everything is imported already."""
     if sys.platform == "linux":
         # create_engine_config() has just set "spawn".
-        os.environ[START_METHOD] = ASKED_METHOD or "fork"
+        os.environ[START_METHOD] = CONFIGURED_METHOD or "fork"
         adopt_forked_engines()
-
-
-def _join(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, slot: EngineSlot
-) -> StartedEngine:
-    os.environ[SERVER_PID_VARIABLE] = str(os.getpid())  # of the children that try grammars
-    is_cpu = runs_on_cpu()
-    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = engine_config(namespace, slot.clients, slot.index, is_cpu=is_cpu)
-    if is_cpu and sys.platform == "linux":
-        adopt_forked_engines()
-    llm = ClientAsyncLLM.from_vllm_config(
-        config,
-        enable_log_requests=namespace.enable_log_requests,
-        disable_log_stats=namespace.disable_log_stats,
-        **client_options(slot),
-    )
-    return StartedEngine(llm, namespace, is_cpu, thread, arguments)
 
 
 @contextlib.contextmanager
 def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
-    """Say in the environment and the log set-up what engine processes must know."""
-    os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
+    """Pass the log format and other settings to engine processes by the environment."""
+    claim_children()
     os.environ[ERROR_FILE_VARIABLE] = str(error_file)
     os.environ.setdefault(NOT_FINITE_COUNT, "1")
     if is_cpu:
@@ -249,7 +240,7 @@ def _start_error(
 
 
 def _with_argument(text: str, arguments: EngineArguments) -> str:
-    """Say which argument has the value that vLLM names, as it seldom does itself."""
+    """Add the argument that has the value which vLLM's message names."""
     text = " ".join(text.split())
     named = [
         f"{name} from {arguments.origins.get(name, 'default')}"

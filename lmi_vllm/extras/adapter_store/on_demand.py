@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 RENEW_WAIT_SECONDS: Final = 2.0  # then the request goes on with the adapter that is loaded
 MAX_LOOKUPS: Final = 8
-# Look-ups and loads that run or wait: they go on when their clients hang up, so that neither the
+# Look-ups and loads that run or wait: they go on when their clients disconnect, so that neither the
 # queue of requests nor its slots bound them.
 MAX_WAITING: Final = 256
 MAX_FETCHES: Final = 4

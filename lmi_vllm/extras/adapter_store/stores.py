@@ -10,10 +10,9 @@ from lmi_vllm.adapters.check import CONFIG
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
-from lmi_vllm.sources.base import ObjectStore
-from lmi_vllm.sources.hub.api import model_info
-from lmi_vllm.sources.hub.location import hub_repository
-from lmi_vllm.sources.table import fetch_model, store_of, stores
+from lmi_vllm.sources.base import FetchRequest, ObjectStore
+from lmi_vllm.sources.storage import read_manifest
+from lmi_vllm.sources.table import fetch_model, hub, store_of, stores
 
 _VERSION_DIGITS: Final = 16
 
@@ -75,6 +74,15 @@ class ObjectFolders(_Remote):
         version = _digest((stored.name, stored.size, stored.etag) for stored in objects)
         return StoredAdapter(name, folder.listed_url, version, len(objects), total)
 
+    def fetch(self, found: StoredAdapter, target: Path) -> str:
+        """Return `target` with the files of the version that was found."""
+        path = super(ObjectFolders, self).fetch(found, target)  # slots: no bare super()
+        manifest = read_manifest(target)
+        objects = {} if manifest is None else manifest.objects
+        if _digest((name, *of) for name, of in objects.items()) != found.version:
+            raise DownloadError(f"{found.src} has changed while it was fetched")
+        return path
+
 
 @dataclass(frozen=True, slots=True)
 class HubRepositories(_Remote):
@@ -87,14 +95,14 @@ class HubRepositories(_Remote):
         """Return the repository at its newest commit; None also where the hub denies access."""
         repository = f"{self.owner}/{name}"
         try:
-            info = model_info(hub_repository(repository, None, self.environ), with_files=True)
+            found = hub(repository).list_files(FetchRequest(repository, self.environ))
         except DownloadError:
             return None
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        if CONFIG not in sizes or not info.sha:
+        sizes = found.sizes
+        if CONFIG not in sizes or not found.commit:
             return None
         return StoredAdapter(
-            name, repository, info.sha[:_VERSION_DIGITS], len(sizes), sum(sizes.values())
+            name, repository, found.commit[:_VERSION_DIGITS], len(sizes), sum(sizes.values())
         )
 
 

@@ -1,15 +1,19 @@
 """The reconciler of this server: brings its registry to the shared adapters, one by one."""
 
 import asyncio
+import contextlib
+import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterConflictError, LmiError, ResourceNotFoundError
+from lmi_vllm.extras.adapters_state.shared_object import ReplicatedAdapters
 
 logger = logging.getLogger(__name__)
 
@@ -18,17 +22,48 @@ MAX_RETRY_SECONDS: Final = 30.0
 MAX_CONCURRENT: Final = 4
 
 
+@dataclass(slots=True)
+class WantedAdapters:
+    """What the registry is to have: what is shared, and before it the calls' `pending` changes."""
+
+    shared: ReplicatedAdapters = field(default_factory=ReplicatedAdapters)
+    pending: dict[str, Adapter | None] = field(default_factory=dict)  # not written; None: removed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self.shared.adapters, *self.pending})
+
+    def get(self, name: str) -> Adapter | None:
+        """Return the adapter of this name; None where there is to be none."""
+        return self.pending[name] if name in self.pending else self.shared.adapters.get(name)
+
+    def written(self, changes: Mapping[str, Adapter | None], shared: ReplicatedAdapters) -> None:
+        """Take over what was written; a change that a call has made since stays pending."""
+        self.shared = shared
+        for name, adapter in changes.items():
+            if self.pending.get(name) is adapter:
+                self.pending.pop(name, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why an adapter could not be applied, and when to try again (on the clock `now`)."""
 
+    wanted: Adapter | None
     text: str
     retry_at: float
     tries: int = 1
 
 
+class OutdatedError(LmiError):
+    """What was to be applied is no longer wanted: a call, or another replica, was faster."""
+
+
+# What the current task applies, in a tuple since it may be None; None in a task of a call.
+_APPLIED: Final[ContextVar[tuple[Adapter | None] | None]] = ContextVar("applied", default=None)
+
+
 class AdapterReconciler:
-    """Applies the shared adapters to the registry; `on_done` is called as each task ends."""
+    """Brings the registry to what is `wanted` by name; `on_done` is called as each task ends."""
 
     def __init__(
         self,
@@ -36,109 +71,127 @@ class AdapterReconciler:
         drop_seconds: Callable[[], float],
         now: Callable[[], float],
         on_done: Callable[[], None],
+        wanted: WantedAdapters,
     ) -> None:
         self._registry = registry
         self._drop_seconds = drop_seconds
         self._now = now
         self._on_done = on_done
-        self._applied: dict[str, Adapter] = {}  # as they were shared when they were applied
+        self._wanted = wanted
         self._failures: dict[str, Failure] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._is_closed = False
+
+    @property
+    def is_applying(self) -> bool:
+        """Whether the current task is one of the reconciler's, and not a call's."""
+        return _APPLIED.get() is not None
+
+    def check(self, name: str) -> None:
+        """Return when the current task may change `name`, whose lock it holds.
+
+        Raises:
+            OutdatedError: it is the reconciler's, and something else is wanted by now.
+        """
+        applied = _APPLIED.get()
+        if applied is not None and not are_equal(applied[0], self._wanted.get(name)):
+            raise OutdatedError(f"The adapter {name} was changed by a call meanwhile")
 
     def registered(self, name: str) -> Adapter | None:
-        """Return the adapter that a call registered, as it is shared; None without one."""
-        if name not in self._registry:
-            return None
-        own = self._registry.describe(name)
-        if own.is_local or own.is_found:
-            return None
-        return Adapter(name, own.src, own.preload, own.pin, own.options, revision=own.revision)
+        """Return the adapter of this name as it is shared; None without one."""
+        return as_shared(self._registry.describe(name) if name in self._registry else None)
 
-    def is_as_shared(self, name: str) -> bool:
-        """Whether the registry has what was applied under this name: no call has changed it."""
-        return _are_equal(self.registered(name), self._applied.get(name))
+    def is_as_wanted(self, name: str) -> bool:
+        """Whether the registry has under this name what is wanted."""
+        return are_equal(self.registered(name), self._wanted.get(name))
 
-    def missing(self, wanted: Mapping[str, Adapter | None]) -> Mapping[str, str]:
-        """Return the reason by name for each adapter that differs from `wanted` in the registry."""
-        names = {*self._applied, *wanted}
-        lacking = [
-            name for name in names if not _are_equal(self.registered(name), wanted.get(name))
-        ]
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """The reason by name for each adapter that is not as it is wanted."""
         failures = self._failures
         return {
-            name: failures[name].text if name in failures else "not yet" for name in sorted(lacking)
+            name: failures[name].text if name in failures else "not yet"
+            for name in sorted(self._different())
         }
 
-    def written(self, name: str, adapter: Adapter | None) -> None:
-        """Record that the shared object has this adapter now; None: that it has none."""
-        self._failures.pop(name, None)
-        if adapter is None:
-            self._applied.pop(name, None)
-        else:
-            self._applied[name] = adapter
-
     def close(self) -> None:
-        """Cancel the running tasks."""
+        """Cancel the running tasks, and start no more."""
+        self._is_closed = True
         for task in self._tasks.values():
             task.cancel()
 
-    def reconcile(
-        self, shared: Mapping[str, Adapter], pending: Collection[str]
-    ) -> set[asyncio.Task[None]]:
-        """Start a task for each adapter that differs from `shared`; return all running tasks.
-
-        Names in `pending` are left alone: their change is newer and not written yet.
-        """
-        for name in {*self._applied, *shared} - {*pending, *self._tasks}:
-            wanted, failure = shared.get(name), self._failures.get(name)
-            is_due = failure is not None and self._now() >= failure.retry_at
-            if is_due or not _are_equal(wanted, self._applied.get(name)):
-                task = self._tasks[name] = asyncio.create_task(self._reconcile_one(name, wanted))
-                task.add_done_callback(lambda _, name=name: self._on_task_done(name))  # type: ignore[misc]
+    def reconcile(self) -> set[asyncio.Task[None]]:
+        """Start a task for each adapter that is not as wanted; return all running tasks."""
+        different = self._different()
+        self._failures = {name: self._failures[name] for name in {*self._failures} & different}
+        for name in set() if self._is_closed else different - {*self._tasks}:
+            wanted, failure = self._wanted.get(name), self._failures.get(name)
+            is_new = failure is None or not are_equal(failure.wanted, wanted)
+            if is_new or (failure is not None and self._now() >= failure.retry_at):
+                task = self._tasks[name] = asyncio.create_task(self._reconcile_one(name))
+                task.add_done_callback(functools.partial(self._on_task_done, name, wanted))
         return set(self._tasks.values())
 
-    def _on_task_done(self, name: str) -> None:
-        self._tasks.pop(name, None)
-        self._on_done()
+    def _different(self) -> set[str]:
+        names = {*self._wanted, *(adapter.name for adapter in self._registry)}
+        return {name for name in names if not self.is_as_wanted(name)}
 
-    async def _reconcile_one(self, name: str, wanted: Adapter | None) -> None:
-        """Register, replace or update the adapter; unregister it where `wanted` is None."""
-        if wanted is None:
-            self._applied.pop(name, None)
+    def _on_task_done(self, name: str, wanted: Adapter | None, task: asyncio.Task[None]) -> None:
+        """Remember a failure, of whatever kind: what is not retried would be wrong for good."""
+        self._tasks.pop(name, None)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
             self._failures.pop(name, None)
-            with suppress(ResourceNotFoundError):
-                await self._registry.unregister(name, self._drop_seconds())
-            return
-        self._applied[name] = wanted
-        try:
-            async with self._slots:
-                await self._apply(wanted)
-        except LmiError as error:
-            logger.error("adapter %s, which is shared, cannot be had here: %s", name, error.text)
+        else:
+            text = error.text if isinstance(error, LmiError) else repr(error)
+            logger.error("adapter %s cannot be made as it is shared: %s", name, text)
             before = self._failures.get(name)
             tries = 1 if before is None else before.tries + 1
             pause = min(FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 8), MAX_RETRY_SECONDS)
-            self._failures[name] = Failure(error.text, self._now() + pause, tries)
-        else:
-            self._failures.pop(name, None)
+            self._failures[name] = Failure(wanted, text, self._now() + pause, tries)
+        self._on_done()
 
-    async def _apply(self, wanted: Adapter) -> None:
-        registry, name = self._registry, wanted.name
+    async def _reconcile_one(self, name: str) -> None:
+        """Register, replace or update the adapter; unregister it where none is wanted."""
+        # An adapter that is removed waits for its requests: it takes none of the slots.
+        is_removed = self._wanted.get(name) is None
+        async with contextlib.nullcontext() if is_removed else self._slots:
+            wanted = self._wanted.get(name)
+            if not self.is_as_wanted(name):
+                _APPLIED.set((wanted,))
+                with suppress(OutdatedError, ResourceNotFoundError):
+                    await self._apply(name, wanted)
+
+    async def _apply(self, name: str, wanted: Adapter | None) -> None:
+        registry = self._registry
+        if wanted is None:
+            await registry.unregister(name, self._drop_seconds())
+            return
         if name not in registry:
             await registry.register(wanted)
             return
         current = registry.describe(name)
         if current.is_local:
             raise AdapterConflictError(f"The adapter {name} is one of the model directory's")
-        if current.is_found or current.revision != wanted.revision:
+        is_other = current.is_found or current.revision != wanted.revision
+        if is_other or (current.pin and not wanted.pin):  # an update cannot unpin
             await registry.replace(wanted, self._drop_seconds())
             return
         changed = replace(current, preload=wanted.preload, pin=wanted.pin, options=wanted.options)
         await registry.update(name, changed, self._drop_seconds())
 
 
-def _are_equal(one: Adapter | None, other: Adapter | None) -> bool:
+def as_shared(adapter: Adapter | None) -> Adapter | None:
+    """Return what a call registered, as it is shared; None for what else there is."""
+    if adapter is None or adapter.is_local or adapter.is_found:
+        return None
+    one = adapter
+    return Adapter(one.name, one.src, one.preload, one.pin, one.options, revision=one.revision)
+
+
+def are_equal(one: Adapter | None, other: Adapter | None) -> bool:
+    """Whether two adapters are the same to those who share them."""
     return _shared_fields(one) == _shared_fields(other)
 
 

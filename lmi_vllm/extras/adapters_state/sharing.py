@@ -8,22 +8,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import DownloadError, LmiError
-from lmi_vllm.extras.adapters_state.reconciler import AdapterReconciler
+from lmi_vllm.extras.adapters_state.reconciler import (
+    AdapterReconciler,
+    WantedAdapters,
+    are_equal,
+    as_shared,
+)
 from lmi_vllm.extras.adapters_state.shared_object import (
     ReplicaReport,
-    ReplicatedAdapters,
     StateObject,
 )
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectChangedError, UnreachableError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 REPORT_SECONDS: Final = 20.0
 # How long a start retries an adapter that cannot be loaded: long enough for a source that fails for
 # a moment, short enough that one that fails for good does not keep new servers from readiness.
@@ -33,6 +39,7 @@ WRITE_SECONDS: Final = 5.0  # that a call waits for its change to be written
 RECONCILE_SECONDS: Final = 1.0  # that writing waits for adapters to be applied
 CONFIRM_SECONDS: Final = 30.0  # less than the minute that proxies wait for an answer
 CONFIRM_PAUSE_SECONDS: Final = 0.3
+MAX_STORE_CALLS: Final = 4
 MAX_CONFLICTS: Final = 20
 STORE_ERRORS: Final = (UnreachableError, InterruptedTransferError, DownloadError)
 
@@ -51,11 +58,14 @@ class ReplicaAdapters:
         self._state = state
         self._refresh_seconds = refresh_seconds
         self._now = now
-        self._shared = ReplicatedAdapters()
-        self._pending: dict[str, Adapter | None] = {}  # changed here, not written
+        # Not asyncio's own, which loads of adapters share: a store that hangs would fill it.
+        self._pool = ThreadPoolExecutor(MAX_STORE_CALLS, "adapters-state")
+        self._wanted = WantedAdapters()
         self._sync_lock = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._reconciler = AdapterReconciler(registry, drop_seconds, now, self._wake.set)
+        self._reconciler = AdapterReconciler(
+            registry, drop_seconds, now, self._wake.set, self._wanted
+        )
         self._reported: tuple[ReplicaReport, float] | None = None
         self._synced_at = now()
 
@@ -67,10 +77,10 @@ class ReplicaAdapters:
     @property
     def missing(self) -> Mapping[str, str]:
         """The reason by name for each adapter that this server does not have as it is shared."""
-        return self._reconciler.missing({**self._shared.adapters, **self._pending})
+        return self._reconciler.missing
 
     async def begin(self) -> None:
-        """Return when every shared adapter is registered, however long the store is unreachable.
+        """Wait until every shared adapter is registered, however long the store is unreachable.
 
         An adapter that cannot be loaded is retried for `READY_SECONDS`, then logged and left out.
 
@@ -104,12 +114,25 @@ class ReplicaAdapters:
             self._wake.clear()
             await self._sync_if_possible()
 
+    def check(self, name: str) -> None:
+        """Return when the current task may change `name`, whose lock it holds.
+
+        Raises:
+            OutdatedError: it is the reconciler's, and a call was faster.
+        """
+        self._reconciler.check(name)
+
+    def note(self, name: str, before: Adapter | None) -> None:
+        """Note a change that a call makes: from now on it is what is wanted, here and elsewhere."""
+        after = self._reconciler.registered(name)
+        is_shared = not are_equal(as_shared(before), after)  # not one that was found on demand
+        if is_shared and not (self._reconciler.is_applying or self._reconciler.is_as_wanted(name)):
+            self._wanted.pending[name] = after
+
     async def changed(self, name: str) -> None:
         """Write a change that a call has made here; one that the reconciler made is not written."""
-        if self._reconciler.is_as_shared(name):
-            self._pending.pop(name, None)
+        if self._reconciler.is_applying or name not in self._wanted.pending:
             return
-        self._pending[name] = self._reconciler.registered(name)
         writing = asyncio.create_task(self._sync_if_possible())
         await asyncio.wait({writing}, timeout=WRITE_SECONDS)
 
@@ -119,13 +142,13 @@ class ReplicaAdapters:
         Returns the reason by name for each replica that lacks it; under the object's URL where the
         object itself is out of reach. A replica is live that reported within the last minute.
         """
-        if name in self._pending:
+        if name in self._wanted.pending:
             return {self._state.place: "cannot be written now: the others will have it afterwards"}
-        generation, until = self._shared.generation, self._now() + CONFIRM_SECONDS
+        generation, until = self._wanted.shared.generation, self._now() + CONFIRM_SECONDS
         while True:
             try:
                 async with asyncio.timeout(CONFIRM_SECONDS):
-                    others = await asyncio.to_thread(self._state.live_reports)
+                    others = await self._in_pool(self._state.live_reports)
             except (*STORE_ERRORS, TimeoutError):
                 return {self._state.place: "cannot be read now"}
             lacking = {
@@ -138,10 +161,13 @@ class ReplicaAdapters:
             await asyncio.sleep(CONFIRM_PAUSE_SECONDS)
 
     async def close(self) -> None:
-        """Cancel the running tasks and delete the report of this replica."""
+        """Write what is pending, and delete the report of this replica; begin nothing more."""
         self._reconciler.close()
+        with suppress(*STORE_ERRORS, LmiError, TimeoutError):
+            async with asyncio.timeout(WRITE_SECONDS), self._sync_lock:
+                await self._write_pending()
         with suppress(*STORE_ERRORS, TimeoutError):
-            await asyncio.wait_for(asyncio.to_thread(self._state.leave), WRITE_SECONDS)
+            await asyncio.wait_for(self._in_pool(self._state.leave), WRITE_SECONDS)
 
     async def sync(self, *, wait_for_all: bool = False) -> None:
         """Read the object, reconcile, write pending changes, report.
@@ -151,7 +177,7 @@ class ReplicaAdapters:
         """
         async with self._sync_lock:
             await self._read()
-            tasks = self._reconciler.reconcile(self._shared.adapters, self._pending)
+            tasks = self._reconciler.reconcile()
             if tasks:
                 await asyncio.wait(tasks, timeout=None if wait_for_all else RECONCILE_SECONDS)
             await self._write_pending()
@@ -165,44 +191,42 @@ class ReplicaAdapters:
             logger.error(
                 "%s is out of reach, what is known is served: %s", self._state.place, error
             )
+        except Exception:  # refreshing goes on, whatever it was
+            logger.exception("%s cannot be read or written", self._state.place)
+
+    def _in_pool(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
     async def _read(self) -> None:
         was_known = self._state.is_known
-        new = await asyncio.to_thread(self._state.read)
+        new = await self._in_pool(self._state.read)
         if new is not None:
-            self._shared = new
+            self._wanted.shared = new
         elif was_known and not self._state.is_known:
             logger.error("%s is gone: the adapters stay as they are", self._state.place)
-            self._pending = {**self._shared.adapters, **self._pending}
+            self._wanted.pending = {**self._wanted.shared.adapters, **self._wanted.pending}
 
     async def _write_pending(self) -> None:
         for _ in range(MAX_CONFLICTS):
-            if not self._pending:
+            if not self._wanted.pending:
                 return
-            changes = dict(self._pending)
-            new = self._shared.with_changes(changes)
+            changes = dict(self._wanted.pending)
+            new = self._wanted.shared.with_changes(changes)
             try:
-                await asyncio.to_thread(self._state.write, new)
+                await self._in_pool(self._state.write, new)
             except ObjectChangedError:
                 await self._read()
-                self._reconciler.reconcile(self._shared.adapters, self._pending)
+                self._reconciler.reconcile()
                 continue
-            self._shared = new
-            self._written(changes)
+            self._wanted.written(changes, new)
         raise UnreachableError(f"{MAX_CONFLICTS} writes in a row were another's")
-
-    def _written(self, changes: Mapping[str, Adapter | None]) -> None:
-        for name, adapter in changes.items():
-            self._reconciler.written(name, adapter)
-            if self._pending.get(name) is adapter:
-                self._pending.pop(name, None)
 
     async def _report(self) -> None:
         """Write the report if it has changed, or is due again."""
-        report = ReplicaReport(self._shared.generation, self.missing)
+        report = ReplicaReport(self._wanted.shared.generation, self.missing)
         if self._reported is not None:
             before, at = self._reported
             if before == report and self._now() < at + REPORT_SECONDS:
                 return
-        await asyncio.to_thread(self._state.report, report)
+        await self._in_pool(self._state.report, report)
         self._reported = report, self._now()

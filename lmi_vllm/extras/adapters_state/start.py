@@ -28,7 +28,7 @@ from lmi_vllm.telemetry.metrics import STATE_AGE_SECONDS, STATE_MISSING
 logger = logging.getLogger(__name__)
 
 PING_DETAIL: Final = "adapters_state"  # in the body of /ping and /ready
-LATE_PERIODS: Final = 3  # without a synchronization, before /ping says so
+MAX_MISSED_PERIODS: Final = 3  # without a synchronization, before /ping says so
 WATCH_SECONDS: Final = 1.0
 
 
@@ -49,7 +49,7 @@ class Replica:
         self._settings = settings
 
     async def keep(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
-        """Return when the registry has the kept adapters; the first process does so for all.
+        """Restore the kept adapters into the registry; the first process does so for all.
 
         Raises:
             ModelSourceError: the file or object cannot be read.
@@ -75,10 +75,12 @@ class Replica:
             state_settings.adapters_state_refresh_seconds,
             lambda: self._service.profile.predict_timeout,
         )
-        await shared.begin()
         registry.sharing = shared
+        await shared.begin()
         logger.info("adapters are shared over %s, as %s", state.place, state.replica)
-        late_seconds = LATE_PERIODS * state_settings.adapters_state_refresh_seconds + WATCH_SECONDS
+        late_seconds = (
+            MAX_MISSED_PERIODS * state_settings.adapters_state_refresh_seconds + WATCH_SECONDS
+        )
         self._tasks = [
             asyncio.create_task(shared.run()),
             asyncio.create_task(self._watch(shared, late_seconds)),

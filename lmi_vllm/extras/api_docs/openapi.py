@@ -42,6 +42,7 @@ _DIALECT_ERRORS: Final[Mapping[Dialect, str]] = {
     Dialect.OPENAI: "OpenAIError",
     Dialect.TGI: "TgiError",
     Dialect.ANTHROPIC: "OpenAIError",
+    Dialect.COHERE: "OpenAIError",
 }
 _PARAMETER_IN_PATH: Final = re.compile(r"{(\w+)}")
 
@@ -111,7 +112,7 @@ def _engine_paths(engine: Engine | None, described: Collection[str]) -> dict[str
 def _union_schemas(openai: OpenAISchemas) -> dict[str, Any]:
     """Return the schemas of `/invocations`: a body and an answer of any dialect."""
     kinds = ("completions", "chat/completions", "embeddings", "rerank", "score", "classify")
-    own = [reference("LmiRequest"), reference("EmbeddingInputs")]
+    own = [reference(name) for name in ("LmiRequest", "EmbeddingInputs", "PairInputs")]
     answers = [reference("Generation"), reference("Generations"), reference("Vectors")]
     return {
         "Invocation": any_of(*own, *(_openai_schema(openai.requests, kind) for kind in kinds)),

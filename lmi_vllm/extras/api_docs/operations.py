@@ -200,7 +200,7 @@ def _options(path: str, tag: str) -> Operation:
 def _adapters(prefix: str) -> tuple[Operation, ...]:
     one = prefix + "/{name}"
     status = {JSON: "AdapterStatus"}
-    return (
+    operations = (
         Operation(
             "get",
             prefix,
@@ -253,6 +253,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             answer_example={"status": "Adapter capitals updated"},
         ),
     )
+    return tuple(replace(operation, extra="management") for operation in operations)
 
 
 def _kserve(
@@ -436,6 +437,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answer_example={
             "models": [{"modelName": "model", "modelUrl": "/opt/ml/model", "status": "READY"}]
         },
+        extra="management",
     ),
     Operation(
         "post",
@@ -448,7 +450,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         example={"url": "/opt/ml/model", "model_name": "model"},
         answer_example={"status": 'Model "model" registered.'},
         statuses=(202, 404, 409, 507),
-        extra="model_control",
+        extra="management",
     ),
     *(
         Operation(
@@ -458,6 +460,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             "One model in detail.",
             {JSON: "ModelDescriptions"},
             answer_example=[{"workflowName": "model", "models": [{"modelName": "model"}]}],
+            extra="management",
         )
         for path in ("/models/{model}", "/models/{model}/{version}")
     ),
@@ -472,7 +475,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             "status": 'Workflow "model" worker scaled. New Worker configuration min workers:1 max '
             "workers:1"
         },
-        extra="model_control",
+        extra="management",
     ),
     Operation(
         "delete",
@@ -481,7 +484,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Unload a model that POST /models loaded; 405 for the one of the start.",
         {JSON: "Status"},
         answer_example={"status": 'Model or workflow "model" unregistered'},
-        extra="model_control",
+        extra="management",
     ),
     *_adapters("/adapters"),
     *_adapters("/models/{model}/adapters"),

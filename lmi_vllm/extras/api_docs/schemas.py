@@ -24,9 +24,9 @@ def reference(name: str) -> Schema:
     return {"$ref": REFERENCE + name}
 
 
-def any_of(*schemas: Schema) -> Schema:
+def any_of(*schemas: Schema, **more: object) -> Schema:
     """Return a schema that allows any of the given ones."""
-    return {"anyOf": list(schemas)}
+    return {"anyOf": list(schemas), **more}
 
 
 def list_of(schema: Schema, **more: object) -> Schema:
@@ -105,9 +105,29 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
                 "adapters": _ADAPTER_NAMES,
             },
             "inputs",
-            description="On a model that embeds: one vector per input.",
+            description="On a model that embeds: one vector per input. With engine=Rust, "
+            "OnnxRuntime or PyTorch the body may also be the list, and a single text gets its "
+            "vector alone.",
         ),
-        "Vectors": list_of(list_of(_NUMBER)),
+        "TextPair": _object({"text": _TEXT, "text_pair": _TEXT}, "text", "text_pair"),
+        "KeyValuePair": _object({"key": _TEXT, "value": _TEXT}, "key", "value"),
+        "QueryTexts": _object(
+            {"query": _TEXT, "texts": list_of(_TEXT, minItems=1)}, "query", "texts"
+        ),
+        "PairInputs": any_of(
+            reference("TextPair"),
+            reference("KeyValuePair"),
+            list_of(any_of(reference("TextPair"), reference("KeyValuePair")), minItems=1),
+            reference("QueryTexts"),
+            description="On a model that ranks: the score of each pair. Each form may stand in "
+            "`inputs`, and `parameters.truncate` beside it.",
+        ),
+        "Vectors": any_of(
+            list_of(list_of(_NUMBER)),
+            list_of(_NUMBER),
+            description="One row per text or pair; one row alone for a single pair, and for a "
+            "single text with engine=Rust, OnnxRuntime or PyTorch.",
+        ),
         "Token": _object({**_TOKEN, "log_prob": _NUMBER, "special": _FLAG}, "id", "text"),
         "Details": _object(
             {

@@ -87,7 +87,7 @@ def files_in(folder: Path) -> dict[str, Path]:
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
-    with suppress(FileNotFoundError):  # vLLM tidies up while we look
+    with suppress(FileNotFoundError):  # vLLM removes files meanwhile
         for path in sorted(folder.iterdir()):
             if path.is_symlink() or any(path.match(pattern) for pattern in _EXCLUDED):
                 continue

@@ -7,6 +7,7 @@ this machine (DNS rebinding).
 """
 
 import asyncio
+import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
@@ -26,7 +28,7 @@ from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.listeners import ListenerContext
 from lmi_vllm.translate.devices import detect_devices
-from lmi_vllm.web.middleware import is_foreign, is_unforgeable_host
+from lmi_vllm.web.cross_site import is_cross_site
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup
 
 CONSOLE_PATH: Final = "/console"
@@ -111,14 +113,14 @@ def is_open_page(path: str) -> bool:
 
 
 def check_console_request(request: web.Request) -> None:
-    """Return when the request comes from this server's own page.
+    """Check that the request comes from this server's own page.
 
     Raises:
         CrossSiteError: it comes from another site, or from a host name that may be rebound.
     """
-    if is_foreign(request) and not is_open_page(request.path):
+    if is_cross_site(request) and not is_open_page(request.path):
         raise CrossSiteError("the console's data is for its own page only")
-    if not request.app[OPTIONS].api_keys and not is_unforgeable_host(
+    if not request.app[OPTIONS].api_keys and not _is_rebinding_safe_host(
         request.headers.get("Host", "")
     ):
         raise CrossSiteError(
@@ -235,3 +237,15 @@ def _int_or_none(text: str | None) -> int | None:
 def _json(document: object) -> web.Response:
     body = orjson.dumps(document, default=str) + b"\n"
     return web.Response(body=body, content_type="application/json", headers=SECURITY_HEADERS)
+
+
+def _is_rebinding_safe_host(host: str) -> bool:
+    """Whether a Host header cannot be another site's name: an IP address, or localhost."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -7,7 +7,7 @@ from typing import Any, Final
 from lmi_vllm.errors import CustomCodeError, LmiError, StatusTable
 from lmi_vllm.extras.custom_code.calling import CodeCaller, error_row, failure
 from lmi_vllm.extras.custom_code.djl_python.content import Output
-from lmi_vllm.inference.response.streams import close_iterator, next_within
+from lmi_vllm.inference.response.streams import SilenceLimit, close_iterator
 from lmi_vllm.messages import FRAMINGS, InferenceCall, Reply
 
 HANDLER_FAILED: Final = "Custom handler failed"
@@ -81,7 +81,7 @@ class Handler:
 
     async def _piece(self, pieces: AsyncIterator[Any]) -> Output | None:
         try:
-            piece = await next_within(pieces, self.caller.timeout_seconds, "predict_timeout")
+            piece = await _next_within(pieces, self.caller.timeout_seconds, "predict_timeout")
         except LmiError:
             raise
         except Exception as error:
@@ -113,3 +113,12 @@ def _reply(
 
 def _content(output: Output) -> bytes:
     return b"".join(output.content.get_values())
+
+
+async def _next_within(items: AsyncIterator[Any], seconds: float, setting: str) -> Any:
+    """Return the next item, None at the end; see `SilenceLimit.next`."""
+    limit = SilenceLimit(seconds, setting)
+    try:
+        return await limit.next(items)
+    finally:
+        limit.close()

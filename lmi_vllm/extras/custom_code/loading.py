@@ -51,7 +51,7 @@ class CodeError(Exception):
 
 
 def check_syntax(path: Path) -> None:
-    """Return when the file compiles; nothing of it is executed.
+    """Check that the file compiles, without executing it.
 
     Raises:
         CodeError: it cannot be read, or is not Python.

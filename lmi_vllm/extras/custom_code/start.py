@@ -38,7 +38,7 @@ class CustomCodeLoader:
     """Loads the code that the settings name, the model's own and that of its adapters."""
 
     def check(self, settings: Settings, model: ModelArtifacts) -> None:
-        """Return when the code passes the checks that need not execute it.
+        """Check the code without executing it.
 
         Raises:
             StartupError: it would run in several processes, or it is not Python.

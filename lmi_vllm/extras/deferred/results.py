@@ -17,7 +17,14 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import BadParameterError, LmiError
+from lmi_vllm.errors import (
+    DEFAULT_STATUSES,
+    BadParameterError,
+    Dialect,
+    Fault,
+    LmiError,
+    StatusTable,
+)
 from lmi_vllm.extras.deferred.settings import DeferredSettings
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import RequestStep
@@ -38,7 +45,6 @@ MAX_BYTES: Final = 256 << 20  # of all results together
 
 _TOKEN: Final = re.compile(r"([0-9a-f-]{36})(\d{0,9})")
 _ACCEPTED: Final = 202
-_FAILED: Final = 500
 
 
 @dataclass(slots=True)
@@ -60,11 +66,16 @@ class DeferredResults:
     """
 
     def __init__(
-        self, capacity: int = DEFAULT_CAPACITY, batch: int = 1, max_bytes: int = MAX_BYTES
+        self,
+        capacity: int = DEFAULT_CAPACITY,
+        batch: int = 1,
+        max_bytes: int = MAX_BYTES,
+        statuses: StatusTable = DEFAULT_STATUSES,
     ) -> None:
         self._capacity = capacity
         self._batch = batch
         self._max_bytes = max_bytes
+        self._failed = statuses.of_fault(Fault.ENGINE, Dialect.LMI)  # LMI's for every failure
         self._results: OrderedDict[str, _Result] = OrderedDict()
 
     def __len__(self) -> int:
@@ -96,8 +107,8 @@ class DeferredResults:
             readable -= readable % self._batch
         end = min(readable, start + most) if most else readable
         if result.is_done and result.failure is not None and start >= readable:
-            row = {"error": result.failure, "code": _FAILED}
-            return Reply(_FAILED, "application/json", orjson.dumps(row) + b"\n")
+            row = {"error": result.failure, "code": self._failed}
+            return Reply(self._failed, "application/json", orjson.dumps(row) + b"\n")
         is_over = result.is_done and result.failure is None and end >= readable
         headers = {} if is_over else _next(token, max(start, end))
         if result.head is None or (not readable and not result.is_done):
@@ -106,7 +117,7 @@ class DeferredResults:
         return replace(result.head, body=body, headers={**result.head.headers, **headers})
 
     async def _collect(self, work: Coroutine[Any, Any, Reply], result: _Result) -> None:
-        record, status = current_record(), _FAILED
+        record, status = current_record(), self._failed
         if record is not None:  # the request itself ends with its token
             record = record.background()
             enter_record(record)
@@ -121,10 +132,10 @@ class DeferredResults:
                 async for row in rows:
                     self._add(result, row)
         except LmiError as error:
-            status, result.failure = _FAILED, error.text
+            status, result.failure = self._failed, error.text
         except Exception:
             logger.exception("a deferred request failed")
-            status, result.failure = _FAILED, "Internal server error"
+            status, result.failure = self._failed, "Internal server error"
         finally:
             if record is not None:
                 record.end(status)
@@ -214,6 +225,10 @@ async def deferring(
 ) -> AsyncIterator[None]:
     """Defer the answers of requests that ask for it, while the body runs."""
     asked = settings.extra(DeferredSettings)
-    results = DeferredResults(asked.memory_cache_capacity or DEFAULT_CAPACITY, asked.cache_batch)
+    results = DeferredResults(
+        asked.memory_cache_capacity or DEFAULT_CAPACITY,
+        asked.cache_batch,
+        statuses=service.statuses,
+    )
     service.steps.append(DeferredStep(results, service.queue))
     yield

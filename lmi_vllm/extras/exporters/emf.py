@@ -4,6 +4,7 @@ The specification: AWS, "Embedded metric format specification" (Amazon CloudWatc
 most 100 metrics in a directive and 100 values of one metric in a line.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,11 @@ from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.extras.exporters.lmi_series import counted_as
+from lmi_vllm.telemetry.log_handler import MAX_QUEUED_BYTES, QueuedHandler
+from lmi_vllm.telemetry.metrics import DROPPED_METRIC_LINES
 from lmi_vllm.telemetry.records import RequestSummary
+
+logger = logging.getLogger(__name__)
 
 MAX_VALUES: Final = 100
 COUNT: Final = "Count"
@@ -39,6 +44,28 @@ class EmfSettings(ExtraSettings):
     lmi_metrics_emf_namespace: str = variable(parse.any_text,
         "CloudWatch namespace of their metrics.", default="lmi_vllm")
     # fmt: on
+
+
+class MetricLines(QueuedHandler):
+    """Writes lines of metrics as they are; what is dropped is counted, and named in the log.
+
+    Containers hand stdout to CloudWatch by an agent, which may stall like one that reads the log.
+    """
+
+    def __init__(self, descriptor: int, name: str, most_bytes: int = MAX_QUEUED_BYTES) -> None:
+        super().__init__(descriptor, DROPPED_METRIC_LINES.inc, most_bytes)
+        self._name = name
+
+    def write(self, line: str) -> None:
+        """Queue one line, or drop it where too many wait."""
+        self.queue(line.encode("utf-8", "backslashreplace") + b"\n")
+
+    def notice(self, dropped: int) -> bytes:
+        """Name them in the log and return nothing: such lines are for machines."""
+        logger.warning(
+            "%s: %d lines were dropped: what takes them had stopped", self._name, dropped
+        )
+        return b""
 
 
 @dataclass(slots=True)
@@ -108,4 +135,4 @@ class EmfWriter:
         }
         metadata = {"Timestamp": int(self.now() * 1000), "CloudWatchMetrics": [directive]}
         line = {"_aws": metadata, "Model": self.model(), **values}
-        self.write(orjson.dumps(line).decode() + "\n")
+        self.write(orjson.dumps(line).decode())

@@ -15,10 +15,12 @@ from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.errors import Fault
+from lmi_vllm.extras.exporters.emf import MetricLines
 from lmi_vllm.telemetry.records import RequestSummary
 
 logger = logging.getLogger(__name__)
 
+_NO_DESCRIPTOR: Final = -1
 VARIABLE: Final = "SM_TELEMETRY_LOG_REV_2022_12"
 TAGS: Final = ("ModelServerError", "UserScriptError", "SysHealth", "ModelServerTelemetry")
 _TAGGED: Final = re.compile(rf"({'|'.join(TAGS)}):")
@@ -42,12 +44,40 @@ class SageMakerSettings(ExtraSettings):
     # fmt: on
 
 
+class FileLines(MetricLines):
+    """Appends lines to a file on a thread: a disk that stalls, or a pipe, holds up no request."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(_NO_DESCRIPTOR, f"{VARIABLE} {path}")
+        self._path = path
+        self._lost = 0  # since the file could be written
+
+    def put(self, block: bytes) -> None:
+        """Append whole lines.
+
+        Raises:
+            OSError: the file cannot be written now; the log says so once.
+        """
+        try:
+            with self._path.open("ab") as file:
+                file.write(block)
+        except OSError as error:
+            if not self._lost:
+                logger.warning("%s: %s; lines are dropped until it can be written", self._name,
+                               error.strerror)  # fmt: skip
+            self._lost += block.count(b"\n")
+            raise
+        lost, self._lost = self._lost, 0
+        if lost:
+            self.notice(lost)
+
+
 class TelemetryFile(logging.Handler):
     """Appends tagged records; malformed ones are dropped with a warning."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._path = path
+        self._lines = FileLines(path)
         self._counts: Counter[str] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -55,6 +85,10 @@ class TelemetryFile(logging.Handler):
         text = record.getMessage()
         if _TAGGED.match(text):
             self.report(text)
+
+    def flush(self) -> None:
+        """Wait until all lines are written, but not for long."""
+        self._lines.flush()
 
     def observe(self, summary: RequestSummary) -> None:
         """Append a line for a request that failed by a fault of the server or of user code."""
@@ -70,13 +104,8 @@ class TelemetryFile(logging.Handler):
         tag, words, value, unit = found.groups()
         name = "".join(word[0].upper() + word[1:] for word in words.split())
         self._counts[name] += 1
-        line = f"{tag}.Count:{self._counts[name]}|#lmi_vllm:{__version__},{name}:{value} {unit}\n"
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:
-            logging.getLogger().removeHandler(self)
-            logger.warning("%s %s: %s; no more telemetry", VARIABLE, self._path, error.strerror)
+        line = f"{tag}.Count:{self._counts[name]}|#lmi_vllm:{__version__},{name}:{value} {unit}"
+        self._lines.write(line)
 
 
 def failure_line(summary: RequestSummary) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extras.exporters.emf import EmfSettings, EmfWriter
+from lmi_vllm.extras.exporters.emf import EmfSettings, EmfWriter, MetricLines
 from lmi_vllm.extras.exporters.lmi_series import LmiSeries, LmiSeriesSettings
 from lmi_vllm.extras.exporters.percentiles import log_request_metrics
 from lmi_vllm.extras.exporters.sagemaker_lines import (
@@ -18,8 +18,6 @@ from lmi_vllm.extras.exporters.sagemaker_lines import (
 )
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
-from lmi_vllm.telemetry.log_handler import QueuedHandler
-from lmi_vllm.telemetry.metrics import DROPPED_LINES
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import Observer, RequestSummary
 
@@ -37,20 +35,20 @@ async def exporting(
     if settings.extra(LmiSeriesSettings).prometheus:
         lmi = LmiSeries(lambda: service.lifecycle.model_name)
         service.telemetry.observers.append(lmi)
-        events.on_ready.append(lmi.set_start)
+        events.on_ready.append(lambda ready: lmi.set_start(ready.phase_seconds))
     emf_settings = settings.extra(EmfSettings)
     if not emf_settings.lmi_metrics_emf:
         yield
         return
-    lines = _line_writer(sys.stdout.fileno())
+    lines = MetricLines(sys.stdout.fileno(), "LMI_METRICS_EMF")
     emf = EmfWriter(
-        lambda line: lines.emit(_record(line)),
+        lines.write,
         emf_settings.lmi_metrics_emf_namespace,
         lambda: service.lifecycle.model_name,
         lambda: _gauges(service),
     )
     service.telemetry.observers.append(emf)
-    events.on_ready.append(emf.write_start)
+    events.on_ready.append(lambda ready: emf.write_start(ready.phase_seconds))
     flushing = asyncio.create_task(_flush_periodically(emf, emf_settings.lmi_metrics_emf_interval))
     try:
         yield
@@ -92,17 +90,3 @@ async def _flush_periodically(emf: EmfWriter, seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
         emf.flush()
-
-
-def _line_writer(descriptor: int) -> QueuedHandler:
-    """Return what writes lines as they are, without ever waiting for who reads them.
-
-    Containers hand stdout to CloudWatch by an agent, which may stall like one that reads the log.
-    """
-    lines = QueuedHandler(descriptor, DROPPED_LINES.inc)
-    lines.setFormatter(logging.Formatter("%(message)s"))
-    return lines
-
-
-def _record(line: str) -> logging.LogRecord:
-    return logging.makeLogRecord({"msg": line.rstrip("\n"), "levelno": logging.INFO})

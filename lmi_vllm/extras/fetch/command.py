@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TextIO
 
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, store_examples
 
@@ -46,6 +48,8 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
             destination=arguments.to,
             on_progress=display.show,
         )
+    except DownloadError as error:
+        raise DownloadError(mask_urls(error.text)) from None
     finally:
         display.close()
     sys.stdout.write(f"{directory}\n")

@@ -20,14 +20,13 @@ from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import Fault, LmiError, NotReadyError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.service import ModelInfo
 from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile, SharedAdapter
 
 _LENGTH: Final = struct.Struct("!I")
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class ProcessSetup:
     """The first message to a new process: what it needs before the engine is there."""
 
     settings: Settings
@@ -39,7 +38,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class JoinEngine:
     """The engine is up: join it and answer at the address.
 
     `first` is the Unix socket of the first process, which answers what this one cannot; `limit` is
@@ -50,7 +49,7 @@ class Begin:
     slot: EngineSlot
     arguments: EngineArguments
     profile: ServingProfile
-    model: ModelInfo
+    model_url: str
     model_name: str
     address: ListenAddress
     first: str
@@ -87,7 +86,7 @@ class EngineDied:
 
 
 @dataclass(frozen=True, slots=True)
-class Detach:
+class LeaveEngine:
     """Leave the engine, which ends or has ended; answered when the sockets are closed."""
 
     number: int
@@ -101,17 +100,17 @@ class LogLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopProcess:
     """Close the port and end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class VllmImported:
     """The process has imported vLLM and can join an engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ProcessReady:
     """The process answers requests."""
 
 
@@ -130,7 +129,7 @@ class RunningRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldAdapter:
     """A request needs an adapter's slot; answered once it holds one."""
 
     number: int
@@ -138,8 +137,8 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """The request of the `Hold` with this number has left the engine, or has stopped waiting."""
+class ReleaseAdapter:
+    """The request of the `HoldAdapter` with this number has ended, or has stopped waiting."""
 
     number: int
 
@@ -167,7 +166,7 @@ class TelemetryLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CallReply:
     """The reply to the call with this number: done, or refused with `error`."""
 
     number: int
@@ -233,7 +232,7 @@ class Channel:
         finally:
             self._waiting.pop(message.number, None)
 
-    def resolve(self, done: Done) -> None:
+    def resolve(self, done: CallReply) -> None:
         """Resolve the call that `done` replies to; a reply that no caller waits for is ignored."""
         waiting = self._waiting.get(done.number)
         if waiting is None or waiting.done():

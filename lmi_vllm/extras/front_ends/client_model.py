@@ -13,14 +13,14 @@ from lmi_vllm.engine.vllm.factory import import_vllm
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
-    Begin,
     Channel,
-    Hold,
+    HoldAdapter,
+    JoinEngine,
     LoadAdapter,
-    Release,
+    ReleaseAdapter,
     RequestStarted,
 )
-from lmi_vllm.extras.front_ends.followed_adapters import FollowedAdapters
+from lmi_vllm.extras.front_ends.mirrored_adapters import MirroredAdapters
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
@@ -54,21 +54,21 @@ class ClientModel:
         self._engine_lock = asyncio.Lock()
         self._list_lock = asyncio.Lock()
         self._engine: JoinedEngine | None = None
-        self._adapters: FollowedAdapters | None = None
+        self._adapters: MirroredAdapters | None = None
 
     async def load(self, arguments: EngineArguments) -> None:
         """Import vLLM, while the first process starts the engine."""
         load = partial(import_vllm, arguments)
         await asyncio.get_running_loop().run_in_executor(self._thread, load)
 
-    async def join(self, begin: Begin, *, is_first: bool) -> None:
+    async def join(self, message: JoinEngine, *, is_first: bool) -> None:
         """Join the engine and run a warm-up request on it.
 
         Raises:
             EngineStartError: the engine could not be joined.
         """
         async with self._engine_lock:
-            await self._join(begin)
+            await self._join(message)
             if is_first:
                 freeze_heap()
             else:
@@ -110,25 +110,25 @@ class ClientModel:
         if self._engine is not None:
             await self._engine.close()
 
-    async def _join(self, begin: Begin) -> None:
+    async def _join(self, message: JoinEngine) -> None:
         from lmi_vllm.extras.front_ends.joined import (
             join_vllm_engine,
         )
 
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await join_vllm_engine(
-            begin.arguments, begin.profile, self._thread, begin.slot, self._first
+            message.arguments, message.profile, self._thread, message.slot, self._first
         )
         self._thread = None  # the engine owns the thread from here on
         engine.report_requests(lambda request: self._channel.send(RequestStarted(request)))
         if engine.task == GENERATE:
             await warm_up(engine, has_logprobs=False)
-        service, profile = self._service, begin.profile
-        service.expect(begin.model, profile)
-        service.lifecycle.expect_model(begin.model_name)
+        service, profile = self._service, message.profile
+        service.expect(message.model_url, profile)
+        service.lifecycle.expect_model(message.model_name)
         for prepare in self._events.on_plan:
-            prepare(begin.settings, begin.arguments)
-        self._adapters = FollowedAdapters(
+            prepare(message.settings, message.arguments)
+        self._adapters = MirroredAdapters(
             engine,
             self._first.load,
             is_enabled=profile.enable_lora,
@@ -155,13 +155,13 @@ class RemoteAdapters:
         """
         number = self._channel.new_number()
         try:
-            await self._channel.call(Hold(number, adapter))
+            await self._channel.call(HoldAdapter(number, adapter))
             yield
         finally:
-            self._channel.send(Release(number))
+            self._channel.send(ReleaseAdapter(number))
 
     async def load(self, name: str) -> None:
-        """Return when the first process has loaded a registered adapter.
+        """Wait until the first process has loaded a registered adapter.
 
         Raises:
             LmiError: it cannot be loaded.

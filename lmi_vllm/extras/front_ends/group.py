@@ -21,7 +21,13 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.extras.front_ends.channel import Begin, CancelRequests, EngineDied, Hello, LogLevel
+from lmi_vllm.extras.front_ends.channel import (
+    CancelRequests,
+    EngineDied,
+    JoinEngine,
+    LogLevel,
+    ProcessSetup,
+)
 from lmi_vllm.extras.front_ends.first import EngineSlots, FirstProcess, SharedEngine
 from lmi_vllm.extras.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
@@ -56,8 +62,8 @@ class FrontEndGroup(ProcessGroup):
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._settings: Settings | None = None
-        self._hello: Hello | None = None
-        self._begin: Begin | None = None
+        self._setup: ProcessSetup | None = None
+        self._join_message: JoinEngine | None = None
         service.telemetry.series = series_of_all
         service.queue.share(self._slots.counters.row(0))
         service.queue.subscribe_end(lambda: self._broadcast(CancelRequests()))
@@ -72,7 +78,7 @@ class FrontEndGroup(ProcessGroup):
         """Start the processes unless they run; they import vLLM while the engine starts."""
         slots = self._slots
         self._settings = settings
-        self._hello = self._hello or Hello(
+        self._setup = self._setup or ProcessSetup(
             settings,
             self._environ,
             arguments,
@@ -100,19 +106,19 @@ class FrontEndGroup(ProcessGroup):
             EngineStartError: one of them could not.
         """
         if self._settings is None:
-            raise RuntimeError("begin comes first")
+            raise RuntimeError("begin() must be called first")
         # Settings that give a model to another engine than vLLM are refused with these processes.
         shared = cast(SharedEngine, engine)
         self._first.use(shared, adapters)
         shared.others = self._slots.counters.row(0)
         adapters.publish = self._publish
         self._start_missing()
-        self._begin = Begin(
+        self._join_message = JoinEngine(
             settings=self._settings,
             slot=shared.complete(self._slots.of(1)),
             arguments=shared.arguments,
             profile=replace(profile, task=engine.task),
-            model=self._service.model,
+            model_url=self._service.model_url,
             model_name=self._service.lifecycle.model_name,
             address=self._address,
             first=self.first_socket,
@@ -130,13 +136,13 @@ class FrontEndGroup(ProcessGroup):
 
     async def detach(self) -> None:
         """Have the processes leave the engine; they keep the port and forward every request."""
-        self._begin = None
+        self._join_message = None
         self._first.leave()
         await asyncio.gather(*(process.detach() for process in self._processes))
 
     async def end(self) -> None:
         """Stop the processes; returns when all have ended."""
-        self._begin = None
+        self._join_message = None
         self._first.leave()
         if self._watching is not None:
             self._watching.cancel()
@@ -169,15 +175,15 @@ class FrontEndGroup(ProcessGroup):
 
     async def _run(self, process: FrontEnd) -> None:
         """Supervise one process: run it until it ends, then replace it."""
-        if self._hello is None:
-            raise RuntimeError("begin comes first")
-        await process.run(replace(self._hello, row=process.row))
+        if self._setup is None:
+            raise RuntimeError("begin() must be called first")
+        await process.run(replace(self._setup, row=process.row))
         self._slots.counters.row(process.row).clear()
         if process not in self._processes:
             return  # it was stopped on purpose
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
         self._processes.remove(process)
-        if self._begin is None:
+        if self._join_message is None:
             return  # `begin` or `join` starts another
         if self._slots.is_exhausted:
             logger.error("it was the last that could be replaced")
@@ -189,11 +195,11 @@ class FrontEndGroup(ProcessGroup):
 
     async def _join(self, process: FrontEnd) -> None:
         await process.wait_for(process.imported)
-        begin, engine = self._begin, self._first.engine
-        if begin is None or engine is None:
+        joined, engine = self._join_message, self._first.engine
+        if joined is None or engine is None:
             return
         slot = engine.complete(self._slots.of(process.row))
-        process.channel.send(replace(begin, slot=slot))
+        process.channel.send(replace(joined, slot=slot))
         await process.wait_for(process.joined)
         process.is_routed = True
         process.channel.send(self._first.state())

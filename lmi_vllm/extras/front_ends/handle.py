@@ -14,24 +14,24 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
+    CallReply,
     Channel,
     ChannelClosedError,
-    Detach,
-    Done,
     FailureCounted,
-    Hello,
-    Hold,
-    Imported,
+    HoldAdapter,
+    LeaveEngine,
     LoadAdapter,
-    Ready,
-    Release,
+    ProcessReady,
+    ProcessSetup,
+    ReleaseAdapter,
     RequestStarted,
     RunningRequests,
-    Stop,
+    StopProcess,
     TelemetryLine,
+    VllmImported,
 )
 from lmi_vllm.extras.front_ends.first import FirstProcess
-from lmi_vllm.extras.front_ends.followed_adapters import without_hooks
+from lmi_vllm.extras.front_ends.mirrored_adapters import without_hooks
 from lmi_vllm.extras.front_ends.series import OTHER_PROCESSES, forget_process
 from lmi_vllm.messages import SharedAdapter
 
@@ -75,7 +75,7 @@ class FrontEnd:
             raise RuntimeError("the process has not been started")
         return self._channel
 
-    async def run(self, hello: Hello) -> None:
+    async def run(self, setup: ProcessSetup) -> None:
         """Start the process and serve its calls until it ends."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -89,7 +89,7 @@ class FrontEnd:
         OTHER_PROCESSES.add(self.pid)
         self._channel = await Channel.over(ours)
         try:
-            self._channel.send(hello)
+            self._channel.send(setup)
             while True:
                 self._answer(await self._channel.receive())
         except ChannelClosedError:
@@ -107,7 +107,7 @@ class FrontEnd:
             self._ended.set()
 
     async def wait_for(self, event: asyncio.Event) -> None:
-        """Return when the process has set `event`.
+        """Wait until the process has set `event`.
 
         Raises:
             ProcessEndedError: it ended before.
@@ -157,7 +157,7 @@ class FrontEnd:
             return  # it has joined no engine yet
         try:
             async with asyncio.timeout(DETACH_SECONDS):
-                await self._channel.call(Detach(self._channel.new_number()))
+                await self._channel.call(LeaveEngine(self._channel.new_number()))
         except TimeoutError:
             self.kill()
         except LmiError as error:
@@ -165,7 +165,7 @@ class FrontEnd:
 
     async def stop(self) -> None:
         """Stop the process: gracefully, and by SIGKILL after STOP_SECONDS."""
-        self.send(Stop())
+        self.send(StopProcess())
         try:
             await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
         except TimeoutError:
@@ -180,11 +180,11 @@ class FrontEnd:
 
     def _answer(self, message: object) -> None:
         match message:
-            case Imported():
+            case VllmImported():
                 self.imported.set()
-            case Ready():
+            case ProcessReady():
                 self.joined.set()
-            case Done():
+            case CallReply():
                 self.channel.resolve(message)
             case RequestStarted():
                 self._engine_requests.add(message.engine_request)
@@ -197,22 +197,22 @@ class FrontEnd:
         match message:
             case FailureCounted() | TelemetryLine():
                 self.first.note(message)
-            case Hold():
+            case HoldAdapter():
                 self._answer_later(message.number, self._hold(message))
             case LoadAdapter():
                 self._answer_later(message.number, self._load(message))
-            case Release() if message.number in self._calls:
+            case ReleaseAdapter() if message.number in self._calls:
                 self._calls[message.number].cancel()
 
     def _answer_later(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         task = self._calls[number] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._calls.pop(number, None))
 
-    async def _hold(self, message: Hold) -> None:
+    async def _hold(self, message: HoldAdapter) -> None:
         """Hold an adapter until the process releases it, or ends: then this task is cancelled."""
         try:
             async with self.first.hold(message.engine_id):
-                self.channel.send(Done(message.number))
+                self.channel.send(CallReply(message.number))
                 await asyncio.Event().wait()
         except Exception as error:  # noqa: BLE001 (the calling process gets it)
             self._refuse(message.number, error)
@@ -223,10 +223,10 @@ class FrontEnd:
         except Exception as error:  # noqa: BLE001 (the calling process gets it)
             self._refuse(message.number, error)
         else:
-            self.channel.send(Done(message.number))
+            self.channel.send(CallReply(message.number))
 
     def _refuse(self, number: int, error: Exception) -> None:
         if not isinstance(error, LmiError):
             logger.error("front-end process %d asked in vain", self.pid, exc_info=error)
             error = EngineFailureError()
-        self.channel.send(Done(number, error))
+        self.channel.send(CallReply(number, error))

@@ -1,16 +1,22 @@
 """A client of the engine that the first process started; that process decides about adapters."""
 
+import asyncio
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any, Protocol
 
-from lmi_vllm.engine.base import SharedState
-from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
+from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME, UsableAdapters
+from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.bridge import Bridge
+from lmi_vllm.engine.vllm.configuration import engine_config, parse_vllm_arguments, runs_on_cpu
 from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
-from lmi_vllm.engine.vllm.start import StartedEngine, join_vllm
-from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
+from lmi_vllm.engine.vllm.start import StartedEngine
+from lmi_vllm.errors import AdapterRefusedError, EngineStartError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
@@ -18,6 +24,18 @@ from lmi_vllm.messages import (
     ServingProfile,
     SharedAdapter,
 )
+
+
+class SharedState(Protocol):
+    """Allocates adapter slots for all clients of an engine."""
+
+    def hold(self, adapter: int) -> AbstractAsyncContextManager[None]:
+        """Wait until the adapter of this engine id may be used; it may while the body runs.
+
+        Raises:
+            LmiError: it cannot be used, now or ever.
+        """
+        ...
 
 
 class SharedAdapters:
@@ -61,6 +79,24 @@ class SharedAdapters:
     def unload(self, adapter: AdapterRef) -> None:
         """Make the adapter unusable for further requests."""
         self._loaded.pop(adapter.engine_id, None)
+
+
+class ClientAsyncLLM(GuardedAsyncLLM):
+    """An AsyncLLM on an engine that another process started, and that guards it for us."""
+
+    def join(self, adapters: UsableAdapters, *, is_cpu: bool) -> None:
+        """Prepare for requests; instead of `guard`."""
+        self.adapters = adapters
+        self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
+
+    def report_requests(self, began: Callable[[str], None]) -> None:
+        """Call `began` for each request before the engine has it, with its id there."""
+        self.output_processor.report = began
+
+    @property
+    def engine_requests(self) -> tuple[str, ...]:
+        """The requests in the engine, by their ids there."""
+        return tuple(self.output_processor.request_states)
 
 
 class JoinedEngine(VllmClient):
@@ -113,9 +149,51 @@ async def join_vllm_engine(
     Raises:
         EngineStartError: the engine could not be joined.
     """
-    started = await join_vllm(arguments, thread, slot)
+    started = await _start_client(arguments, thread, slot)
     async with ended_unless_ready(started):
         adapters = SharedAdapters(shared, slot.base_adapter)
         started.llm.join(adapters, is_cpu=started.is_cpu)
         bridge, task = await prepared(started, profile)
         return JoinedEngine(started, bridge, task, adapters)
+
+
+async def _start_client(
+    arguments: EngineArguments, thread: ThreadPoolExecutor, slot: EngineSlot
+) -> StartedEngine:
+    """Join, as one more client, the engine that another process has started with `arguments`.
+
+    Raises:
+        EngineStartError: it did not work out; the text is the root cause.
+    """
+    join = partial(_join, arguments, thread, slot)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, join)
+    except Exception as error:
+        text = f"the engine could not be joined: {type(error).__name__}: {error}"
+        raise EngineStartError(text) from error
+
+
+def _join(
+    arguments: EngineArguments, thread: ThreadPoolExecutor, slot: EngineSlot
+) -> StartedEngine:
+    claim_children()  # those that try grammars
+    is_cpu = runs_on_cpu()
+    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
+    config = engine_config(namespace, slot.clients, slot.index, is_cpu=is_cpu)
+    if is_cpu and sys.platform == "linux":
+        adopt_forked_engines()
+    llm = ClientAsyncLLM.from_vllm_config(
+        config,
+        enable_log_requests=namespace.enable_log_requests,
+        disable_log_stats=namespace.disable_log_stats,
+        **_addresses_of(slot),
+    )
+    return StartedEngine(llm, namespace, is_cpu, thread, arguments)
+
+
+def _addresses_of(slot: EngineSlot) -> dict[str, Any]:
+    """Return what `AsyncLLM.from_vllm_config` takes for one more client."""
+    addresses = {"input_address": slot.input_address, "output_address": slot.output_address}
+    if slot.stats_address is not None:
+        addresses["stats_update_address"] = slot.stats_address
+    return {"client_addresses": addresses, "client_count": slot.clients, "client_index": slot.index}

@@ -20,22 +20,22 @@ from lmi_vllm.commands.serve import configure_server_logging, end_process
 from lmi_vllm.engine.vllm.processes import end_with_parent
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
-    Begin,
+    CallReply,
     CancelRequests,
     Channel,
     ChannelClosedError,
-    Detach,
-    Done,
     EngineDied,
     FailureCounted,
-    Hello,
-    Imported,
+    JoinEngine,
+    LeaveEngine,
     LogLevel,
-    Ready,
+    ProcessReady,
+    ProcessSetup,
     RunningRequests,
     StateChanged,
-    Stop,
+    StopProcess,
     TelemetryLine,
+    VllmImported,
 )
 from lmi_vllm.extras.front_ends.client_model import ClientModel
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
@@ -54,27 +54,27 @@ REPORT_SECONDS: Final = 0.5
 class FrontEndProcess:
     """Answers inference requests over an engine that another process started."""
 
-    def __init__(self, channel: Channel, hello: Hello) -> None:
+    def __init__(self, channel: Channel, setup: ProcessSetup) -> None:
         self._channel = channel
-        self._hello = hello
-        self._row: CounterRow = SharedCounters(Path(hello.counters), hello.processes).row(hello.row)
+        self._setup = setup
+        self._row: CounterRow = SharedCounters(Path(setup.counters), setup.processes).row(setup.row)
         self._lifecycle = Lifecycle()
         self._lifecycle.on_failure.append(lambda cause: channel.send(FailureCounted(cause)))
         self._queue = Admission(self._lifecycle, slots=self._row)
-        self._service = InferenceService(self._queue, statuses=error_statuses(hello.settings))
+        self._service = InferenceService(self._queue, statuses=error_statuses(setup.settings))
         self._events = ServerEvents(is_first=False)
         self._model = ClientModel(self._service, self._events, channel)
-        self._begin: Begin | None = None
+        self._join_message: JoinEngine | None = None
         self._listeners: Listeners | None = None
         self._forwarder: Forwarder | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until the first process sends `Stop` or is gone."""
-        hello = self._hello
+        """Serve until the first process sends `StopProcess` or is gone."""
+        setup = self._setup
         self._service.telemetry.send_line = self._send_line
-        async with running_extras(self._service, hello.settings, hello.environ, self._events):
+        async with running_extras(self._service, setup.settings, setup.environ, self._events):
             self._spawn(self._import())
             listening = asyncio.create_task(self._listen())
             failing = asyncio.create_task(self._failed.wait())
@@ -84,20 +84,20 @@ class FrontEndProcess:
             await self._close()
 
     async def _listen(self) -> None:
-        """Handle messages of the first process until `Stop`, or until it is gone."""
+        """Handle messages of the first process until `StopProcess`, or until it is gone."""
         with contextlib.suppress(ChannelClosedError):
-            while not isinstance(message := await self._channel.receive(), Stop):
+            while not isinstance(message := await self._channel.receive(), StopProcess):
                 self._follow(message)
 
     def _follow(self, message: object) -> None:
         match message:
-            case Begin():
+            case JoinEngine():
                 self._spawn(self._join(message))
-            case Detach():
+            case LeaveEngine():
                 self._spawn(self._detach(message))
             case AdapterList():
                 self._spawn(self._route(message))
-            case Done():
+            case CallReply():
                 self._channel.resolve(message)
             case _:
                 self._apply(message)
@@ -127,35 +127,35 @@ class FrontEndProcess:
             self._failed.set()
 
     async def _import(self) -> None:
-        await self._model.load(self._hello.arguments)
-        self._channel.send(Imported())
+        await self._model.load(self._setup.arguments)
+        self._channel.send(VllmImported())
 
-    async def _join(self, begin: Begin) -> None:
+    async def _join(self, message: JoinEngine) -> None:
         """Join the engine; the port opens with the first list of adapters."""
-        is_first = self._begin is None
-        await self._model.join(begin, is_first=is_first)
-        self._queue.resize(begin.limit)
+        is_first = self._join_message is None
+        await self._model.join(message, is_first=is_first)
+        self._queue.resize(message.limit)
         if is_first:
             self._spawn(self._report_engine())
-        self._begin = begin
-        self._channel.send(Ready())
+        self._join_message = message
+        self._channel.send(ProcessReady())
 
-    async def _detach(self, message: Detach) -> None:
+    async def _detach(self, message: LeaveEngine) -> None:
         await self._model.leave()
-        self._channel.send(Done(message.number))
+        self._channel.send(CallReply(message.number))
 
     async def _route(self, message: AdapterList) -> None:
         """Route by the list; the first list opens the port."""
-        if self._begin is None:
+        if self._join_message is None:
             raise RuntimeError("the engine has not been joined")
         await self._model.follow(message)
         if self._listeners is None:
-            begin, hello = self._begin, self._hello
-            self._forwarder = Forwarder(begin.first)
+            joined, setup = self._join_message, self._setup
+            self._forwarder = Forwarder(joined.first)
             self._listeners = await open_front_end(
-                self._service, hello.settings, hello.environ, begin.address, self._forwarder
+                self._service, setup.settings, setup.environ, joined.address, self._forwarder
             )
-        self._channel.send(Done(message.number))
+        self._channel.send(CallReply(message.number))
 
     async def _report_engine(self) -> None:
         """Report liveness and this process's requests in the engine, twice a second."""
@@ -185,11 +185,11 @@ class FrontEndProcess:
 async def serve(descriptor: int) -> None:
     """Run a front-end process over this end of the socket pair."""
     channel = await Channel.over(socket.socket(fileno=descriptor))
-    hello = await channel.receive()
-    if not isinstance(hello, Hello):
-        raise RuntimeError("the first message is no Hello")
-    configure_server_logging(hello.settings, hello.environ)
-    await FrontEndProcess(channel, hello).run()
+    setup = await channel.receive()
+    if not isinstance(setup, ProcessSetup):
+        raise RuntimeError("the first message is not ProcessSetup")
+    configure_server_logging(setup.settings, setup.environ)
+    await FrontEndProcess(channel, setup).run()
 
 
 def main() -> None:

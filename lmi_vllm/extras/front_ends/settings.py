@@ -9,7 +9,7 @@ from lmi_vllm.config.listen import INFERENCE, PROCESSES, read_address
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings
 from lmi_vllm.engine.private_folders import new_private_folder
 
-MOST_PROCESSES: Final = 64
+MAX_PROCESSES: Final = 64
 
 
 class FrontEndSettings(ExtraSettings):
@@ -20,8 +20,8 @@ class FrontEndSettings(ExtraSettings):
         setting = server.detail(PROCESSES)
         if setting is None or not isinstance(setting.value, int) or setting.value == 1:
             return
-        if setting.value > MOST_PROCESSES:
-            fail(f"{setting.stated}: at most {MOST_PROCESSES} are possible")
+        if setting.value > MAX_PROCESSES:
+            fail(f"{setting.stated}: at most {MAX_PROCESSES} are possible")
         if sys.platform != "linux":
             fail(f"{setting.stated}: only Linux spreads the connections of one port over processes")
         address = server.detail(INFERENCE)

@@ -1,4 +1,4 @@
-"""What `explain` says of defaults that are not those of LMI's guides any more."""
+"""Notes of `explain` on defaults that differ from LMI's guides."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Defaults that are not those of LMI's guides any more: what they say, what stands, and since when.
+"""Defaults that differ from LMI's guides: the guides' value, the present one, and since when.
 
 The releases were read in vLLM's wheels: engine/arg_utils.py and config.py of 0.6.3, 0.7.3, 0.8.0,
 0.8.3, 0.8.4 and 0.9.0, config/cache.py of 0.19.1 and 0.20.0.

@@ -1,8 +1,8 @@
-"""Dropped architectures that vLLM still runs under another name, set by `hf_overrides`.
+"""Architectures that vLLM lacks and still runs under another name, set by `hf_overrides`.
 
 Families whose layers are those of a class vLLM has: some with the same tensor names, the others
-read by a class of ours (classes.py). All compared token by token with Transformers
-(config/models.md). The user's own `hf_overrides` and `model_impl` win.
+read by a class of ours (classes.py). All compared with Transformers (config/models.md;
+CamemBERT: tests/contract/test_pooling.py). The user's own `hf_overrides` and `model_impl` win.
 """
 
 from collections.abc import Callable, Mapping
@@ -111,12 +111,23 @@ def _mpt(config: _Config) -> _Config | None:
 
 _LLAMA: Final = (Family("LlamaForCausalLM", "same layers and tensor names"),)
 _MPT: Final = (Family("LmiMptForCausalLM", "BLOOM's layers", _mpt),)
+_ROBERTA: Final = (
+    "same layers and tensor names; vLLM's Transformers backend misplaces its positions"
+)
+# Types of models whose positions start behind the padding token, as RoBERTa's do.
+_SHIFTED: Final = ("camembert", "data2vec-text", "xmod")
+_DISTILBERT: Final = "DistilBert"
 _ALIBI: Final = "Llama's layers with ALiBi"
 # The first family whose fields are not None counts.
 FAMILIES: Final[Mapping[str, tuple[Family, ...]]] = MappingProxyType(
     {
         "AquilaForCausalLM": _LLAMA,  # gone since vLLM 0.24
         "AquilaModel": _LLAMA,
+        **{
+            f"Camembert{head}": (Family(f"Roberta{head}", _ROBERTA),)
+            for head in ("Model", "ForMaskedLM", "ForSequenceClassification")
+        },
+        "Data2VecTextModel": (Family("RobertaModel", _ROBERTA),),
         "InternLMForCausalLM": _LLAMA,  # gone since vLLM 0.23; its `bias` is read
         "BaiChuanForCausalLM": (Family("LmiBaichuanForCausalLM", "Llama's layers", _baichuan),),
         "BaichuanForCausalLM": (
@@ -154,11 +165,54 @@ FAMILIES: Final[Mapping[str, tuple[Family, ...]]] = MappingProxyType(
 
 def map_architecture(draft: ArgumentDraft) -> None:
     """Put the `hf_overrides` that the checkpoint needs, with a warning that names them."""
+    if reason := _refusal(draft.architectures, draft.values):
+        draft.fail(reason)
     mapped = _override(draft.architectures, draft.config, draft.values)
     if mapped is not None:
         overrides, sentence = mapped
         draft.put("hf_overrides", overrides, draft.origins.get("hf_overrides", _ORIGIN))
         draft.warn(sentence)
+    elif _is_misplaced(draft.architectures, draft.config, draft.values):
+        draft.fail(
+            f"architecture {draft.architectures[0]} (config.json) cannot be served: vLLM "
+            f"{load_release().release} has no class for it, and its Transformers backend counts "
+            f"the model's positions from 0 instead of behind the padding token: every answer would "
+            f"be wrong. Use a model of BERT's, RoBERTa's or XLM-RoBERTa's class"
+        )
+
+
+def _is_misplaced(
+    architectures: tuple[str, ...], config: _Config, arguments: Mapping[str, object]
+) -> bool:
+    """Whether vLLM's Transformers backend would run an encoder at wrong positions.
+
+    It shifts them where the model's type has `roberta` in it (transformers/legacy.py).
+    """
+    given = arguments.get("hf_overrides") or {}
+    is_overridden = not isinstance(given, Mapping) or "architectures" in given
+    if is_overridden or not architectures or architectures[0] in load_release().architectures:
+        return False
+    kind = config.get("model_type")
+    return kind in _SHIFTED or (
+        kind == "esm" and config.get("position_embedding_type", "absolute") == "absolute"
+    )
+
+
+def _refusal(architectures: tuple[str, ...], arguments: Mapping[str, object]) -> str:
+    """Return why no class can serve the model; empty where one might, or the user chooses one."""
+    release = load_release()
+    is_chosen = any(
+        arguments.get(name) for name in ("hf_overrides", "trust_remote_code")
+    ) or arguments.get("model_impl", "auto") not in (None, "auto")
+    own = next((name for name in architectures if name.startswith(_DISTILBERT)), None)
+    if own is None or is_chosen or own in release.architectures:
+        return ""
+    return (
+        f"architecture {own} cannot be served: vLLM {release.release} has no DistilBERT, and its "
+        "Transformers backend does not find the attention of one; use a model of BERT's or "
+        "RoBERTa's classes for the task, such as sentence-transformers/all-MiniLM-L6-v2 (vectors) "
+        "or cross-encoder/ms-marco-MiniLM-L-6-v2 (scores)"
+    )
 
 
 def _override(

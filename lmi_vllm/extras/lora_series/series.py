@@ -1,4 +1,4 @@
-"""Which adapters are at work, for endpoint pickers that send a request where its adapter is.
+"""Active adapters as a metric, for endpoint pickers that route a request to its adapter.
 
 vLLM's own series has the names of loads (`fr@1003`), one series more for each combination that ever
 ran, and in several processes sums of times. The protocol of the Gateway API Inference Extension

@@ -1,4 +1,4 @@
-"""What URLs inside messages lead to: fetched from public addresses only, within bounds."""
+"""Media URLs in messages: fetched from public addresses only, within bounds."""
 
 from typing import Final
 

@@ -13,6 +13,7 @@ from lmi_vllm.config.parsers import words
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import is_secret, mask_text, mask_value
 from lmi_vllm.config.setting import FILE_PREFIX, Setting
+from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.variable_names import (
     OPTION_PREFIX,
     SERVING_PREFIX,
@@ -38,10 +39,16 @@ _NO_STORE: Final = MappingProxyType({"SERVING_MODEL_STORE": "/nonexistent"})
 _SERVER_ROWS: Final = MappingProxyType({row.name: row for row in all_rows().server})
 
 
-def _cors_origins(text: str) -> Replacement:
-    """Convert the allowed origins, which vLLM takes as a JSON list."""
-    origins = ",".join(words(text))
-    return Replacement("SERVING_CORS_ALLOWED_ORIGIN", origins)
+def _cors(name: str) -> Converter:
+    """Convert what other sites may do, which vLLM takes as JSON lists."""
+    return lambda text: Replacement(f"SERVING_CORS_ALLOWED_{name}", ",".join(words(text)))
+
+
+def _credentials(text: str) -> Replacement:
+    """Refuse cookies of other sites; not to allow them is what this server does."""
+    if text.lower() in ("false", "no", "0"):
+        return Replacement(None, why="it is the default here")
+    return refused("pages of other sites send no cookies here; send a key")(text)
 
 
 def _lora_modules(text: str) -> Replacement:
@@ -54,7 +61,10 @@ _FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
     {
         "api_key": same_value("LMI_API_KEY"),
         "api_server_count": same_value("LMI_FRONTEND_PROCESSES"),
-        "allowed_origins": _cors_origins,
+        "allowed_origins": _cors("ORIGIN"),
+        "allowed_methods": _cors("METHODS"),
+        "allowed_headers": _cors("HEADERS"),
+        "allow_credentials": _credentials,
         "lora_modules": _lora_modules,
         "ssl_keyfile": same_value("SERVING_PRIVATE_KEY_FILE"),
         "ssl_certfile": same_value("SERVING_CERTIFICATE_FILE"),
@@ -282,6 +292,8 @@ def _replacement_of_setting(setting: Setting, warnings: list[str]) -> Replacemen
     why = "; ".join(warnings)
     row = find_option(setting.name)
     key = setting.written or setting.name
+    if setting.name == "engine" and setting.value in EMBEDDING_ENGINES:
+        return Replacement("engine", str(setting.value), why)  # what is embedded depends on it
     if setting.effect in (EffectWord.WARNS, EffectWord.NONE):
         return Replacement(None, why=why or setting.note or "it has no effect here")
     if setting.effect == EffectWord.REFUSES:

@@ -14,8 +14,7 @@ from typing import Any
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.commands.serve import RunMode
-from lmi_vllm.config.setting import CommandLine
-from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
@@ -26,6 +25,7 @@ from lmi_vllm.server.context import ProcessGroup, ServerContext, new_service
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
+from lmi_vllm.telemetry.log_handler import print_lines
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ async def _run_workers(
     except TimeoutError:
         return 1, f"the leader {leader} was not met within model_loading_timeout ({seconds:g} s)"
     nodes = ready.arguments.values["nnodes"]
-    print(f"Following {leader} as node {node_rank(ready.arguments)} of {nodes}", flush=True)
+    print_lines(f"Following {leader} as node {node_rank(ready.arguments)} of {nodes}")
     workers = asyncio.create_task(asyncio.to_thread(follower.wait_for_workers))
     leading = asyncio.create_task(asyncio.to_thread(follower.wait_for_leader))
     await asyncio.wait({workers, leading}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,7 +126,7 @@ class Follower:
             self._link.sendall(HELLO)
 
     def wait_for_workers(self) -> None:
-        """Return when a worker has ended."""
+        """Wait until a worker ends."""
         self._executor.start_worker_monitor(inline=True)
 
     def leave(self) -> None:
@@ -135,7 +135,7 @@ class Follower:
             self._link.shutdown(socket.SHUT_RDWR)
 
     def wait_for_leader(self) -> None:
-        """Return when the leader, or its engine, has ended."""
+        """Wait until the leader, or its engine, ends."""
         with connect(self._leader, self._port) as store:
             wait_for_end(store)
 

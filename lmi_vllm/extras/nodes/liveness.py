@@ -82,7 +82,7 @@ def connect(address: str, port: int) -> socket.socket:
 
 
 def wait_for_end(connection: socket.socket) -> None:
-    """Return when the other end has closed the connection, or it broke."""
+    """Wait until the other end closes the connection, or it breaks."""
     try:
         while connection.recv(64):
             pass

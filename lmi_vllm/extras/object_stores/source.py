@@ -22,8 +22,8 @@ from lmi_vllm.sources.base import (
     ObjectStore,
     StoredObject,
     UnreachableError,
+    is_weight_file,
 )
-from lmi_vllm.sources.hub.files import is_weight_file
 from lmi_vllm.sources.storage import (
     FetchManifest,
     cache_directory,

@@ -23,7 +23,7 @@ from lmi_vllm.telemetry.metrics import ENGINE_SEQUENCES
 
 logger = logging.getLogger(__name__)
 
-JOINS_PER_STEP: Final = 4  # a burst of new requests must not stall the running ones
+MAX_JOINS_PER_STEP: Final = 4  # a burst of new requests must not stall the running ones
 
 
 class StepThread:
@@ -123,7 +123,7 @@ class StepThread:
     def _run_step(self) -> None:
         """Run one step of the batch, then let waiting sequences join."""
         ready = list(self._batch.step())
-        for _ in range(JOINS_PER_STEP):
+        for _ in range(MAX_JOINS_PER_STEP):
             if (joining := self._next_waiting()) is None:
                 break
             ready += self._batch.join(*joining)

@@ -163,10 +163,10 @@ def configure(draft: ArgumentDraft) -> None:
 
 def _length(draft: ArgumentDraft) -> Setting | None:
     """Return the setting of the draft length: LMI's option, else vLLM's; None without one."""
-    length, theirs = draft.given("speculative_length"), draft.given("num_speculative_tokens")
-    if length and theirs and length.value != theirs.value:
-        draft.fail(f"{length.stated} and {theirs.stated} say different things: set one of them")
-    return length or theirs
+    length, vllm_length = draft.given("speculative_length"), draft.given("num_speculative_tokens")
+    if length and vllm_length and length.value != vllm_length.value:
+        draft.fail(f"{length.stated} and {vllm_length.stated} differ: set one of them")
+    return length or vllm_length
 
 
 def _put_old_options(draft: ArgumentDraft) -> None:

@@ -80,7 +80,7 @@ async def info(request: web.Request) -> web.Response:
         return await not_found(request)
     check_method(request, READ_METHODS)
     service = request.app[SERVICE]
-    return json_answer(describe(service.model.url, service.runtime))
+    return json_answer(describe(service.model_url, service.runtime))
 
 
 def tokenize_handler() -> Handler:

@@ -35,7 +35,9 @@ class RequestSpan:
 
     def end(self, summary: RequestSummary) -> None:
         """Set the outcome by OpenTelemetry's semantic conventions, and end the span."""
+        self.span.update_name(f"{summary.method} {summary.route}")
         found: dict[str, str | int | None] = {
+            "http.route": summary.route,  # that of the engine's application is found later
             "http.response.status_code": summary.status,
             "gen_ai.usage.input_tokens": summary.prompt_tokens or None,
             "gen_ai.usage.output_tokens": summary.generated_tokens or None,

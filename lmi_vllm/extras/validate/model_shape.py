@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import Checkpoint, number_of, read_checkpoint, text_part
+from lmi_vllm.checks.model import Checkpoint, read_checkpoint, text_part
 from lmi_vllm.extras.validate.kv_cache import AttentionLayers, attention_layers
-from lmi_vllm.extras.validate.weights import Weights, count_weights
+from lmi_vllm.extras.validate.weights import Weights, count_weights, number_of
 
 _LENGTH_KEYS: Final = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",

@@ -14,7 +14,6 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, ManagementError
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.adapter_routes import adapter_registry
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes
 
 Fields = dict[str, Any]
@@ -39,7 +38,8 @@ def _answering(
     act: Callable[[AdapterRegistry, InferenceService, Fields], Awaitable[str]],
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handler(request: web.Request) -> web.Response:
-        registry = adapter_registry(request)
+        registry = request.app[SERVICE].runtime.adapters
+        registry.check_enabled()
         try:
             text = await act(registry, request.app[SERVICE], await _fields(request))
         except _RefusalError as error:

@@ -5,8 +5,6 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from email.parser import BytesParser
-from email.policy import HTTP
 from typing import Any, Final, TypeGuard
 from urllib.parse import parse_qsl
 
@@ -14,13 +12,15 @@ import orjson
 
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.messages import RequestLimits
+from lmi_vllm.multipart import MAX_PARTS, boundary_of, parts
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
-MOST_VALUES: Final = 1 << 20
+MAX_BODY_VALUES: Final = 1 << 20
+MAX_ESCAPES: Final = 1 << 18  # `%41` in a form: taking them back is slow
 CSV_COLUMNS: Final = ("inputs", "question", "context")
 EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
-MOST_MESSAGES: Final = 8192  # each is checked, and put into the template, one by one
+MAX_MESSAGES: Final = 8192  # each is checked, and put into the template, one by one
 # Compared after each token, in the engine; the time may grow with the square.
 LONGEST_PATTERN: Final = 128
 _SEQUENCES: Final = ("n", "best_of", "num_beams")
@@ -42,29 +42,24 @@ _BOUNDED: Final = frozenset(
      "messages", "tokens", "repetition_detection", "text", "tools"}
 )  # fmt: skip
 # Fields of an OpenAI body that may hold one text or many, each of which is work of its own.
-_TEXTS: Final = (
-    "prompt",
-    "input",
-    "documents",
-    "text_1",
-    "text_2",
-    "queries",
-    "items",
-    "data_1",
-    "data_2",
-)
+_TEXTS: Final = frozenset(
+    {
+        "prompt", "input", "documents", "text_1", "text_2", "queries", "items", "data_1", "data_2",
+        "texts", "images", "inputs",  # Cohere's three
+    }
+)  # fmt: skip
 
 
 def check_values(body: bytes) -> None:
-    """Return when a body has no more values than are read while other requests wait.
+    """Check that a body has no more values than can be parsed without delaying other requests.
 
     A comma stands between two values. In a picture every 256th byte is one, in a text far fewer.
 
     Raises:
         PayloadError: it has more than any prompt has token ids.
     """
-    if len(body) > MOST_VALUES and body.count(b",") > MOST_VALUES:
-        raise PayloadError(f"the body has more than {MOST_VALUES} values")
+    if len(body) > MAX_BODY_VALUES and body.count(b",") > MAX_BODY_VALUES:
+        raise PayloadError(f"the body has more than {MAX_BODY_VALUES} values")
 
 
 def decode_body(body: bytes, content_type: str) -> dict[str, Any]:
@@ -115,7 +110,7 @@ def _decode_json(body: bytes) -> dict[str, Any]:
 
 
 def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
-    if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless told its content type
+    if body.lstrip().startswith(b"{"):
         return _decode_json(body)
     for name, part_type, text in _form_fields(body, content_type):
         if name == "data":
@@ -129,16 +124,20 @@ def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
 def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, str]]:
     """Yield name, content type and text of each field."""
     kind = content_type.lower()
+    if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless told its content type
+        return
     if URL_ENCODED in kind:
+        if body.count(b"&") >= MAX_PARTS or body.count(b"%") > MAX_ESCAPES:
+            raise PayloadError(
+                f"the form has more than {MAX_PARTS} fields or {MAX_ESCAPES} escaped characters"
+            )
         for name, value in parse_qsl(_text(body), keep_blank_values=True):
             yield name, "", value
-    elif MULTIPART in kind:
-        head = f"Content-Type: {content_type}\r\n\r\n".encode("utf-8", "replace")
-        for part in BytesParser(policy=HTTP).parsebytes(head + body).iter_parts():
-            field = part.get_param("name", "", "content-disposition")
-            content = part.get_payload(decode=True)
-            part_type = part.get_content_type() if "content-type" in part else ""
-            yield str(field), part_type, _text(content if isinstance(content, bytes) else b"")
+    elif boundary := boundary_of(content_type):
+        for part in parts(body, boundary):
+            if part.problem:
+                raise PayloadError(f"the field {part.name[:40]!r} of the form has {part.problem}")
+            yield part.name, part.kind, _text(part.content)
 
 
 def _decode_csv(text: str) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def _decode_csv(text: str) -> dict[str, Any]:
 
 
 def check_limits(given: Mapping[str, Any], limits: RequestLimits, prefix: str = "") -> None:
-    """Return when no field of `given` asks for too much; wrong types are for others to refuse.
+    """Check that no field of `given` asks for too much; wrong types are refused elsewhere.
 
     Raises:
         PayloadError: names the field, the bound and the setting that moves it.
@@ -169,7 +168,7 @@ def check_limits(given: Mapping[str, Any], limits: RequestLimits, prefix: str = 
 
 
 def check_logprobs(given: Mapping[str, Any], limits: RequestLimits) -> None:
-    """Return when LMI parameters ask for no more log probabilities than the engine gives.
+    """Check that LMI parameters ask for no more log probabilities than the engine gives.
 
     Raises:
         PayloadError: names the parameter and the bound.
@@ -192,7 +191,10 @@ def sequence_count(body: Mapping[str, Any]) -> int:
 
     A prompt may be text or a list of token ids; a list of either is several.
     """
-    prompts = max(_length(body.get(name)) for name in _TEXTS)
+    prompts = max((_length(body[name]) for name in _TEXTS & body.keys()), default=1)
+    messages = body.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[0], list):
+        prompts = max(prompts, len(messages))  # /v1/chat/completions/batch: conversations
     wanted = _as_number(body.get("n"))
     return prompts * max(int(wanted), 1) if prompts > 1 and wanted else prompts
 
@@ -223,10 +225,12 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
 
 
 def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
-    """What vLLM goes through on a thread that others need, and has no bound of its own for."""
+    """Lists that vLLM processes on a shared thread without a bound of its own."""
     messages = given.get("messages")
-    if isinstance(messages, list) and len(messages) > MOST_MESSAGES:
-        yield f"messages: at most {MOST_MESSAGES} (got {len(messages)})"
+    listed = messages if isinstance(messages, list) else ()
+    count = sum(len(one) if isinstance(one, list) else 1 for one in listed)  # of conversations, too
+    if count > MAX_MESSAGES:
+        yield f"messages: at most {MAX_MESSAGES} (got {count})"
     tokens = given.get("tokens")  # of /detokenize; vLLM would look at each of them first
     if isinstance(tokens, list) and len(tokens) > limits.max_tokenize_length:
         most = f"{limits.max_tokenize_length} (LMI_MAX_TOKENIZE_LENGTH)"

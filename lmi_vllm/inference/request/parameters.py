@@ -29,7 +29,7 @@ INT64_MAX: Final = (1 << 63) - 1  # what the engine's messages and torch's seeds
 
 
 def _whole(value: object) -> object:
-    """Let 30.0 pass for 30, as JSON writers without integers send it; true is not a number."""
+    """Accept 30.0 as 30, as JSON writers without integers send it; true is not a number."""
     if isinstance(value, bool):
         raise ValueError("expected a whole number, not true or false")
     if isinstance(value, float) and value.is_integer():
@@ -125,6 +125,19 @@ class GenerationParameters(BaseModel):
     cached_prompt: Any = None
     adapters: Any = None
     adapter_id: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return what the request says, by our names; null is as if it were left out.
+
+        A request names a few of fifty: none of what it costs should grow with the others.
+        """
+        values = self.__dict__
+        known = {name: values[name] for name in self.model_fields_set & values.keys()}
+        return {
+            name: value
+            for name, value in {**known, **(self.model_extra or {})}.items()
+            if value is not None
+        }
 
 
 WITHOUT_EFFECT: Final = (

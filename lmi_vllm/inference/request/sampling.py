@@ -172,10 +172,9 @@ def sampling_fields(
 
     `default_max_tokens` None means up to the end of the context.
     """
+    given = parameters.given()
     fields: dict[str, Any] = {
-        target: value
-        for name, target in _SAME_MEANING.items()
-        if (value := getattr(parameters, name)) is not None
+        _SAME_MEANING[name]: value for name, value in given.items() if name in _SAME_MEANING
     }
     if not is_sampling(parameters):
         fields["temperature"] = 0.0
@@ -194,7 +193,6 @@ def sampling_fields(
         fields["stop"] = stop
     if parameters.logit_bias is not None:
         fields["logit_bias"] = _logit_bias(parameters.logit_bias)
-    given = {name: getattr(parameters, name) for name in CONSTRAINTS}
     if (constraint := structured_outputs(given)) is not None:
         fields["structured_outputs"] = constraint
     return fields

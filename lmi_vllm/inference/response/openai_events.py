@@ -32,7 +32,7 @@ SSE_ERROR: Final = b'data: {"error":'  # how vLLM's streams fail; its chunks beg
 
 
 class EventStream(Protocol):
-    """How a route gives vLLM's events on, and how a stream ends that we cut."""
+    """How a route forwards vLLM's events, and how a stream ends that the server cuts."""
 
     def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Return vLLM's events as the route sends them."""
@@ -47,8 +47,8 @@ class EventStream(Protocol):
         ...
 
 
-class EventsAsTheyAre:
-    """Events that are given on untouched."""
+class UnchangedEvents:
+    """Events that are forwarded unchanged."""
 
     def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Return them."""
@@ -131,7 +131,7 @@ class ResponsesEvents:
             await close_iterator(events)
 
     def event(self, event: bytes) -> bytes:
-        """Return it; what came last says where an error stands."""
+        """Return it; its sequence number is kept for an error event."""
         self._first = self._first or event
         self._last = event
         return event
@@ -161,7 +161,7 @@ class ResponsesEvents:
         )
 
 
-class AnthropicEvents(EventsAsTheyAre):
+class AnthropicEvents(UnchangedEvents):
     """One stream of Anthropic's messages; a failure is an event of its own, and the last one."""
 
     def error(self, error: LmiError) -> bytes:
@@ -170,8 +170,18 @@ class AnthropicEvents(EventsAsTheyAre):
         return _framed(anthropic_error(error, error.text, status))
 
 
-class OtherBytes(EventsAsTheyAre):
-    """A stream of no events, whose end would look like that of a whole answer: it is cut."""
+class CohereEvents(UnchangedEvents):
+    """One stream of Cohere's chat; a failure is how its message ends, as vLLM writes it."""
+
+    def error(self, error: LmiError) -> bytes:
+        """Return the end of a stream that failed after its first byte."""
+        delta = {"error": error.text, "finish_reason": "ERROR"}
+        end = orjson.dumps({"type": "message-end", "delta": delta})
+        return b"data: %b\n\n%b" % (end, SSE_DONE)
+
+
+class RawByteStream(UnchangedEvents):
+    """A byte stream without events: an error cuts it, since a clean end would look complete."""
 
     def error(self, error: LmiError) -> bytes:
         """Raise the error, which cuts the connection."""
@@ -181,9 +191,11 @@ class OtherBytes(EventsAsTheyAre):
 def event_stream(route: HttpRoute, content_type: str) -> EventStream:
     """Return how a stream of the engine's own application is given on."""
     if not content_type.startswith("text/event-stream"):
-        return OtherBytes()
+        return RawByteStream()
     if route.dialect is Dialect.ANTHROPIC:
         return AnthropicEvents()
+    if route.dialect is Dialect.COHERE:
+        return CohereEvents()
     return ResponsesEvents() if route.path.startswith(RESPONSES_PATH) else V1_EVENTS
 
 

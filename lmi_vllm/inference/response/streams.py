@@ -95,8 +95,12 @@ class SilenceLimit:
         self._task: asyncio.Task[Any] | None = None
         self._is_over = False
 
-    async def next(self, items: AsyncIterator[Item]) -> Item | None:
-        """Return the next item, None at the end.
+    def next(self, items: AsyncIterator[Item]) -> Coroutine[Any, Any, Item | None]:
+        """Return the next item, None at the end; see `within`."""
+        return self.within(anext(items, None))
+
+    async def within(self, work: Awaitable[Item]) -> Item:
+        """Return what `work` returns.
 
         Raises:
             DeadlineError: nothing came in time; the text names the setting.
@@ -108,7 +112,7 @@ class SilenceLimit:
         if self._timer is None or self._timer.when() > self._due:
             self._arm()
         try:
-            return await anext(items, None)
+            return await work
         except asyncio.CancelledError:
             if not self._is_over:
                 raise
@@ -143,15 +147,6 @@ class SilenceLimit:
         elif self._task is not None:
             self._is_over = True
             self._task.cancel()
-
-
-async def next_within(items: AsyncIterator[Item], seconds: float, setting: str) -> Item | None:
-    """Return the next item, None at the end; see `SilenceLimit.next`."""
-    limit = SilenceLimit(seconds, setting)
-    try:
-        return await limit.next(items)
-    finally:
-        limit.close()
 
 
 async def gathered(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:

@@ -8,8 +8,8 @@ import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import DirectChunks
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.extras.watchdogs.watchdogs import ANSWER_CHECK_SECONDS, ENGINE_HUNG, MODEL_CORRUPTED
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob
@@ -137,7 +137,7 @@ async def test_an_adapter_that_hangs_the_engine_is_answered(serve: Serve, engine
 
 
 @dataclass
-class Spoilt(ScriptedEngine):
+class NotFiniteEngine(ScriptedEngine):
     """Answers once; the numbers of every later request are not finite."""
 
     async def generate(
@@ -155,7 +155,7 @@ async def test_a_model_that_is_not_finite_any_more_is_replaced(
     serve: Serve, engines: Engines
 ) -> None:
     """As an engine that hangs: within the threshold; then the server ends."""
-    engines.script = [Spoilt(), Spoilt()]
+    engines.script = [NotFiniteEngine(), NotFiniteEngine()]
     server = await (await serve(SERVING_RETRY_THRESHOLD="1")).ready()
     assert await server.infer() == 500
     await server.clock.advance(ANSWER_CHECK_SECONDS)

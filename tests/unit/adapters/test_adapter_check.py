@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.check import BaseModel, check_adapter, describe_base
+from lmi_vllm.adapters.check import check_adapter
+from lmi_vllm.checks.adapter_weights import any_base
+from lmi_vllm.checks.base_model import BaseModel, describe_base
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter as copy_for_engine
@@ -132,5 +134,5 @@ def test_only_what_the_engine_reads_is_copied(tmp_path: Path) -> None:
         (adapter / f"checkpoint-{number}.pt").write_bytes(b"x")
     with (adapter / "optimizer.bin").open("wb") as file:
         file.truncate(1 << 40)
-    copy_for_engine(adapter, tmp_path / "copy")
+    copy_for_engine(adapter, tmp_path / "copy", any_base, 1 << 20)
     assert {file.name for file in (tmp_path / "copy").iterdir()} == {CONFIG, WEIGHTS}

@@ -105,7 +105,7 @@ def test_archive_is_unpacked_once(adapter: Path, tmp_path: Path, arcname: str) -
 
 
 @pytest.mark.parametrize("kind", ["outside", "absolute", "link", "device"])
-def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path, kind: str) -> None:
+def test_archive_entry_outside_of_its_folder_is_refused(tmp_path: Path, kind: str) -> None:
     """Entries that leave the directory, links and devices are refused, and leave nothing."""
     archive = tmp_path / "bad.tar.gz"
     entry = tarfile.TarInfo({"outside": "../x", "absolute": "/tmp/x"}.get(kind, "x"))
@@ -216,3 +216,13 @@ def test_local_adapters_are_folders_that_are_not_hidden(tmp_path: Path) -> None:
     assert list(local_adapters(tmp_path, "adapters")) == ["a", "b"]
     assert local_adapters(tmp_path, "none") == {}
     assert local_adapters(CAPITALS, "adapters") == {}
+
+
+def test_local_files_are_bounded_like_fetched_ones(tmp_path: Path) -> None:
+    """A sparse file costs its author nothing, and its reader a lot."""
+    folder = copy_adapter(tmp_path / "large")
+    with (folder / "adapter_model.safetensors").open("r+b") as file:
+        file.truncate(1 << 30)
+    sources = AdapterSources({"LMI_ADAPTER_MAX_SIZE": "1000000"})
+    with pytest.raises(AdapterRefusedError, match=r"at most 1000000 .*LMI_ADAPTER_MAX_SIZE"):
+        sources.resolve(str(folder))

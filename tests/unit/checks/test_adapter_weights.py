@@ -10,10 +10,11 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="comes with vLLM: nothing computes with weights without")
 
-from lmi_vllm.adapters.check import BaseModel, check_adapter, describe_base  # noqa: E402
+from lmi_vllm.adapters.check import check_adapter  # noqa: E402
 from lmi_vllm.checks import adapter_weights  # noqa: E402
 from lmi_vllm.checks.adapter_config import LoraScales  # noqa: E402
 from lmi_vllm.checks.adapter_weights import any_base, check_values, limit_for_weight  # noqa: E402
+from lmi_vllm.checks.base_model import BaseModel, describe_base  # noqa: E402
 from lmi_vllm.checks.safetensors_header import read_tensors  # noqa: E402
 from lmi_vllm.demo import DEMO_MODEL_DIR  # noqa: E402
 from lmi_vllm.errors import AdapterRefusedError  # noqa: E402
@@ -188,3 +189,19 @@ def test_huge_alpha_is_refused_by_the_product(base: BaseModel, tmp_path: Path) -
     with pytest.raises(AdapterRefusedError, match=r"mean size|as large as"):
         check_adapter(folder, "x", base)
     assert (folder / WEIGHTS).is_file()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more"), [("F8_E4M3", "weight_scale_inv"), ("U8", "weight.absmax"), ("I8", "x")]
+)
+def test_numbers_of_a_quantised_base_are_no_measure(tmp_path: Path, dtype: str, more: str) -> None:
+    """Stored as codes, they are hundreds of times as large as the weights they stand for."""
+    data = bytes([0x7E]) * 64
+    header = {
+        "layer.weight": {"dtype": dtype, "shape": [8, 8], "data_offsets": [0, 64]},
+        f"layer.{more}": {"dtype": "F32", "shape": [1], "data_offsets": [64, 68]},
+    }
+    text = json.dumps(header).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data + bytes(4))
+    assert describe_base(tmp_path, (), 8).limit("layer") == any_base("layer")

@@ -1,6 +1,8 @@
 """Folders with a name that every user knows are used only where no other user can change them."""
 
+import grp
 import os
+import pwd
 import stat
 import tempfile
 from pathlib import Path
@@ -16,7 +18,7 @@ from lmi_vllm.sources.trusted_folders import (
     untrusted_folder_reason,
 )
 
-STRANGER = 12345
+OTHER_USER = 12345
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another user")
 
 
@@ -30,10 +32,10 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def of_stranger(folder: Path) -> Path:
+def of_other_user(folder: Path) -> Path:
     """Make a folder that another user owns."""
     folder.mkdir(parents=True)
-    os.chown(folder, STRANGER, STRANGER)
+    os.chown(folder, OTHER_USER, OTHER_USER)
     return folder
 
 
@@ -42,6 +44,7 @@ def test_torch_and_triton_get_folders_of_this_user(tmp_path: Path, scratch: Path
     environ = {"XDG_CACHE_HOME": str(tmp_path / "home")}
     found = compiled_code_exports(environ)
     assert found == {
+        "VLLM_CACHE_ROOT": str(tmp_path / "home/vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "home/vllm/lmi_vllm/inductor"),
         "TRITON_CACHE_DIR": str(tmp_path / "home/vllm/lmi_vllm/triton"),
     }
@@ -55,7 +58,7 @@ def test_what_the_user_has_set_stays(
     tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A folder of his that others can change is used, with a warning that names the variable."""
-    inductor, triton = of_stranger(tmp_path / "shared"), tmp_path / "own"
+    inductor, triton = of_other_user(tmp_path / "shared"), tmp_path / "own"
     environ = {
         "VLLM_CACHE_ROOT": str(tmp_path / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(inductor),
@@ -64,7 +67,7 @@ def test_what_the_user_has_set_stays(
     assert compiled_code_exports(environ) == {}
     (warning,) = caplog.messages
     assert f"TORCHINDUCTOR_CACHE_DIR={inductor}" in warning
-    assert f"user {STRANGER}" in warning
+    assert f"user {OTHER_USER}" in warning
     assert not list(scratch.iterdir())
 
 
@@ -72,7 +75,7 @@ def test_a_cache_that_others_can_change_is_left(
     tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A home of another user: all caches move below the temporary directory, by a stable name."""
-    of_stranger(tmp_path / "home")
+    of_other_user(tmp_path / "home")
     environ = {"XDG_CACHE_HOME": str(tmp_path / "home")}
     root = scratch / f"lmi-vllm-cache-{os.geteuid()}"
     found = compiled_code_exports(environ)
@@ -80,16 +83,96 @@ def test_a_cache_that_others_can_change_is_left(
         "VLLM_CACHE_ROOT": str(root),
         "TORCHINDUCTOR_CACHE_DIR": str(root / "lmi_vllm/inductor"),
         "TRITON_CACHE_DIR": str(root / "lmi_vllm/triton"),
+        "TORCH_EXTENSIONS_DIR": str(root / "lmi_vllm/torch_extensions_dir"),
+        "HF_MODULES_CACHE": str(root / "lmi_vllm/hf_modules_cache"),
     }
     assert "VLLM_CACHE_ROOT chooses another" in caplog.text
+    assert "TORCH_EXTENSIONS_DIR, HF_MODULES_CACHE choose other folders" in caplog.text
     assert compiled_code_exports(environ) == found
     assert compiled_code_folder(environ) == root  # where the compile cache keeps its entries
 
 
+def test_caches_of_code_below_a_home_that_others_change_move(tmp_path: Path, scratch: Path) -> None:
+    """FlashInfer, CUDA and tvm-ffi know no XDG_CACHE_HOME; a hub folder of its own counts, too."""
+    home, hub = tmp_path / "user", of_other_user(tmp_path / "hub")
+    environ = {"HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "xdg"), "HF_HOME": str(hub)}
+    own = tmp_path / "xdg/vllm/lmi_vllm"
+    home.mkdir()
+    moved = compiled_code_exports(environ)
+    assert moved["HF_MODULES_CACHE"] == str(own / "hf_modules_cache")
+    assert "CUDA_CACHE_PATH" not in moved  # what is not there yet can only be made by us
+    assert not list(home.iterdir())
+    (home / ".nv").mkdir()
+    (home / ".nv").chmod(0o777)
+    assert compiled_code_exports(environ)["CUDA_CACHE_PATH"] == str(own / "cuda_cache_path")
+    home.chmod(0o1777)
+    moved = compiled_code_exports(environ)
+    for variable in ("FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH", "TVM_FFI_CACHE_DIR"):
+        assert moved[variable] == str(own / variable.lower())
+    assert "TORCH_EXTENSIONS_DIR" not in moved
+    named = {**environ, "HF_MODULES_CACHE": str(hub), "CUDA_CACHE_PATH": str(hub)}
+    assert not {"HF_MODULES_CACHE", "CUDA_CACHE_PATH"} & compiled_code_exports(named).keys()
+
+
+def test_a_user_without_a_home_gets_private_folders(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container with a user id of no entry, and no HOME."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(Path, "expanduser", lambda _: no_home())
+    root = scratch / f"lmi-vllm-cache-{os.geteuid()}"
+    found = compiled_code_exports({})
+    assert len(found) == 8
+    assert all(Path(folder).is_relative_to(root) for folder in found.values())
+
+
+def test_a_group_of_others_may_not_write(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A private group may, and one that only has a number, as a volume's in a container."""
+    folder = scratch / "shared"
+    folder.mkdir()
+    folder.chmod(0o775)
+    assert untrusted_folder_reason(folder, "code") == ""
+    os.chown(folder, 0, OTHER_USER)
+    assert untrusted_folder_reason(folder, "code") == ""
+    group = next(user for user in pwd.getpwall() if user.pw_gid and user.pw_uid)
+    os.chown(folder, 0, group.pw_gid)
+    assert f"the group of user {group.pw_name}" in untrusted_folder_reason(folder, "code")
+    folder.chmod(0o755)
+    assert untrusted_folder_reason(folder, "code") == ""
+    members = grp.struct_group(("staff", "x", OTHER_USER + 1, ["root", "member"]))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: members)
+    folder.chmod(0o775)
+    os.chown(folder, 0, OTHER_USER + 1)
+    assert "the group of user member" in untrusted_folder_reason(folder, "code")
+
+
+def test_a_group_counts_where_this_user_is_only_a_number(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs as a user without a name."""
+    group = OTHER_USER + 2
+
+    def no_name(_: int) -> object:
+        raise KeyError
+
+    members = grp.struct_group(("staff", "x", group, ["member"]))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: members)
+    monkeypatch.setattr(pwd, "getpwuid", no_name)
+    folder = scratch / "shared"
+    folder.mkdir()
+    os.chown(folder, 0, group)
+    folder.chmod(0o775)
+    assert "the group of user member" in untrusted_folder_reason(folder, "code")
+
+
 def test_without_a_safe_folder_the_start_ends(tmp_path: Path, scratch: Path) -> None:
     """The text names both folders and the variable."""
-    of_stranger(tmp_path / "home")
-    taken = of_stranger(scratch / f"lmi-vllm-cache-{os.geteuid()}")
+    of_other_user(tmp_path / "home")
+    taken = of_other_user(scratch / f"lmi-vllm-cache-{os.geteuid()}")
     with pytest.raises(StartupError, match="set VLLM_CACHE_ROOT") as refused:
         compiled_code_exports({"XDG_CACHE_HOME": str(tmp_path / "home")})
     assert str(taken) in refused.value.text
@@ -102,7 +185,7 @@ def test_a_link_of_another_user_is_not_followed(scratch: Path, tmp_path: Path) -
     link = scratch / "cache"
     link.symlink_to(own)
     assert untrusted_folder_reason(link, "code") == ""
-    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
     assert "is a link" in untrusted_folder_reason(link, "code")
 
 
@@ -124,7 +207,7 @@ def test_fetched_files_leave_a_folder_of_another_user(
     monkeypatch.setenv("HOME", "/proc/nowhere")
     monkeypatch.setattr(os, "access", lambda path, _: not str(path).startswith("/proc"))
     assert cache_directory("s3://x/y", {}).is_relative_to(scratch / ".djl.ai")
-    os.chown(scratch / ".djl.ai", STRANGER, STRANGER)
+    os.chown(scratch / ".djl.ai", OTHER_USER, OTHER_USER)
     own = scratch / f".djl.ai-{os.geteuid()}"
     assert cache_directory("s3://x/y", {}).is_relative_to(own)
     assert stat.S_IMODE(own.stat().st_mode) == 0o700

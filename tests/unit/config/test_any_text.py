@@ -63,10 +63,10 @@ def test_no_text_of_a_variable_crashes(name: str, text: str) -> None:
     read(NO_STORE | {name: text}, gpus=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_variable_crashes_on_a_known_nasty_text(name: str) -> None:
-    """Every variable with every text that has broken a parser before."""
-    for text in KNOWN_NASTY:
+@pytest.mark.parametrize(("place", "name"), list(enumerate(NAMES)))
+def test_no_variable_crashes_on_a_known_nasty_text(place: int, name: str) -> None:
+    """Every variable with a third of the texts that have broken a parser before, in turn."""
+    for text in KNOWN_NASTY[place % 3 :: 3]:
         read(NO_STORE | {name: text}, gpus=0)
 
 

@@ -69,7 +69,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("environ", "said"), FAULTS.values(), ids=FAULTS)
 def test_listen_faults_are_start_up_errors(environ: dict[str, str], said: str) -> None:
-    """Nobody serves plain text, or another port, unawares."""
+    """Plain text, or another port, is never served by mistake."""
     assert any(said in error for error in load_settings(environ).errors)
 
 

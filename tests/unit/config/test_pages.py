@@ -36,7 +36,7 @@ def test_reference_names_every_option_and_argument() -> None:
     assert set(load_release().engine) <= written
 
 
-def test_every_row_says_what_it_is() -> None:
+def test_every_row_has_a_description() -> None:
     """A row has a note, or a reason for having no effect."""
     for row in (*all_rows().options, *all_rows().server, *all_rows().variables):
         assert row.note or row.effect.text or row.effect.is_fallback, row.name

@@ -173,7 +173,7 @@ def test_hub_variables_beat_option_variables_and_lose_to_the_file(explained: Exp
     assert explained("option.revision=f", environ).engine_args["revision"] == "f"
 
 
-def test_value_says_what_it_hides(explained: ExplainRun) -> None:
+def test_masked_value_shows_that_it_is_masked(explained: ExplainRun) -> None:
     """A shadowed value is named in the note of the one that counts."""
     run = explained("option.max_loras=2", "OPTION_MAX_LORAS=3")
     assert "option.max_loras=3 (OPTION_MAX_LORAS)" in run.option("max_loras")["note"]

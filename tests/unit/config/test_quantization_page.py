@@ -21,7 +21,7 @@ def test_every_value_of_the_guides_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(("value", "method", "words"), ROWS)
-def test_row_is_what_happens(
+def test_table_row_matches_the_translation(
     tmp_path: Path, explained: ExplainRun, value: str, method: str, words: str
 ) -> None:
     """The argument, a warning where one is promised, an error where it says refused."""

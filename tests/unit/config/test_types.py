@@ -223,3 +223,10 @@ def test_only_int8_is_sent_to_quantization() -> None:
 def test_only_true_is_java_s_true() -> None:
     """Everything else is false, wherever it stands in the alphabet."""
     assert [java_true(text) for text in ("True", "truf", "yes", "false")] == [True, *[False] * 3]
+
+
+def test_model_dir_beside_a_model_id_is_named(explained: ExplainRun) -> None:
+    """Whether it exists or not: the id names the model."""
+    run = explained("option.model_id=a/b\noption.model_dir=/no/such")
+    [warning] = [text for text in run.warnings if "model_dir" in text]
+    assert "has no effect: the model is option.model_id=a/b" in warning

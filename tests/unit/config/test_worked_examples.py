@@ -87,7 +87,7 @@ EXAMPLES = (
     ),
     Example(
         "embeddings",
-        {"runner": "auto", "convert": "embed"},
+        {"runner": "auto", "convert": "embed", "pooler_config": {"use_activation": False}},
         file="option.task=text-embedding\noption.normalize=false",
         server={"normalize": False},
     ),

@@ -27,7 +27,7 @@ def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_new_private_folder_removes_what_a_killed_server_left(temporary_root: Path) -> None:
-    """Nobody holds the lock of a dead server's folder: the next start removes it."""
+    """No process holds the lock of a dead server's folder: the next start removes it."""
     subprocess.run([sys.executable, "-c", MAKE_AND_DIE, str(temporary_root)], check=True)
     (left,) = temporary_root.iterdir()
     folder = new_private_folder("lmi-vllm-adapters-")

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.vllm.short_prompts import SHORT, ShortPrompts, tokenize_short_prompts_here
+from lmi_vllm.engine.vllm.workarounds.text_lengths import (
+    SHORT,
+    ShortPrompts,
+    render_text,
+    tokenize_short_prompts_here,
+)
 
 
 class Renderer:
@@ -27,6 +32,14 @@ class Renderer:
         if prompt["prompt"] == "bad":
             raise ValueError("bad prompt")
         return f"thread {prompt['prompt'][:5]}"
+
+    def render_cmpl(self, prompts: list[Any], _: object) -> list[str]:
+        """Render without a task."""
+        return ["at once" for _ in prompts]
+
+    async def render_cmpl_async(self, prompts: list[Any], _: object) -> list[str]:
+        """Render with the thread's help."""
+        return ["later" for _ in prompts]
 
     async def ask(self, text: str) -> str:
         """Tokenize a prompt as vLLM does."""
@@ -58,6 +71,22 @@ async def test_short_prompt_waits_behind_the_thread_s() -> None:
     with pytest.raises(ValueError, match="bad prompt"):
         await short
     assert await renderer.ask("short") == "here short"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rendered"),
+    [
+        ({"prompt": "x" * SHORT}, "at once"),
+        ({"prompt": "x" * (SHORT + 1)}, "later"),
+        ({"encoder_prompt": {"prompt": "x"}}, "later"),
+    ],
+    ids=["short", "long", "two parts"],
+)
+async def test_short_prompt_needs_no_task_of_vllm(prompt: dict[str, Any], rendered: str) -> None:
+    """The blocking way has no thread to wait for; whatever else is in a prompt keeps the other."""
+    renderer = Renderer()
+    tokenize_short_prompts_here(renderer)
+    assert await render_text(renderer, prompt, None) == rendered
 
 
 @pytest.mark.parametrize(

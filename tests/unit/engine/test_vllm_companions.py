@@ -21,7 +21,7 @@ from lmi_vllm.engine.vllm.workarounds.companions import suspects
         ({"torch": "2.13.0+cpu"}, ()),
     ],
 )
-def test_only_other_builds_beside_a_cpu_torch_are_tried(
+def test_companions_are_checked_only_with_a_cpu_torch(
     versions: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     """A fitting build, or a CUDA torch, is left alone."""
@@ -38,10 +38,10 @@ def package(folder: Path, name: str, version: str, body: str) -> None:
 
 
 def answer_of(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that finds the packages of `folder` and ours."""
+    """Run a program that finds the packages of `folder` and ours, and none that is installed."""
     ours = Path(importlib.util.find_spec("lmi_vllm").origin).parent.parent  # type: ignore[union-attr, arg-type]
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-S", "-c", textwrap.dedent(program)],
         env={"PYTHONPATH": f"{folder}:{ours}"},
         capture_output=True,
         text=True,

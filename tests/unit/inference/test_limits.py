@@ -4,7 +4,7 @@ import pytest
 
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.request.body import (
-    MOST_VALUES,
+    MAX_BODY_VALUES,
     check_limits,
     check_logprobs,
     check_values,
@@ -75,6 +75,11 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"messages": [{}] * 8193},
         "messages: at most 8192 (got 8193)",
     ),
+    "messages of conversations": (
+        {"messages": [[{}] * 8192]},
+        {"messages": [[{}] * 8192, [{}]]},
+        "messages: at most 8192 (got 8193)",
+    ),
     "tokens": (
         {"tokens": [1] * 6},
         {"tokens": [1] * 7},
@@ -138,6 +143,10 @@ COUNTS: dict[str, tuple[dict[str, Any], int]] = {
     "embeddings": ({"input": ["a", "b"]}, 2),
     "rerank": ({"query": "q", "documents": ["a", "b", "c"]}, 3),
     "score": ({"text_1": "a", "text_2": ["b", "c"]}, 2),
+    "Cohere's texts": ({"texts": ["a", "b", "c"]}, 3),
+    "Cohere's images": ({"images": ["data:a", "data:b"]}, 2),
+    "Cohere's inputs": ({"inputs": [{"content": []}, {"content": []}]}, 2),
+    "conversations": ({"messages": [[{}, {}], [{}], [{}]]}, 3),
     "nothing of a list": ({"prompt": []}, 1),
     "nonsense": ({"prompt": ["a", "b"], "n": "x"}, 2),
     "negative n": ({"prompt": ["a", "b"], "n": -3}, 2),
@@ -164,8 +173,8 @@ def test_short_repetitions_are_looked_for() -> None:
 
 def test_values_of_a_body_are_counted_exactly() -> None:
     """A comma more is too many; a long text has few."""
-    assert MOST_VALUES == 1_048_576
-    check_values(b"," * MOST_VALUES + b"x")
-    check_values(b"x" * (2 * MOST_VALUES))
+    assert MAX_BODY_VALUES == 1_048_576
+    check_values(b"," * MAX_BODY_VALUES + b"x")
+    check_values(b"x" * (2 * MAX_BODY_VALUES))
     with pytest.raises(PayloadError, match="more than 1048576 values"):
-        check_values(b"," * (MOST_VALUES + 1))
+        check_values(b"," * (MAX_BODY_VALUES + 1))

@@ -336,3 +336,11 @@ def test_a_schema_of_another_kind_is_not_unpacked() -> None:
     value = {"type": "object", "schema": {"a": 1}}
     given = {"grammar": {"type": "json", "value": value}}
     assert fields(**given)["structured_outputs"] == {"json": value}
+
+
+def test_what_is_given_leaves_out_null_and_keeps_unknown_names() -> None:
+    """Names that are methods of the model too; the other name of a parameter is ours."""
+    asked = {"min_tokens": 3, "top_k": None, "stop": "x", "given": 1, "copy": 2, "odd": None}
+    assert parse_parameters(asked).given() == {
+        "min_new_tokens": 3, "stop": ["x"], "given": 1, "copy": 2,
+    }  # fmt: skip

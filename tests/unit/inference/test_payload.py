@@ -86,13 +86,47 @@ REFUSED_BODIES: dict[str, tuple[bytes, str, str]] = {
     "csv cell too long": (b"inputs\n" + b"x" * 200_000, "text/csv", "not valid CSV"),
     "form without data": (b"x=1", FORM, "no field data"),
     "multipart without data": (multipart(("x", "", b"1")), MULTIPART, "no field data"),
-    "multipart cut off": (b"--B\r\nContent-Dis", MULTIPART, "no field data"),
+    "multipart cut off": (b"--B\r\nContent-Dis", MULTIPART, "has no empty line after its headers"),
     "multipart, no boundary": (multipart(("data", "", b"x")), "multipart/form-data", "no field"),
     "multipart, broken JSON": (
         multipart(("data", "application/json", b"{")),
         MULTIPART,
         "not valid JSON",
     ),
+    "multipart, too many fields": (
+        b"\r\n--B" * 1001,
+        MULTIPART,
+        "more than 1000 fields",
+    ),
+    "multipart, too many headers": (
+        b"--B\r\n" + b"X: 1\r\n" * 20 + b"\r\n\r\n--B--",
+        MULTIPART,
+        "more than 16 headers",
+    ),
+    "multipart, long headers": (
+        b"--B\r\nContent-Disposition: form-data; name=x" + b"y" * 5000 + b"\r\n\r\nz\r\n--B--",
+        MULTIPART,
+        "more than 4096 bytes",
+    ),
+    "multipart, many parameters": (
+        b"--B\r\nContent-Disposition: form-data" + b"; a=b" * 20 + b"\r\n\r\nz\r\n--B--",
+        MULTIPART,
+        "or 16 parameters",
+    ),
+    "multipart, other lines": (
+        multipart(("data", "", b"x")).replace(b"\r\n", b"\n"),
+        MULTIPART,
+        "lines end with CR LF",
+    ),
+    "multipart, base64": (
+        multipart(("inputs", "", b"eA==")).replace(
+            b"\r\n\r\n", b"\r\nContent-Transfer-Encoding: base64\r\n\r\n", 1
+        ),
+        MULTIPART,
+        "'inputs' of the form has a Content-Transfer-Encoding other than binary",
+    ),
+    "form, too many fields": (b"a&" * 1000, FORM, "more than 1000 fields"),
+    "form, too many escapes": (b"data=" + b"%41" * 300_000, FORM, "262144 escaped characters"),
     "image": (b"\x89PNG", "image/png", "image/png cannot be used"),
     "audio": (b"x", "audio/wav", "audio/wav cannot be used"),
     "npy": (b"x", "application/x-npy", "cannot be used"),
@@ -108,11 +142,20 @@ def test_payload_unreadable_body_is_refused(body: bytes, kind: str, text: str) -
         decode_body(body, kind)
 
 
+def test_payload_form_of_as_many_fields_as_may_be() -> None:
+    """The limit is that of the message."""
+    fields = [(f"f{number}", "", b"") for number in range(999)]
+    assert decode_body(multipart(*fields, ("data", "", b"x")), MULTIPART)["inputs"] == "x"
+    with pytest.raises(PayloadError, match="more than 1000 fields"):
+        decode_body(multipart(*fields, *fields[:2]), MULTIPART)
+
+
 def test_payload_form_field_is_found_in_forms_only() -> None:
     """A model name may come as a field of either kind of form."""
     assert form_field(b"a=1&model_name=m&model_name=n", FORM, "model_name") == "m"
     assert form_field(multipart(("model_name", "", b"m")), MULTIPART, "model_name") == "m"
     assert form_field(b"a=1", FORM, "model_name") is None
+    assert form_field(b'{"a": "' + b"&model_name=m" * 2000 + b'"}', FORM, "model_name") is None
     assert form_field(b"model_name=m", "application/json", "model_name") is None
 
 

@@ -50,7 +50,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("events", "end"), ENDS.values(), ids=ENDS)
-async def test_responses_end_in_events_of_theirs(events: tuple[bytes, ...], end: bytes) -> None:
+async def test_interrupted_responses_end_in_openai_events(
+    events: tuple[bytes, ...], end: bytes
+) -> None:
     """Named events with the next numbers; the response is the one that was created."""
     dialect = ResponsesEvents()
     async for _ in dialect.events(_events(*events)):

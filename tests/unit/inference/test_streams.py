@@ -9,7 +9,6 @@ from lmi_vllm.inference.response.streams import (
     ReplyStream,
     SilenceLimit,
     close_iterator,
-    next_within,
 )
 
 
@@ -82,14 +81,15 @@ async def test_reply_stream_releases_when_closing_rows_fails(source: Rows) -> No
     assert source.log == ["released"]
 
 
-async def test_next_within_returns_items_and_end(source: Rows) -> None:
+async def test_silence_limit_returns_items_and_end(source: Rows) -> None:
     """Items come as they are; None says that there are no more."""
-    rows = source.rows()
-    found = [await next_within(rows, 5, "x") for _ in range(3)]
+    rows, limit = source.rows(), SilenceLimit(5, "x")
+    found = [await limit.next(rows) for _ in range(3)]
+    limit.close()
     assert found == [b"1", b"2", None]
 
 
-async def test_next_within_names_setting_at_deadline() -> None:
+async def test_silence_limit_names_setting_at_deadline() -> None:
     """An expired limit is our error, naming limit and setting, and the iterator is ended."""
     ended = asyncio.Event()
 
@@ -101,7 +101,7 @@ async def test_next_within_names_setting_at_deadline() -> None:
             ended.set()
 
     with pytest.raises(DeadlineError, match=r"^no answer within 0\.01 s \(predict_timeout\)$"):
-        await next_within(silent(), 0.01, "predict_timeout")
+        await SilenceLimit(0.01, "predict_timeout").next(silent())
     assert ended.is_set()
 
 

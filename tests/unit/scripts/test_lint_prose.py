@@ -38,7 +38,11 @@ def test_pages_of_the_repository_pass() -> None:
         (f"Short.\n\n- one\n- {LONG}\n", "page.md:4: a sentence of 31 words"),
         (f"| a | b |\n|---|---|\n| {LONG} | x |\n", "page.md:3: a sentence of 31 words"),
         ("```text\nx\n```\nThis ends\nfor nobody.\n", "page.md:4: 'nobody': write no one"),
-        ("# For whoever reads\n", "page.md:1: 'whoever': write no one"),
+        ("# For Whoever reads\n", "page.md:1: 'Whoever': write no one"),
+        (
+            f"| a |\n|---|\n| {SHORT}; {' '.join(['word'] * 13)} |\n",
+            "page.md:3: a cell of 43 words",
+        ),
         ("A token costs 47 us there.\n", "page.md:1: '47 us': write µs"),
         ("[an end point](endpoint.md)\n", "page.md:1: 'end point': write endpoint"),
     ],
@@ -57,23 +61,23 @@ def test_finding_has_its_line(page: Path, text: str, finding: str) -> None:
     [
         f"{SHORT}. {SHORT}: {SHORT}\n",
         f"{SHORT}\n\n{SHORT}\n- {SHORT}\n- {SHORT}\n",
-        f"| {SHORT}; {SHORT} |\n",
+        f"| {SHORT}; {' '.join(['word'] * 12)} |\n",
         f"```text\nnobody {LONG}\n```\n",
         "`nobody` and <!-- nobody\nnobody --> [this](nobody.md) by us, say us.\n",
         f"Short.\n\n## Arguments of vLLM 0.32\n\n{LONG} nobody\n",
     ],
 )
-def test_what_is_no_finding(page: Path, text: str) -> None:
+def test_allowed_texts(page: Path, text: str) -> None:
     """Code, comments and addresses, texts of vLLM, and sentences within the bound."""
     page.write_text(text)
     answer = lint(page)
     assert (answer.returncode, answer.stdout) == (0, "")
 
 
-def test_source_names_persons_by_a_noun(tmp_path: Path) -> None:
+def test_private_word_in_a_source(tmp_path: Path) -> None:
     """Comments and messages of the code; the bound of a sentence is one of pages."""
     source = tmp_path / "source.py"
-    source.write_text(f'"""{LONG}."""\n\nX = 1  # Nobody reads it.\n')
+    source.write_text(f'"""{LONG}."""\n\nX = "nobody"\nY = 1  # Nobody reads it.\n')
     answer = lint(source)
     assert answer.returncode == 1
-    assert answer.stdout == f"{source}:3: 'Nobody': write the noun\n"
+    assert answer.stdout == f"{source}:4: 'Nobody': write no one, or the noun\n"

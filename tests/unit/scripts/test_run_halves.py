@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_halves import MOST_AGAIN, run_halves
+from scripts.run_halves import MAX_RETRIED, run_halves
 
 HALVES = {"one": ("test_one.py",), "two": ("test_two.py",)}
 PASSES = "def test_passes(): pass\n"
@@ -20,9 +20,20 @@ def test_fails_once(way):
     assert was_there
 """
 FAILS = "def test_fails(): assert 0\n"
-MANY = "".join(f"def test_{number}(): assert 0\n" for number in range(MOST_AGAIN + 1))
+MANY = "".join(f"def test_{number}(): assert 0\n" for number in range(MAX_RETRIED + 1))
 CANNOT_START = "@pytest.fixture\ndef no(): 1 / 0\ndef test_error(no): pass\n"
 NO_PYTHON = "def ("
+TOO_MANY = """
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line("too many engines")
+
+def pytest_sessionfinish(session):
+    if session.config.args[0].endswith("one.py"):
+        session.exitstatus = 1
+"""
 ENDS = "import os\ndef test_end(): os._exit(3)\n"
 NAMED = "passed alone: test_one.py::test_fails_once[a b::c/d]"
 
@@ -47,7 +58,7 @@ def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(PASSES, "", 0, "===== two ended with 5", id="nothing to run"),
     ],
 )
-def test_a_second_try_is_for_few_and_said(
+def test_retry_is_limited_and_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], one: str, two: str, code: int, said: str
 ) -> None:
     """Only what passes then is forgiven, and never in silence."""
@@ -61,7 +72,7 @@ def test_a_second_try_is_for_few_and_said(
     assert ("passed alone" in out) == (one == FAILS_ONCE)
 
 
-def test_what_failed_is_named_near_the_end(
+def test_failed_tests_are_printed_near_the_end(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Pytest's short summary of each run, and our line last."""
@@ -71,3 +82,18 @@ def test_what_failed_is_named_near_the_end(
     lines = capfd.readouterr().out.splitlines()
     assert any(line.startswith("FAILED test_one.py::test_fails_once") for line in lines)
     assert lines[-1] == f"failed beside the other half, {NAMED}"
+
+
+def test_reason_of_a_half_without_failed_tests_is_printed_last(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A log of which only the end is kept says it, though the other half ended after it."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (tmp_path / "test_one.py").write_text(PASSES, encoding="utf-8")
+    (tmp_path / "test_two.py").write_text(PASSES, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(TOO_MANY, encoding="utf-8")
+    assert run_halves(HALVES, (), tmp_path, tmp_path / "notes") == 1
+    *_, end = capfd.readouterr().out.partition("===== how one ended")
+    assert "too many engines" in end
+    assert "how two ended" not in end
+    assert end.splitlines()[-1] == "run_halves: pytest ended with [1, 0]"

@@ -7,8 +7,8 @@ import pytest
 
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.messages import EngineArguments, ServingProfile
-from lmi_vllm.server.engines import ENGINES, SCRIPTED_SECONDS, EngineEnvironment
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.engines import EngineEnvironment, engine_factory
 
 
 def model(folder: Path, architecture: str) -> EngineArguments:
@@ -19,20 +19,10 @@ def model(folder: Path, architecture: str) -> EngineArguments:
 
 def test_vllm_runs_what_no_extra_takes(tmp_path: Path) -> None:
     """`--engine vllm` is the usual one."""
-    factory = ENGINES["vllm"](EngineEnvironment({}, {}, "json"))
+    factory = engine_factory("vllm", EngineEnvironment({}, {}, "json"))
     assert factory.kind(model(tmp_path, "LlamaForCausalLM")) == "vllm"
     assert factory.kind(EngineArguments({"model": "a-name/on-the-hub"})) == "vllm"
     assert factory.reads_model
-
-
-async def test_the_scripted_engine_takes_every_model(tmp_path: Path) -> None:
-    """It reads nothing of it; its pace comes from the environment."""
-    factory = ENGINES["scripted"](EngineEnvironment({SCRIPTED_SECONDS: "0.5"}, {}, "json"))
-    arguments = model(tmp_path, "T5ForConditionalGeneration")
-    assert (factory.kind(arguments), factory.reads_model) == ("scripted", False)
-    await factory.load(arguments)
-    engine = await factory.start(arguments, ServingProfile())
-    assert engine.seconds_per_token == 0.5
 
 
 LOGGING = {

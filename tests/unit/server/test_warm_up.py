@@ -5,8 +5,8 @@ import wave
 
 import pytest
 
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import StartupError
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import HttpCall, OpenAIReply
 from lmi_vllm.server.warm_up import warm_up
 from tests.support.scripted_application import ScriptedApplication

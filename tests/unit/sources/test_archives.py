@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.archives import MOST_LIST_BYTES, extract_archive
+from lmi_vllm.sources.archives import MAX_LIST_BYTES, extract_archive
 from tests.support.s3_server import tar_gz, zip_file
 
 
@@ -76,7 +76,7 @@ def test_a_long_list_of_a_zip_s_entries_is_not_read(tmp_path: Path) -> None:
     """It would be in memory whole, with an object for each entry, before any is counted."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for number in range(MOST_LIST_BYTES // 60_000 + 1):
+        for number in range(MAX_LIST_BYTES // 60_000 + 1):
             archive.writestr(zipfile.ZipInfo(f"{number:060000d}"), b"")
     (tmp_path / "a.zip").write_bytes(buffer.getvalue())
     with pytest.raises(DownloadError, match=r"a\.zip is not extracted: its list of entries has"):

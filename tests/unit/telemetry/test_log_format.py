@@ -31,7 +31,7 @@ def test_a_line_is_one_json_object() -> None:
     assert found["pid"]
 
 
-def test_fields_stand_beside_the_message_and_never_instead_of_it() -> None:
+def test_extra_fields_never_replace_the_message() -> None:
     """Values that JSON does not know become text; names of ours stay ours."""
     found = line("m", fields={"tokens": 3, "what": object, 1: "x", "level": "FORGED"})
     assert (found["tokens"], found["level"], found["1"]) == (3, "WARNING", "x")
@@ -77,7 +77,7 @@ def test_auto_is_text_for_people_and_json_for_machines(
 def test_no_line_shows_the_login_of_a_url(
     kind: type[JsonFormatter] | type[TextFormatter],
 ) -> None:
-    """Whoever wrote it, in its message or in the trace of its exception."""
+    """From any library, in its message or in the trace of its exception."""
     try:
         raise ValueError("cannot reach https://user:SENTINEL@h/")
     except ValueError:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmi_vllm.telemetry.log_handler import QueuedHandler
+from lmi_vllm.telemetry.log_handler import QueuedHandler, print_lines
 
 PIPE_BYTES = 64 << 10
 
@@ -95,7 +95,7 @@ def test_the_end_does_not_wait_for_a_reader_that_stopped(pipe: Pipe) -> None:
     assert time.monotonic() - since < 12
 
 
-def test_reader_that_has_gone_stops_nothing(pipe: Pipe) -> None:
+def test_closed_reader_does_not_stop_the_server(pipe: Pipe) -> None:
     """Lines to a closed pipe are dropped, and counted."""
     os.close(pipe.reading)
     pipe.logger.info("x")
@@ -109,7 +109,7 @@ def last_words(logger: logging.Logger) -> None:
     logger.error("in the child")
 
 
-def test_fork_says_its_last_words(pipe: Pipe) -> None:
+def test_forked_child_writes_its_last_log_lines(pipe: Pipe) -> None:
     """A child has a thread of its own, writes nothing twice, and is not cut short at its end."""
     pipe.logger.info("in the parent")
     pipe.handler.flush()
@@ -118,3 +118,23 @@ def test_fork_says_its_last_words(pipe: Pipe) -> None:
     child.join(20)
     assert child.exitcode == 0
     assert pipe.lines() == ["in the parent", "in the child", "end"]
+
+
+def test_printed_lines_do_not_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stdout that is full: the caller goes on, and the lines come when there is room."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    filled = os.write(writing, b"x" * PIPE_BYTES)
+    os.set_blocking(writing, True)
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        printing = threading.Thread(target=print_lines, args=("a", "b"), daemon=True)
+        printing.start()
+        printing.join(5)
+        has_returned = not printing.is_alive()
+        found = b""
+        while not found.endswith(b"a\nb\n"):
+            found += os.read(reading, PIPE_BYTES)
+    assert has_returned
+    assert len(found) == filled + 4
+    os.close(reading)

@@ -4,18 +4,20 @@ import json
 import resource
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.secrets import is_secret, mask_value
+from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import MediaPolicy, RequestLimits
 from lmi_vllm.translate.arguments import translate, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.explain import FORMATS, explain
-from tests.unit.conftest import ExplainRun
+from tests.unit.conftest import Explained, ExplainRun
 
 PROGRAM = """
 import argparse, sys
@@ -199,16 +201,80 @@ def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
     assert (profile.uses_priority, plain.uses_priority) == (True, False)
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "squeezellm"])
-def test_checkpoint_that_vllm_no_longer_reads_is_an_error(
-    method: str, explained: ExplainRun, tmp_path: Path
+@pytest.mark.parametrize(
+    ("quantization", "method"),
+    [
+        *(({"quant_method": name}, name)
+          for name in ("bitsandbytes", "squeezellm", "hqq", "eetq", "quanto", "bitnet", "new")),
+        ({"quant_method": "BitsAndBytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, "bitsandbytes"),
+        ({"load_in_8bit": False, "load_in_4bit": True}, "bitsandbytes"),
+    ],
+)  # fmt: skip
+def test_checkpoint_that_vllm_does_not_read_is_an_error(
+    quantization: dict[str, object], method: str, explained: ExplainRun, tmp_path: Path
 ) -> None:
     """Its config.json says so; vLLM would say it once it had started."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "quantization_config": {"quant_method": method},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (error,) = explained("", {"HF_MODEL_ID": str(tmp_path)}).errors
-    assert method in error
+    (error,) = quantized(quantization, explained, tmp_path).errors
+    assert f"quantized with {method} " in error
     assert "option.quantize=fp8" in error
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        *({"quant_method": name} for name in load_release().quantization_methods),
+        {"quant_method": "compressed_tensors"}, {"quant_method": "auto-round"},
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
+        {"load_in_8bit": False}, {"quant_method": None}, {}, None,
+    ],
+)  # fmt: skip
+def test_checkpoint_that_vllm_reads_is_none(
+    quantization: object, explained: ExplainRun, tmp_path: Path
+) -> None:
+    """All of its own methods, and what it reads as one of them."""
+    assert quantized(quantization, explained, tmp_path).errors == []
+
+
+def test_methods_of_plugins_and_of_other_releases_are_not_known(
+    explained: ExplainRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are left to vLLM."""
+    monkeypatch.setattr("lmi_vllm.checks.model.installed_release", lambda: "9.9")
+    assert quantized({"quant_method": "new"}, explained, tmp_path).errors == []
+    monkeypatch.undo()
+    plugin = EntryPoint("new", "new:register", "vllm.general_plugins")
+    monkeypatch.setattr("lmi_vllm.checks.model.entry_points", lambda group: [plugin])
+    assert quantized({"quant_method": "new"}, explained, tmp_path).errors == []
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "is_refused"),
+    [
+        ("fp8", {}, True),
+        ("fp8", {"quantization_config": {"quant_method": "fp8"}}, False),
+        ("experts_int8", {"num_local_experts": 8}, True),
+        ("bitsandbytes", {"num_local_experts": 8}, True),
+        ("fp8_per_channel", {}, False),
+    ],
+)
+def test_quantization_at_load_that_needs_a_gpu_is_refused_on_a_cpu(
+    method: str, config: dict[str, object], is_refused: bool,
+    explained: ExplainRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """VLLM's build for CPUs fails in a kernel once the engine has begun."""
+    monkeypatch.setattr("lmi_vllm.checks.model._is_for_cpu", lambda: True)
+    stated = {"architectures": ["LlamaForCausalLM"]} | config
+    (tmp_path / "config.json").write_text(json.dumps(stated), encoding="utf-8")
+    environ = {"HF_MODEL_ID": str(tmp_path), "OPTION_QUANTIZE": method}
+    errors = explained("", environ, "--gpus", "0").errors
+    assert len(errors) == is_refused
+    assert all("On this CPU leave it out, or use a checkpoint quantized" in text for text in errors)
+    assert explained("", environ, "--gpus", "1").errors == []
+
+
+def quantized(quantization: object, explained: ExplainRun, folder: Path) -> Explained:
+    """Return what is explained of a model with that in its config.json."""
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return explained("", {"HF_MODEL_ID": str(folder)})

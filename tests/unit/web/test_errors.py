@@ -48,7 +48,7 @@ def test_web_errors_engine_death_has_message_too() -> None:
 
 @pytest.mark.parametrize("dialect", Dialect, ids=str)
 def test_web_errors_retry_after_in_each_dialect(dialect: Dialect) -> None:
-    """Whoever may come back is told when."""
+    """A retry that may succeed gets a Retry-After."""
     response = error_response(NotReadyError("x", retry_after_seconds=7), dialect)
     assert (response.status, response.headers["Retry-After"]) == (503, "7")
     assert "Retry-After" not in error_response(PayloadError("x"), dialect).headers

@@ -47,7 +47,7 @@ FAULTS = {
 def test_tls_context_faults_name_the_option(
     certificate: str, key: str, said: str, pairs: dict[str, PemPair]
 ) -> None:
-    """Whoever reads the error knows which file to mend, and how."""
+    """The error names the file and how to fix it."""
     folder = pairs["server"].certificate.parent
     (folder / "broken.pem").write_text("-----BEGIN CERTIFICATE-----\nnot base64\n")
     names = {"dir": str(folder), "server": str(folder / "server")}

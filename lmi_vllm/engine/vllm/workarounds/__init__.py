@@ -3,8 +3,7 @@
 `WORKAROUNDS` is that list. Each row is in force only in its scope and for the releases it is for,
 can be undone, and names the test that says when it may go. What needs no replaced name is used
 where it belongs: `adapter_slots`, `zero_adapter`, `companions`, `hostile_requests`,
-`long_texts`, `not_finite`, `cpu_worker`,
-`decoded_media`.
+`text_lengths`, `not_finite`, `cpu_worker`, `decoded_media`.
 This module imports no vLLM: a row names what it replaces, and it is imported when it is applied.
 """
 
@@ -63,9 +62,9 @@ class Workaround:
 WORKAROUNDS: Final = (
     Workaround(
         "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU",
-        base_rows.passing_over_base_rows,
+        base_rows.skipping_base_rows,
         Scope.LORA_WORKER,
-        "tests/contract/test_base_rows.py:test_vllm_alone_computes_base_rows_with_an_adapter",
+        "tests/contract/test_base_rows.py:test_plain_vllm_computes_base_rows_with_an_adapter",
         is_required=True,
     ),
     Workaround(
@@ -73,7 +72,7 @@ WORKAROUNDS: Final = (
         prompt_logprobs.one_by_one,
         Scope.LORA_WORKER,
         "tests/contract/test_adapter_isolation.py:"
-        "test_prompt_logprobs_in_company_are_those_of_the_request_alone",
+        "test_prompt_logprobs_in_a_batch_equal_those_alone",
         is_required=True,
     ),
     Workaround(
@@ -86,7 +85,7 @@ WORKAROUNDS: Final = (
         "vllm.model_executor.models.registry:_run_in_subprocess",
         cpu_compilation.in_this_process,
         Scope.CONFIGURATION,
-        "tests/contract/test_workarounds.py:test_vllm_alone_starts_a_process_for_a_model_class",
+        "tests/contract/test_workarounds.py:test_plain_vllm_starts_a_process_to_inspect_a_model_class",
     ),
     Workaround(
         "torch._inductor.codecache:_HEADER_DIR",

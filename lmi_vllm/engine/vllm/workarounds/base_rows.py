@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 
-def passing_over_base_rows(wrapper: Any) -> Any:
+def skipping_base_rows(wrapper: Any) -> Any:
     """Return a subclass of vLLM's `PunicaWrapperCPU` that leaves rows without an adapter alone."""
 
-    class PassingOverBaseRows(wrapper):  # type: ignore[misc,unused-ignore]
+    class BaseRowSkippingWrapper(wrapper):  # type: ignore[misc,unused-ignore]
         """PunicaWrapperCPU over the rows that have an adapter."""
 
         def add_lora_linear(self, y: Any, *more: Any, **named: Any) -> None:
@@ -45,7 +45,7 @@ def passing_over_base_rows(wrapper: Any) -> Any:
             compute = partial(super().add_lora_logits, y, *more, **named)
             _in_adapter_rows(y, self.sampler_indices, compute)
 
-    return PassingOverBaseRows
+    return BaseRowSkippingWrapper
 
 
 def _in_adapter_rows(output: Any, slots: Any, compute: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ _OPERATORS: Final = "torchvision._meta_registrations"
 def hide_unfit_companions() -> tuple[str, ...]:
     """Make those that cannot be imported look uninstalled, and return them; call before vLLM.
 
-    `None` in `sys.modules` is how Python writes down that a module is not to be had: both `import`
+    `None` in `sys.modules` is Python's mark of a module that cannot be imported: both `import`
     and `find_spec`, which transformers asks, take it for absent. Forked processes inherit it.
     """
     hidden = tuple(name for name in suspects(_installed_versions()) if not _is_usable(name))

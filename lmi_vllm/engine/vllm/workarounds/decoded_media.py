@@ -53,7 +53,7 @@ class PixelBudget:
         media_io.load_bytes = load_bytes
 
     def charge(self, content: bytes) -> None:
-        """Return when the image is within the budget.
+        """Check that the image is within the budget.
 
         Raises:
             ValueError: vLLM's sign of a bad request: it is too large, or all of them are.
@@ -61,12 +61,12 @@ class PixelBudget:
         try:
             with Image.open(io.BytesIO(content)) as image:
                 pixels = image.width * image.height
-        except Exception:  # noqa: BLE001 - whatever a parser makes of a stranger's bytes
+        except Exception:  # noqa: BLE001 - parsers of untrusted bytes raise anything
             return
         self._charge(pixels, "the image")
 
     def charge_video(self, content: bytes, wanted: int) -> None:
-        """Return when an encoded video, of which so many frames are kept, is within the budget.
+        """Check that an encoded video, of which so many frames are kept, is within the budget.
 
         Raises:
             ValueError: a frame, what is kept of them, or all of them are too large.
@@ -108,6 +108,6 @@ def _size_of_video(content: bytes) -> tuple[int, int]:
             width, height, frames = (max(int(head.get(name)), 0) for name in names)
         finally:
             head.release()
-    except Exception:  # noqa: BLE001 - whatever a parser makes of a stranger's bytes
+    except Exception:  # noqa: BLE001 - parsers of untrusted bytes raise anything
         return 0, 0
     return width * height, frames

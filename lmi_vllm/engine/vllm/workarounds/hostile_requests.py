@@ -4,10 +4,10 @@ Grammars. vLLM compiles a schema, regular expression or grammar in a thread of i
 cannot be stopped, and then asks it for each token inside the engine's step. Both can be made to
 take minutes by a request of a few bytes (seen with xgrammar 0.2.8): `minProperties` over 200
 optional ones compiles for 15 s, `((a{1,100}){1,100}){1,100}` takes over a second a token after 90
-tokens, and every other request waits. So a forked child does both first, and only what was quick
-reaches the engine. What an answer seldom comes to (behind a rare word that `logit_bias` writes) is
-not tried: the scheduler ends a request whose grammar has become slow. May go: when
-tests/contract/test_hostile_grammars.py holds without it.
+tokens, and every other request waits. So a child process of the extra grammar_trials does both
+first, and only what was quick reaches the engine. What an answer seldom comes to (behind a rare
+word that `logit_bias` writes) is not tried: the scheduler ends a request whose grammar has become
+slow. May go: when tests/contract/test_hostile_grammars.py holds without it.
 
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
 tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
@@ -20,14 +20,13 @@ Releases: all that we support.
 """
 
 import asyncio
-import hashlib
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final
+from functools import cached_property, partial
+from typing import Any, Final, Self
 
 import numpy as np
 from vllm.connections import HTTPConnection
@@ -43,22 +42,17 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
-from lmi_vllm.engine.base import MediaRefusedError
+from lmi_vllm.engine.base import GrammarTrials, MediaRefusedError
+from lmi_vllm.engine.vllm.workarounds import CPU_WORKER
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
-from lmi_vllm.engine.vllm.workarounds.grammar_queue import FairPlaces, SharedTask
-from lmi_vllm.engine.vllm.workarounds.grammar_trials import (
-    PASSED,
-    end_trial,
-    fork_trial,
-    wait_for_verdict,
-    walk,
-)
-from lmi_vllm.engine.vllm.workarounds.not_finite import REASON
+from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import MediaPolicy
 
-WALK_TOKENS: Final = 1024  # of an answer that may be so long
-REMEMBERED: Final = 4096  # verdicts
+_UNTRIED: Final = (
+    "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
+    "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
+)
 # Processor time of a step's grammars in the engine, beyond which those that cost it end.
 SLOWEST_MASK_SECONDS: Final = 0.1
 SLOW_GRAMMAR: Final = (
@@ -69,64 +63,37 @@ SLOW_GRAMMAR: Final = (
 
 @dataclass(slots=True)
 class GrammarGuard:
-    """Tries every constraint that is new; `thread` is the parent of the children."""
+    """Has every constraint tried before the engine sees it; without what tries them, refuses it."""
 
     llm: Any
-    seconds: float
-    thread: ThreadPoolExecutor
-    _verdicts: "OrderedDict[bytes, str]" = field(default_factory=OrderedDict)
-    _running: dict[bytes, SharedTask] = field(default_factory=dict)
-    _places: FairPlaces = field(default_factory=FairPlaces)
+    trials: GrammarTrials | None
     _backend: Any = None  # XgrammarBackend, once one is needed
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def of(cls, llm: Any, seconds: float, thread: ThreadPoolExecutor) -> Self:
+        """Return the guard with the trials of an extra; `thread` is the parent of the children."""
+        found = (extra.grammar_trials for extra in extras().values())
+        make = next((place.load() for place in found if place is not None), None)
+        return cls(llm, None if make is None else make(seconds, thread))
 
     async def check(
         self, outputs: StructuredOutputsParams, max_tokens: int | None, source: str
     ) -> None:
-        """Return when the engine may see this constraint for an answer of so many tokens.
-
-        Trials of one `source` do not stand in the way of others, and end with who waits for them.
+        """Check that the engine may compile this constraint for an answer of so many tokens.
 
         Raises:
             VLLMValidationError: it takes too long or too much memory, or is no grammar at all.
         """
-        # Rounded up, so that few lengths of answers need a try of their own.
-        steps = min(1 << (max(max_tokens or WALK_TOKENS, 16) - 1).bit_length(), WALK_TOKENS)
-        key = _key_of(outputs, steps)
-        verdict = self._verdicts.get(key)
-        if verdict is None:
-            trial = self._running.get(key)
-            if trial is None or trial.is_over:  # single flight: equal requests wait for one child
-                trial = self._running[key] = SharedTask(self._judge(key, outputs, steps, source))
-            try:
-                verdict = await trial.result()
-            finally:
-                if trial.is_over and self._running.get(key) is trial:
-                    del self._running[key]
-        if verdict:
-            raise VLLMValidationError(verdict)
-
-    async def _judge(
-        self, key: bytes, outputs: StructuredOutputsParams, steps: int, source: str
-    ) -> str:
-        async with self._places.hold(source):
+        if self.trials is None:
+            raise VLLMValidationError(_UNTRIED)
+        async with self._making:
             if self._backend is None:
                 self._backend = await asyncio.to_thread(self._new_backend)
-            verdict = await self._verdict(partial(self._try, outputs, steps))
-        self._verdicts[key] = verdict
-        while len(self._verdicts) > REMEMBERED:
-            self._verdicts.popitem(last=False)
-        return verdict
-
-    async def _verdict(self, attempt: Callable[[], bytes]) -> str:
-        """Let a child make the attempt; it ends, too, where it is given up while it is forked."""
-        loop = asyncio.get_running_loop()
-        forking = loop.run_in_executor(self.thread, fork_trial, attempt)
-        try:
-            pid, pipe = await asyncio.shield(forking)
-        except asyncio.CancelledError:
-            forking.add_done_callback(lambda forked: end_trial(*forked.result()))
-            raise
-        return await wait_for_verdict(pid, pipe, self.seconds)
+        compile_grammar = partial(self._compiled, outputs)
+        verdict = await self.trials.verdict(_named(outputs), compile_grammar, max_tokens, source)
+        if verdict:
+            raise VLLMValidationError(verdict)
 
     def _new_backend(self) -> XgrammarBackend:
         """Read the vocabulary once; children share it."""
@@ -137,7 +104,7 @@ class GrammarGuard:
             vocab_size=config.model_config.get_vocab_size(),
         )
 
-    def _try(self, outputs: StructuredOutputsParams, steps: int) -> bytes:
+    def _compiled(self, outputs: StructuredOutputsParams) -> tuple[Any, Any] | None:
         config = self.llm.vllm_config
         params = SamplingParams(structured_outputs=outputs)
         params.verify(
@@ -154,24 +121,23 @@ class GrammarGuard:
         except Exception:
             if is_xgrammar:
                 raise
-            return PASSED
+            return None
         lengths = np.zeros(self._backend.vocab_size, dtype=np.int32)
         vocabulary = grammar.ctx.tokenizer_info.decoded_vocab
         lengths[: len(vocabulary)] = [len(token) for token in vocabulary]
-        walk(grammar.matcher, lengths, steps)
-        return PASSED
+        return grammar.matcher, lengths
 
 
-def _key_of(outputs: StructuredOutputsParams, steps: int) -> bytes:
+def _named(outputs: StructuredOutputsParams) -> str:
     try:
         kind, text = get_structured_output_key(outputs)
     except RecursionError:
         raise VLLMValidationError("the JSON schema is nested too deeply") from None
-    return hashlib.sha256(f"{steps} {kind} {text}".encode("utf-8", "replace")).digest()
+    return f"{kind} {text}"
 
 
 async def _fetch_none(*_: object, **__: object) -> bytes:
-    """Fetch nothing: the extra that knows what may be fetched is not there."""
+    """Refuse every URL: the extra that checks and fetches them is not installed."""
     raise MediaRefusedError("media URLs need the extra media_urls, which is not installed")
 
 
@@ -249,8 +215,8 @@ class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]
     needs_kv_cache_zeroing = True
 
 
-class _EndsHarmful:
-    """What is added to vLLM's schedulers."""
+class _EndsHarmfulRequests:
+    """The mixin for vLLM's schedulers that ends harmful requests."""
 
     vllm_config: Any
     requests: dict[str, Any]
@@ -285,6 +251,8 @@ class _EndsHarmful:
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
         """As vLLM's; requests that are not finite, or whose grammar is too slow, end here."""
         corrupted = self._corrupted(computed)
+        if not_finite := mark_not_finite(computed, self.requests):
+            self._forget_blocks(not_finite)
         slow, self._slow = self._slow & set(computed.req_id_to_index), set()
         if not corrupted and not slow:
             done: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
@@ -299,12 +267,19 @@ class _EndsHarmful:
     def _corrupted(self, computed: Any) -> dict[str, int]:
         """Return the requests whose logits are not finite, and how many are not."""
         counts = computed.num_nans_in_logits
-        if not counts or not any(counts.values()) or self.vllm_config.speculative_config:
+        if not counts or not any(counts.values()) or not self._has_a_row_for_each:
             return {}
         return {name: count for name, count in counts.items() if count and name in self.requests}
 
+    @cached_property
+    def _has_a_row_for_each(self) -> bool:
+        """Whether vLLM's count of NaN is that of requests, with speculative decoding, too."""
+        config = self.vllm_config
+        is_ours = config.parallel_config.worker_cls == CPU_WORKER and not config.use_v2_model_runner
+        return is_ours or not config.speculative_config
+
     def _forget_blocks(self, corrupted: Collection[str]) -> None:
-        """Let no later request find these blocks by what was to be in them."""
+        """Remove these blocks from the prefix cache."""
         for name in corrupted:
             for blocks in self.kv_cache_manager.get_block_ids(name):
                 self.kv_cache_manager.evict_blocks({block for block in blocks if block})
@@ -328,9 +303,9 @@ class _EndsHarmful:
             done.setdefault(client, EngineCoreOutputs()).outputs.extend(outputs)
 
 
-class GuardedScheduler(_EndsHarmful, Scheduler):  # type: ignore[misc,unused-ignore]
+class GuardedScheduler(_EndsHarmfulRequests, Scheduler):  # type: ignore[misc,unused-ignore]
     """vLLM's scheduler, which ends requests that harm others."""
 
 
-class GuardedAsyncScheduler(_EndsHarmful, AsyncScheduler):  # type: ignore[misc,unused-ignore]
+class GuardedAsyncScheduler(_EndsHarmfulRequests, AsyncScheduler):  # type: ignore[misc,unused-ignore]
     """vLLM's scheduler that is a step ahead, which ends requests that harm others."""

@@ -28,7 +28,7 @@ def _as_it_is(app: Any) -> Any:
 
 
 def warn_of_handlers() -> None:
-    """Say which variables the library would have read."""
+    """Warn of the variables that the library would have read."""
     for name in sorted(os.environ):
         if name.startswith(HANDLERS):
             logger.warning("%s has no effect: hooks are those of LMI's model.py", name)

@@ -9,21 +9,27 @@ Releases: all that we support.
 Here: vLLM's own count (`VLLM_COMPUTE_NANS_IN_LOGITS`) is acted upon: such a request ends with an
 error, and no later one finds its blocks by their prefix. On a CPU every block is cleared before a
 request gets it, by the way that vLLM has for Mamba (`cpu_worker` has the other half): a request
-that its client ends in the very step that spoils it is not seen here any more. With speculative
-decoding nothing is counted: a request has several rows then, and vLLM's count takes each for one.
-May go: when vLLM ends such requests, and `tests/contract/test_not_finite.py` holds without it.
+that its client ends in the very step that makes it so is not seen here any more. Vectors and scores
+of pooling models are counted here, vLLM counts logits only: such a vector becomes one NaN in
+the engine, and `async_llm` refuses that. vLLM counts NaN alone, after the masks of grammars: a row
+with +Inf, or of nothing but -Inf, would answer anything, with 200. With speculative decoding a
+request has several rows, and vLLM takes each for a request. So `cpu_worker` counts what the model
+gave; with any other worker it is vLLM's count, and with speculative decoding none.
+May go: when vLLM ends such requests, and `tests/contract/test_not_finite.py` and
+`test_pooling_not_finite.py` hold without it.
 
-The scheduler is replaced (in `hostile_requests`) by `scheduler_cls`, vLLM's own way, on every
-platform. This module imports no vLLM.
+The scheduler is replaced (by `hostile_requests`) with `scheduler_cls`, vLLM's own way, on every
+platform. This module imports neither vLLM nor torch.
 """
 
 import logging
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
 NOT_FINITE_COUNT: Final = "VLLM_COMPUTE_NANS_IN_LOGITS"
-REASON: Final = "the model's numbers for this request are not finite (NaN)"
+REASON: Final = "the model's numbers for this request are not finite (NaN or infinite)"
 _SCHEDULERS: Final = "lmi_vllm.engine.vllm.workarounds.hostile_requests"
 
 
@@ -43,3 +49,44 @@ def end_not_finite(config: Any) -> None:
 def is_expected(record: logging.LogRecord) -> bool:
     """Whether a line of vLLM's is worth writing: it warns of every scheduler but its own."""
     return _SCHEDULERS not in str(record.args)
+
+
+def mark_not_finite(computed: Any, known: Collection[str]) -> list[str]:
+    """Replace each vector or score that is not finite by one NaN; return their requests.
+
+    vLLM ends their requests as all others, and hands on the count that is set here.
+    """
+    outputs: list[Any] = computed.pooler_output or []
+    indexes: Mapping[str, int] = computed.req_id_to_index if outputs else {}
+    not_finite = [
+        name for name, index in indexes.items() if name in known and _is_not_finite(outputs[index])
+    ]
+    for name in not_finite:
+        outputs[indexes[name]] = outputs[indexes[name]].new_full((1,), float("nan"))
+    if not_finite:
+        computed.num_nans_in_logits = dict.fromkeys(not_finite, 1)
+    return not_finite
+
+
+def _is_not_finite(values: Any) -> bool:
+    """Whether a number of a tensor is not finite; a sum that is finite says that none is."""
+    return not (values is None or values.sum().isfinite() or values.isfinite().all())
+
+
+def is_marked_not_finite(values: Any) -> bool:
+    """Whether a pooled output was replaced by `mark_not_finite`."""
+    return values.numel() == 1 and bool(values.isnan().all())
+
+
+def row_for_each(requests: Sequence[str], drafts: Mapping[str, Sequence[int]], logits: Any) -> Any:
+    """Return one row for each request, NaN where one of its rows of logits is of no use.
+
+    Its largest logit is then not finite: a NaN wins, and a model may well rule out some tokens.
+    A request has a row for each token of its draft, and one more; none where that is not so.
+    """
+    lengths = [1 + len(drafts.get(name, ())) for name in requests]
+    if sum(lengths) != len(logits):
+        return logits[:0]
+    is_useless = ~logits.amax(dim=-1).isfinite()
+    rows = logits.new_tensor([part.any() for part in is_useless.split(lengths)])
+    return rows.masked_fill(rows.bool(), float("nan")).unsqueeze(-1)

@@ -6,7 +6,7 @@ Releases: all that we support, with model runner V1; V2 has no such method, and 
 Shows as: numbers that differ as soon as another request shares the step; where the shapes do not
 agree `einsum` raises inside the step, and the engine ends.
 Here: each prompt is computed by itself, with the adapter row of its own request.
-May go: when test_prompt_logprobs_in_company_are_those_of_the_request_alone holds without it.
+May go: when test_prompt_logprobs_in_a_batch_equal_those_alone holds without it.
 """
 
 import contextlib

@@ -50,22 +50,17 @@ export class Overview {
 
   /** Take a new state. */
   update(state) {
-    this.failure.hidden = true;
-    const before = this.states[this.states.length - 1];
-    const old = this.states.find((one) => state.time - one.time <= WINDOW_SECONDS) ?? before;
-    this.states.push(state);
-    this.states = this.states.filter((one) => state.time - one.time <= 2 * WINDOW_SECONDS);
-    this.start.update(state);
-    const generated = rate(state, before, "generated_tokens");
-    const prompt = rate(state, before, "prompt_tokens");
-    const first = old ? quantile(state, old, "first_token", 0.5) : null;
-    this.tiles.generated.set(number(generated));
-    this.tiles.prompt.set(number(prompt));
-    this.tiles.in_flight.set(number(state.queue.in_flight), `of ${number(state.queue.limit)} places`);
-    this.tiles.first.set(seconds(first));
-    this.throughput.add(state.time, [generated, prompt]);
-    this.first.add(state.time, [first, old ? quantile(state, old, "first_token", 0.95) : null]);
-    this.between.add(state.time, [0.5, 0.95].map((share) =>
+    this.failure.hidden = true; const before = this.states[this.states.length - 1]; const old =
+    this.states.find((one) => state.time - one.time <= WINDOW_SECONDS) ?? before;
+    this.states.push(state); this.states = this.states.filter((one) => state.time - one.time <= 2 *
+    WINDOW_SECONDS); this.start.update(state); const generated = rate(state, before,
+    "generated_tokens"); const prompt = rate(state, before, "prompt_tokens"); const first = old ?
+    quantile(state, old, "first_token", 0.5) : null; this.tiles.generated.set(number(generated));
+    this.tiles.prompt.set(number(prompt)); this.tiles.in_flight.set(number(state.queue.in_flight),
+    `of ${number(state.queue.limit)} slots`); this.tiles.first.set(seconds(first));
+    this.throughput.add(state.time, [generated, prompt]); this.first.add(state.time, [first, old ?
+    quantile(state, old, "first_token", 0.95) : null]); this.between.add(state.time, [0.5,
+    0.95].map((share) =>
       old ? quantile(state, old, "between_tokens", share) : null));
     const running = state.queue.running ?? state.queue.in_flight;
     this.queue.add(state.time, [running, state.queue.waiting ?? 0]);

@@ -8,11 +8,11 @@ import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.extras.adapter_store.files import locked_files
 from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
 from lmi_vllm.extras.adapter_store.settings import CachePolicy
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from tests.support.adapter_files import CAPITALS, WEIGHTS, make_adapter
 from tests.support.s3_server import BUCKET, S3Server
 

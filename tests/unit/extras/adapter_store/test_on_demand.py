@@ -4,19 +4,21 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.errors import NotReadyError, RequestError, UnknownAdapterError
-from lmi_vllm.extras.adapter_store import negative_cache, on_demand
+from lmi_vllm.extras.adapter_store import negative_cache, on_demand, stores
 from lmi_vllm.extras.adapter_store.negative_cache import (
     ABSENT_SECONDS,
     UNREACHABLE_SECONDS,
     NegativeCache,
 )
-from tests.support.adapter_files import CAPITALS, copy_adapter
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from tests.support.adapter_files import CAPITALS, WEIGHTS, copy_adapter
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import Refusal
 from tests.unit.extras.adapter_store.conftest import FILES, PLACE, REFRESH, SIZE, Bench
@@ -32,7 +34,7 @@ async def use(bench: Bench, name: str) -> int:
         return adapter.ref.engine_id
 
 
-async def test_adapter_is_fetched_once_for_all_who_name_it(bench: Bench) -> None:
+async def test_concurrent_requests_for_one_adapter_share_one_fetch(bench: Bench) -> None:
     """Requests that come together wait for one fetch; the next one asks the store nothing."""
     bench.put("fr")
     bench.open()
@@ -84,7 +86,7 @@ async def test_names_that_are_no_folder_never_reach_the_store(bench: Bench, name
 
 
 async def test_lookups_that_wait_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that invent names and hang up leave neither tasks nor calls behind without end."""
+    """Clients that invent names and disconnect leave neither tasks nor calls behind without end."""
     monkeypatch.setattr(on_demand, "MAX_WAITING", 10)
     bench.open()
     clients = [asyncio.create_task(use(bench, f"invented{n}")) for n in range(100)]
@@ -183,7 +185,18 @@ async def test_adapter_in_use_or_pinned_is_never_moved_out(bench: Bench) -> None
     assert sorted(bench.engine.adapters) == ["b", "c"]
 
 
-async def test_changed_adapter_is_a_new_load_and_requests_end_on_the_old(
+async def test_adapter_in_use_by_another_process_is_never_moved_out(bench: Bench) -> None:
+    """Only the engine knows of its requests: those that run, and those that wait for a slot."""
+    bench.put("a", "b", "c", "d")
+    bench.open(max_bytes=3 * SIZE)
+    for name in ("a", "b", "c"):
+        await use(bench, name)
+    bench.engine.active_adapters = ActiveAdapters(1, ("a",), ("b",))
+    await use(bench, "d")
+    assert sorted(bench.engine.adapters) == ["a", "b", "d"]
+
+
+async def test_changed_adapter_is_loaded_anew_and_running_requests_keep_the_old_load(
     bench: Bench, other_weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store is asked once the time is over, by a request, and not before."""
@@ -240,7 +253,7 @@ async def test_unchanged_adapter_is_compared_once_in_each_period(bench: Bench) -
         assert bench.calls == before + period
 
 
-async def test_damaged_change_leaves_the_old_one_and_is_not_fetched_twice(bench: Bench) -> None:
+async def test_damaged_update_keeps_the_old_adapter_and_is_fetched_once(bench: Bench) -> None:
     """A version that was refused is negative_cache."""
     bench.put("fr")
     bench.open()
@@ -300,6 +313,30 @@ async def test_fetch_that_breaks_is_503_and_leaves_nothing(bench: Bench) -> None
     assert await use(bench, "fr")
 
 
+async def test_adapter_that_changes_while_it_is_fetched_is_fetched_again(
+    bench: Bench, other_weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one version are never kept, and found after a restart, as those of another."""
+    bench.put("fr")
+    bench.open()
+    changed = other_weights(1)
+    fetch_model = stores.fetch_model
+
+    def change_and_fetch(*words: Any, **options: Any) -> Path:
+        bench.put("fr", **{WEIGHTS: changed})
+        return fetch_model(*words, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores, "fetch_model", change_and_fetch)
+        with pytest.raises(NotReadyError):
+            await use(bench, "fr")
+    assert not [*bench.files.folder.iterdir()]
+    bench.time += UNREACHABLE_SECONDS + 1
+    await use(bench, "fr")
+    (folder,) = bench.files.folder.glob("fr@*[0-9a-f]")
+    assert (folder / WEIGHTS).read_bytes() == changed
+
+
 async def test_registered_adapter_wins_over_the_store(bench: Bench, tmp_path: Path) -> None:
     """Also one that is registered after the store's was loaded; the store leaves it alone."""
     bench.put("fr", "de")
@@ -331,7 +368,7 @@ async def test_removed_adapter_stays_away(bench: Bench, tmp_path: Path) -> None:
     assert await use(bench, "fr")
 
 
-async def test_files_outlive_the_process_and_are_one_process_s_own(bench: Bench) -> None:
+async def test_files_survive_a_restart_and_are_locked_by_one_process(bench: Bench) -> None:
     """The next one fetches nothing; one beside it has a folder of its own."""
     bench.put("fr")
     bench.open()

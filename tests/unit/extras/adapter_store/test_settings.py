@@ -21,7 +21,7 @@ def test_place_that_cannot_be_used_is_an_error(
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/prefix/", "/folder", "folder"])
-def test_place_that_can_be_used_is_none(explained: ExplainRun, place: str) -> None:
+def test_usable_store_is_no_error(explained: ExplainRun, place: str) -> None:
     """With LoRA; without it is an error, too."""
     found = explained("", {"OPTION_ADAPTER_STORE": place, "OPTION_ENABLE_LORA": "true"})
     assert not [text for text in found.errors if "adapter_store" in text]

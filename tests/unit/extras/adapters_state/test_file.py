@@ -8,9 +8,9 @@ import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import AdapterRefusedError, ModelSourceError
 from lmi_vllm.extras.adapters_state.file import AdapterStateFile, read_state, write_state
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 
 
 def resolve(src: str) -> str:
@@ -81,6 +81,6 @@ def test_disk_that_refuses_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_file_is_json_for_people(tmp_path: Path) -> None:
-    """The file can be read and mended by hand."""
+    """The file can be read and repaired by hand."""
     write_state(tmp_path / "s.json", [Adapter("a", "/a")])
     assert json.loads((tmp_path / "s.json").read_text())["adapters"][0]["name"] == "a"

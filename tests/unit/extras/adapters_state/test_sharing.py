@@ -1,95 +1,18 @@
 """Several registries over one object in a real S3 store, each as the server of a replica has it."""
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.engine.scripted import ScriptedEngine
-from lmi_vllm.errors import (
-    AdapterRefusedError,
-    ModelSourceError,
-    ResourceNotFoundError,
-)
+from lmi_vllm.errors import ModelSourceError, ResourceNotFoundError
 from lmi_vllm.extras.adapters_state import reconciler, sharing
-from lmi_vllm.extras.adapters_state.shared_object import StateObject
-from lmi_vllm.extras.adapters_state.sharing import ReplicaAdapters
-from lmi_vllm.sources.table import store_of
-from tests.support.s3_server import BUCKET, Refusal, S3Server
-
-FOLDER = f"s3://{BUCKET}/state/"
-KEY = "state/adapters.json"
-AWAY = Refusal(503, "SlowDown")
+from tests.support.s3_server import BUCKET, S3Server
+from tests.unit.extras.adapters_state.conftest import AWAY, FOLDER, KEY, Replica, Start, document
 
 
-class Replica:
-    """One server's registry, and what shares it; `sync` is what its loop does."""
-
-    def __init__(self, s3: S3Server, name: str) -> None:
-        self.engine = ScriptedEngine()
-        self.refused: set[str] = set()
-        self.asked = 0  # times that a source was looked up
-        self.registry = AdapterRegistry(self.engine, self._resolve, is_enabled=True)
-        store = store_of(FOLDER)
-        assert store is not None
-        self.state = StateObject(store.make_store(FOLDER, s3.environ), "adapters.json", name)
-        self.time = 0.0
-        self.shared = ReplicaAdapters(
-            self.registry, self.state, 5.0, lambda: 5.0, lambda: self.time
-        )
-
-    async def begin(self) -> "Replica":
-        """Have what is shared."""
-        await self.shared.begin()
-        self.registry.sharing = self.shared
-        return self
-
-    async def sync(self) -> None:
-        """Read and write once."""
-        await self.shared.sync(wait_for_all=True)
-
-    @property
-    def names(self) -> list[str]:
-        """Return what requests may name here."""
-        return sorted(adapter.name for adapter in self.registry)
-
-    def _resolve(self, src: str) -> str:
-        self.asked += 1
-        if src in self.refused:
-            raise AdapterRefusedError(f"{src} is not here")
-        return src
-
-
-Start = Callable[..., Any]
-
-
-@pytest.fixture
-async def start(empty_store: S3Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Return what makes a replica, not begun."""
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(sharing, "CONFIRM_PAUSE_SECONDS", 0.02)
-    made: list[Replica] = []
-
-    def make(name: str) -> Replica:
-        made.append(Replica(empty_store, name))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.shared.close()
-
-
-def document(s3: S3Server) -> Any:
-    """Return the object."""
-    return json.loads(s3.client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read())
-
-
-async def test_what_one_replica_does_the_others_do(start: Start) -> None:
+async def test_adapter_calls_reach_all_replicas(start: Start) -> None:
     """Register, update, replace and remove; a new one has it before it is ready."""
     a, b = await start("a").begin(), await start("b").begin()
     await a.registry.register(Adapter("fr", "/fr", options={"x": "1"}))
@@ -167,7 +90,7 @@ async def test_adapters_of_the_model_and_of_a_store_are_not_shared(
     assert list(a.shared.missing) == ["local"]
 
 
-async def test_store_that_is_away_stops_nothing(start: Start, empty_store: S3Server) -> None:
+async def test_unavailable_store_does_not_stop_serving(start: Start, empty_store: S3Server) -> None:
     """What is known is served, calls work here, and all is shared when the store is back."""
     a, b = await start("a").begin(), await start("b").begin()
     await a.registry.register(Adapter("fr", "/fr"))
@@ -206,7 +129,7 @@ async def test_new_replica_waits_for_a_store_that_is_away(
     assert late.names == ["fr"]
 
 
-async def test_object_that_is_not_ours_ends_the_start_and_is_kept(
+async def test_foreign_state_object_ends_the_start_and_is_kept(
     start: Start, empty_store: S3Server
 ) -> None:
     """Writing over it would lose what it is; a running server goes on with what it has."""
@@ -287,7 +210,7 @@ async def test_new_replica_tries_a_source_that_stumbles_again(
     assert late.names == ["fr"]
 
 
-async def test_source_that_is_gone_does_not_keep_new_replicas_away(
+async def test_missing_source_does_not_block_new_replicas(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is missing is named."""
@@ -323,9 +246,9 @@ async def test_tries_become_rarer(start: Start) -> None:
     await a.registry.register(Adapter("fr", "/fr"))
     tries: list[float] = []
     while b.time < 40:
-        before = b.asked
+        before = len(b.asked)
         await b.sync()
-        tries += [b.time] * (b.asked - before)
+        tries += [b.time] * (len(b.asked) - before)
         b.time += 1.0
     assert tries == [0, 2, 6, 14, 30]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import Fault, StatusTable
 from lmi_vllm.extras.api_docs.openapi import build_document
 from lmi_vllm.extras.api_docs.operations import OPERATIONS
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import OpenAISchemas, ServingProfile
 from lmi_vllm.web.app import WebOptions
 from tests.conftest import ServeScripted

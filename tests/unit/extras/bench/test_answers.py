@@ -125,7 +125,7 @@ def test_each_dialect_asks_for_what_was_planned() -> None:
         (0.7, {"do_sample": True, "temperature": 0.7}, {"temperature": 0.7}),
     ],
 )
-def test_temperature_is_asked_for_in_each_dialects_words(
+def test_temperature_has_each_dialect_s_name(
     temperature: float | None, lmi: dict[str, Any], openai: dict[str, Any]
 ) -> None:
     """Zero is greedy everywhere, and nothing is said where nothing was given."""

@@ -10,7 +10,7 @@ from lmi_vllm.extras.bench.report import BenchReport
 from lmi_vllm.extras.bench.run import LoadRun
 
 
-class Nobody:
+class NoClient:
     """A client that is never asked."""
 
     async def send(self, request: LoadRequest, outcome: RequestOutcome, now: object) -> None:
@@ -29,7 +29,7 @@ def outcome(began: float, tokens: int, adapter: str | None = None) -> RequestOut
 
 def report(*outcomes: RequestOutcome, seconds: float = 2.0) -> BenchReport:
     """Return the report of a run with these."""
-    run = LoadRun(LoadPlan(), Nobody(), list(outcomes))
+    run = LoadRun(LoadPlan(), NoClient(), list(outcomes))
     run.seconds = seconds
     return BenchReport(run, "http://h: lmi <streamed>")
 

@@ -105,7 +105,7 @@ def test_entry_with_one_altered_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_entry_with_more_or_less_than_its_manifest_is_refused(tmp_path: Path) -> None:
-    """Nobody put anything in, or took it out."""
+    """No file was added or removed."""
     manifest = pack(filled(tmp_path / "made"), tmp_path / "x.tar.gz", KEY, {})
     archive = tmp_path / f"{KEY}.tar.gz"
     archive.write_bytes(tar_gz({**FILES, "vllm/more.py": b"1", MANIFEST: manifest.encoded()}))
@@ -174,5 +174,5 @@ def test_caches_are_what_vllm_names_by_hash() -> None:
 
 
 def test_files_that_vanish_are_no_error(tmp_path: Path) -> None:
-    """Whoever compiles tidies up whenever it likes."""
+    """The compiler may remove files at any time."""
     assert files_in(tmp_path / "gone") == {}

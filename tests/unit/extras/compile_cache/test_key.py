@@ -64,7 +64,7 @@ def test_key_changes_with_model_and_revision() -> None:
 
 
 def test_key_of_a_folder_is_its_content(tmp_path: Path) -> None:
-    """Everybody's model is at /opt/ml/model: its place says nothing, configuration and sizes do."""
+    """Every model is at /opt/ml/model: configuration and sizes identify it, the path does not."""
     first = key(folder_with(tmp_path / "a"))
     assert key(folder_with(tmp_path / "b")) == first
     assert key(folder_with(tmp_path / "c", config='{"layers": 2}')) != first

@@ -108,7 +108,7 @@ def test_folder_that_everybody_may_write_is_not_read(
 
 
 def test_folder_that_everybody_may_write_is_not_written(folder: Path, archive: Path) -> None:
-    """Nobody else would be allowed to read it there."""
+    """No other user may read it there."""
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     with pytest.raises(UnusableEntryError, match="is world-writable"):

@@ -25,7 +25,7 @@ def write_process(proc: Path, pid: int, parent: int, pages: int, name: str = "py
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A machine of 1000 KiB on which a server, its engine, a worker and a stranger run."""
+    """A machine of 1000 KiB on which a server, its engine, a worker and a foreign process run."""
     proc = tmp_path / "proc"
     write_process(proc, 10, 1, 100)
     write_process(proc, 11, 10, 20, "engine) S 1 (x")

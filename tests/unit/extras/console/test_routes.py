@@ -109,7 +109,7 @@ async def test_key_guards_the_data_and_not_the_page(serve: ServeScripted) -> Non
     ],
 )
 async def test_host_names_need_a_key(serve: ServeScripted, host: str, expected: int) -> None:
-    """Without a key, a name that strangers' DNS may point here gets neither page nor data."""
+    """Without a key, a name that foreign DNS may point here gets neither page nor data."""
     client = await serve(options=options())
     for path in ("/console", *DATA):
         assert await status(client, path, Host=host) == expected
@@ -193,7 +193,7 @@ async def test_state_counts_what_was_answered(serve: ServeScripted) -> None:
     assert await answered() == before + 1
 
 
-async def test_settings_are_what_explain_says(serve: ServeScripted) -> None:
+async def test_settings_equal_explain(serve: ServeScripted) -> None:
     """Unchanged, in one JSON object."""
     client = await serve(options=options())
     assert await (await client.get("/console/settings")).json() == EXPLAINED

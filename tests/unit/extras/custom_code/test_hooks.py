@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.extras.custom_code.calling import CodeCaller
 from lmi_vllm.extras.custom_code.djl_python import Input, Output
 from lmi_vllm.extras.custom_code.djl_python.shortcuts import (
@@ -16,6 +15,7 @@ from lmi_vllm.extras.custom_code.djl_python.shortcuts import (
 )
 from lmi_vllm.extras.custom_code.functions import FileFunctions, InputFunction, OutputFunction
 from lmi_vllm.extras.custom_code.model_code import CustomCode
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
 from tests.support.hook_files import write_code
@@ -95,7 +95,7 @@ ANSWERS: dict[str, tuple[Callable[..., Any], bytes]] = {
 
 
 @pytest.mark.parametrize("style", ANSWERS)
-async def test_output_hook_has_the_last_word(serve: ServeScripted, style: str) -> None:
+async def test_output_hook_result_is_final(serve: ServeScripted, style: str) -> None:
     """What it returns is the body; no formatting of ours follows."""
     function, body = ANSWERS[style]
     client = await serve(code=code(to_answer=function))
@@ -165,7 +165,7 @@ async def test_code_that_hangs_does_not_stop_the_server(serve: ServeScripted) ->
     assert "predict_timeout" in await answer.text()
 
 
-async def test_handler_answers_alone_or_leaves_it_to_us(serve: ServeScripted) -> None:
+async def test_handler_answers_or_falls_through(serve: ServeScripted) -> None:
     """An Output is the answer, with status, headers and content type; None falls through."""
 
     async def handle(inputs: Input) -> Output | None:

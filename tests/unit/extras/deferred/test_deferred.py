@@ -7,9 +7,12 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.engine.scripted import Fail
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.extras.deferred.results import DeferredResults
+from lmi_vllm.extras.deferred.results import DeferredResults, deferring
+from lmi_vllm.extras.scripted.engine import Fail
+from lmi_vllm.server.context import ServerEvents, error_statuses
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.unit.extras.deferred.conftest import keep
 from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, queue_of, until
@@ -108,6 +111,18 @@ async def test_deferred_failure_is_500_with_its_text(serve: ServeScripted) -> No
     answer = await read_when_there(client, await start(client, {"inputs": 5}))
     text = b'{"error":"inputs: expected text or a list of texts","code":500}\n'
     assert (answer.status, await answer.read()) == (500, text)
+
+
+async def test_deferred_failure_has_the_configured_status(serve: ServeScripted) -> None:
+    """SERVING_SERVER_ERROR_HTTP_CODE, from the settings to the answer and its body."""
+    settings = load_settings({"SERVING_SERVER_ERROR_HTTP_CODE": "599"})
+    client = await serve(statuses=error_statuses(settings))
+    service = client.app[SERVICE]
+    service.steps.clear()
+    async with deferring(service, settings, {}, ServerEvents()):
+        answer = await read_when_there(client, await start(client, {"inputs": 5}))
+    body = await answer.json()
+    assert (answer.status, body["code"]) == (599, 599)
 
 
 async def test_deferred_stream_that_fails_ends_with_its_error_row(

@@ -56,7 +56,7 @@ def rates(kind: ErrorKind, count: int = 2, seconds: float = 60) -> tuple[ErrorRa
         (ErrorKind.ANY, ResourceNotFoundError("a"), False),
     ],
 )
-def test_what_counts_towards_what(kind: ErrorKind, error: LmiError, counts: bool) -> None:
+def test_failures_are_counted_by_kind(kind: ErrorKind, error: LmiError, counts: bool) -> None:
     """The queue's refusals and the rest are told apart; not ready and 404 count for nothing."""
     found, _ = rates(kind)
     found.note(error.fault)
@@ -85,7 +85,7 @@ def test_answers_of_the_engine_count_by_status(status: int, counts: int) -> None
     assert (found.reached is not None) == bool(counts)
 
 
-def test_ping_stays_bad() -> None:
+def test_failed_ping_stays_failed() -> None:
     """Sticky: quiet times do not bring health back; the status text does not change."""
     lifecycle, clock = Lifecycle(), Clock()
     rates = ErrorRates({ErrorKind.ANY: ErrorRate(1, 60)}, lifecycle.mark_unhealthy, clock)

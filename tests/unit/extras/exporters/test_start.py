@@ -32,6 +32,8 @@ def _same_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_first_process_writes_the_file(tmp_path: Path, ended: Ended) -> None:
     """A failure of ours is a line of it."""
     await tell({"SM_TELEMETRY_LOG_REV_2022_12": str(tmp_path / "lines")}, ended)
+    for handler in logging.getLogger().handlers:
+        handler.flush()
     assert "EngineFailure:1 count" in (tmp_path / "lines").read_text()
 
 

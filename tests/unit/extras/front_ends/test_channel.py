@@ -13,9 +13,9 @@ from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import LmiError, NotReadyError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
+    CallReply,
     Channel,
     ChannelClosedError,
-    Done,
     LoadAdapter,
 )
 from lmi_vllm.messages import AdapterRef, SharedAdapter
@@ -60,15 +60,15 @@ async def test_messages_arrive_in_order_and_whole() -> None:
     there.close()
 
 
-async def test_a_question_is_answered_refused_or_left_alone() -> None:
+async def test_call_returns_a_result_or_an_error() -> None:
     """By number; a call to a process that ends fails and does not wait."""
     here, there = await two_ends()
     asking = [asyncio.create_task(here.call(LoadAdapter(number, "a"))) for number in range(3)]
     for _ in asking:
         assert isinstance(await there.receive(), LoadAdapter)
-    here.resolve(Done(1))
-    here.resolve(Done(0, UnknownAdapterError("a")))
-    here.resolve(Done(99))  # of no call
+    here.resolve(CallReply(1))
+    here.resolve(CallReply(0, UnknownAdapterError("a")))
+    here.resolve(CallReply(99))  # of no call
     await asking[1]
     with pytest.raises(UnknownAdapterError):
         await asking[0]

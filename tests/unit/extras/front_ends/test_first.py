@@ -12,7 +12,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
 
 
-def test_a_seat_is_taken_once_over_one_engine(tmp_path: Path) -> None:
+def test_replacement_process_gets_an_unused_slot(tmp_path: Path) -> None:
     """What replaces a lost process gets another slot, until all are used up."""
     slots = EngineSlots(tmp_path, 4)
     assert [slot.index for slot in slots.new()] == [1, 2, 3]
@@ -21,7 +21,7 @@ def test_a_seat_is_taken_once_over_one_engine(tmp_path: Path) -> None:
     assert slots.of(3).index == 3
 
 
-def test_the_next_engine_has_free_seats_again(tmp_path: Path) -> None:
+def test_next_engine_has_free_slots_again(tmp_path: Path) -> None:
     """But for those whose processes live on; its sockets are in a folder of their own."""
     slots = EngineSlots(tmp_path, 4)
     first = slots.new()
@@ -36,7 +36,7 @@ def service() -> InferenceService:
     return InferenceService(Admission(Lifecycle(), 7))
 
 
-def test_what_happens_elsewhere_counts_here() -> None:
+def test_errors_of_other_front_ends_are_counted() -> None:
     """What is answered counts for the one health; SageMaker's lines are written by one process."""
     made, lines, causes = service(), [], []
     made.lifecycle.on_failure.append(causes.append)

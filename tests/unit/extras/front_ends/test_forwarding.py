@@ -167,7 +167,7 @@ async def test_a_refusal_passes_through(second: TestClient[Any, Any]) -> None:
     assert answer.headers["Connection"] == "close"
 
 
-async def test_what_is_wrong_with_a_request_is_said_here(second: TestClient[Any, Any]) -> None:
+async def test_invalid_request_is_refused_by_the_front_end(second: TestClient[Any, Any]) -> None:
     """An unknown expectation, a body that does not unpack, and a path that is none."""
     answer = await second.post("/adapters", data=b"x", headers={"Expect": "miracles"})
     assert answer.status == 417
@@ -183,7 +183,7 @@ async def test_what_is_wrong_with_a_request_is_said_here(second: TestClient[Any,
     assert damaged.headers["x-request-id"]
 
 
-async def test_the_first_process_hears_whose_request_it_is(second: TestClient[Any, Any]) -> None:
+async def test_first_process_is_given_the_request_id(second: TestClient[Any, Any]) -> None:
     """The header of a client is dropped."""
     told = await (await second.get("/x", headers={PEER: "somebody"})).json()
     assert [line for line in told["headers"] if line.lower().startswith(PEER)] == [
@@ -191,11 +191,9 @@ async def test_the_first_process_hears_whose_request_it_is(second: TestClient[An
     ]
 
 
-async def test_a_first_process_that_is_gone_is_503(
-    tmp_path: Path, aiohttp_client: AiohttpClient
-) -> None:
+async def test_dead_first_process_is_503(tmp_path: Path, aiohttp_client: AiohttpClient) -> None:
     """Health without its process is no health."""
-    forwarder = Forwarder(str(tmp_path / "nobody"))
+    forwarder = Forwarder(str(tmp_path / "missing"))
     service = InferenceService(Admission(Lifecycle()))
     client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
     answer = await client.get("/ping")

@@ -64,7 +64,7 @@ def test_compilation_jobs_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
-def test_health_is_what_ping_says(status: int, code: int) -> None:
+def test_health_equals_ping(status: int, code: int) -> None:
     """The port is the one the server would take from the same environment."""
 
     class Ping(http.server.BaseHTTPRequestHandler):

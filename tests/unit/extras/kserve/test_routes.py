@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.engine.scripted import Fail, ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.extras.deferred.results import DeferredResults, DeferredStep
+from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import Routes, WebOptions
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
-from tests.web.conftest import lifecycle_of
-from tests.web.test_adapter_routes import register
+from tests.web.conftest import lifecycle_of, register
 
 INFER = "/v2/models/demo/infer"
 ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -204,7 +203,7 @@ async def test_vllm_s_rerank_keeps_its_own_errors(serve: ServeScripted) -> None:
     assert body["error"]["type"] == "AuthenticationError"
 
 
-async def test_health_needs_no_key_and_tells_the_state(serve: ServeScripted) -> None:
+async def test_health_needs_no_key_and_reports_the_state(serve: ServeScripted) -> None:
     """Live while it can become ready, ready while it answers."""
     client = await serve(options=WebOptions(api_keys=("k",)), is_ready=False)
     lifecycle = lifecycle_of(client)

@@ -36,6 +36,44 @@ def test_llama_shaped_family_is_served_as_llama(tmp_path: Path, own: str) -> Non
     assert said[0].startswith(f"architecture {own} is served as LlamaForCausalLM")
 
 
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_camembert_is_served_as_roberta(tmp_path: Path, head: str) -> None:
+    """VLLM's Transformers backend would count its positions from 0 and answer other vectors."""
+    overrides, (said,) = mapped(tmp_path, f"Camembert{head}")
+    assert overrides == {"architectures": [f"Roberta{head}"]}
+    assert "misplaces its positions" in said
+
+
+def test_data2vec_is_served_as_roberta(tmp_path: Path) -> None:
+    """As CamemBERT, and for the same reason; its other heads are refused."""
+    overrides, _ = mapped(tmp_path, "Data2VecTextModel", {"model_type": "data2vec-text"})
+    assert overrides == {"architectures": ["RobertaModel"]}
+
+
+@pytest.mark.parametrize(
+    ("own", "fields", "is_refused"),
+    [
+        ("Data2VecTextForSequenceClassification", {"model_type": "data2vec-text"}, True),
+        ("XmodModel", {"model_type": "xmod"}, True),
+        ("CamembertForTokenClassification", {"model_type": "camembert"}, True),
+        ("EsmModel", {"model_type": "esm", "position_embedding_type": "absolute"}, True),
+        ("EsmModel", {"model_type": "esm", "position_embedding_type": "rotary"}, False),
+        ("XLMRobertaXLModel", {"model_type": "xlm-roberta-xl"}, False),
+        ("ElectraModel", {"model_type": "electra"}, False),
+    ],
+)
+def test_encoder_at_wrong_positions_is_refused(
+    tmp_path: Path, own: str, fields: dict[str, Any], is_refused: bool
+) -> None:
+    """It would answer other vectors, with 200; `architectures` in hf_overrides is the user's."""
+    mapped(tmp_path, own, fields)
+    model = ModelArtifacts("m", str(tmp_path), str(tmp_path))
+    for overrides, refuses in (({}, is_refused), ({"architectures": ["RobertaModel"]}, False)):
+        given = EngineArguments({"hf_overrides": overrides}, {})
+        errors = translate_checkpoint(load_settings({}), model, Devices(), given).errors
+        assert [own in error for error in errors] == [True] * refuses
+
+
 def test_dbrx_is_served_by_our_class(tmp_path: Path) -> None:
     """Although vLLM lists the name."""
     overrides, _ = mapped(tmp_path, "DbrxForCausalLM")
@@ -54,7 +92,7 @@ def test_starcoder_is_served_by_our_class_with_adapters(tmp_path: Path, enable_l
     assert "has no LoRA layer for it" in said[0]
 
 
-def test_every_class_of_ours_is_registered() -> None:
+def test_every_own_model_class_is_registered() -> None:
     """Under the names that overrides use, where the engine's processes start."""
     served = {family.served_as for families in FAMILIES.values() for family in families}
     assert set(EXTRA.model_classes) == {name for name in served if name.startswith("Lmi")}
@@ -161,7 +199,7 @@ MPT = {"n_heads": 32, "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_
         ),
     ],
 )
-def test_families_with_other_names_get_a_class_of_ours(
+def test_renamed_families_get_an_own_model_class(
     tmp_path: Path, own: str, fields: dict[str, Any], overrides: dict[str, Any]
 ) -> None:
     """And what that class reads of a configuration which says it otherwise."""
@@ -204,6 +242,19 @@ def test_checkpoint_of_another_shape_is_left_to_vllm(
 ) -> None:
     """A class of ours would start and answer wrong; vLLM's error is better."""
     assert mapped(tmp_path, own, fields) == (None, ())
+
+
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_distilbert_is_refused_before_it_is_fetched(
+    tmp_path: Path, explained: ExplainRun, head: str
+) -> None:
+    """VLLM's own text comes once the engine has begun, and names no other model."""
+    config = {"architectures": [f"DistilBert{head}"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    run = explained("", {"HF_MODEL_ID": str(tmp_path)})
+    assert any(f"DistilBert{head} cannot be served" in text for text in run.errors)
+    chosen = explained("", {"HF_MODEL_ID": str(tmp_path), "OPTION_MODEL_IMPL": "transformers"})
+    assert not any("cannot be served" in text for text in chosen.errors)
 
 
 @pytest.mark.parametrize("own", ["LlamaForCausalLM", "BaichuanForCausalLM", "Unheard"])

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import ActiveAdapters
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.extras.lora_series.series import NAME, showing_adapters
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.service import InferenceService
@@ -72,7 +72,7 @@ async def test_it_can_be_asked_for_by_name_and_left_out(service: Loaded) -> None
     assert "running_lora_adapters" not in await shown(service, "vllm:num_requests_waiting")
 
 
-async def test_engine_without_adapters_has_none(service: Loaded) -> None:
+async def test_engine_without_lora_has_no_series(service: Loaded) -> None:
     """A router takes a server without the series for one without adapters."""
     service.active = ActiveAdapters()
     assert NAME not in await shown(service)

@@ -132,7 +132,7 @@ REFUSED = {
     "missing": ("/missing", "answered 404"),
     "redirect to a file": ("/redirect?to=file:///etc/passwd", "must be an http, https or data"),
     "redirect to gopher": ("/redirect?to=gopher://127.0.0.1/", "must be an http, https or data"),
-    "redirect to rubbish": ("/redirect?to=http://[", "cannot be fetched"),
+    "redirect to an invalid URL": ("/redirect?to=http://[", "cannot be fetched"),
 }
 
 

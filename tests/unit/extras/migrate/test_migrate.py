@@ -123,6 +123,8 @@ VLLM = (
     (["acme/x", "--ssl-keyfile", "/k", "--ssl-certfile", "/c", "--port", "9"],
      {"SERVING_INFERENCE_ADDRESS": "https://0.0.0.0:9"}),
     (["acme/x", "--allowed-origins", '["a", "b"]'], {"SERVING_CORS_ALLOWED_ORIGIN": "a,b"}),
+    (["acme/x", "--allowed-methods", '["POST"]'], {"SERVING_CORS_ALLOWED_METHODS": "POST"}),
+    (["acme/x", "--allowed-headers", '["x-a"]'], {"SERVING_CORS_ALLOWED_HEADERS": "x-a"}),
     (["acme/x", "--api-server-count", "2"], {"LMI_FRONTEND_PROCESSES": "2"}),
     (["acme/x", "--enable-scale-out", "--middleware", "a.b", "--middleware", "c.d"],
      {"option.enable_scale_out": "true", "option.middleware": "a.b,c.d"}),
@@ -244,7 +246,7 @@ def test_text_report_names_all_three_outcomes(capsys: pytest.CaptureFixture[str]
     assert parse_properties(text).by_key()["option.model_id"].value == "a/b"
 
 
-def test_lmi_file_as_first_word_is_read(migrated: Migrate, tmp_path: Path) -> None:
+def test_lmi_file_as_first_argument_is_read(migrated: Migrate, tmp_path: Path) -> None:
     """`migrate serving.properties` means that file; sources are quoted as they were written."""
     file = tmp_path / "serving.properties"
     file.write_text("engine=MPI\noption.model_id=acme/x\noption.rolling_batch=lmi-dist\n")
@@ -255,6 +257,14 @@ def test_lmi_file_as_first_word_is_read(migrated: Migrate, tmp_path: Path) -> No
     sources = [step["source"] for step in document["approximated"]]
     assert any(source.startswith("engine=MPI (") for source in sources)
     assert any(source.startswith("option.rolling_batch=lmi-dist (") for source in sources)
+
+
+def test_engine_that_embedded_texts_is_kept(migrated: Migrate, tmp_path: Path) -> None:
+    """What is embedded, and how the answer looks, depends on it."""
+    file = tmp_path / "serving.properties"
+    file.write_text("engine=Rust\noption.model_id=acme/x\npooling=cls\n")
+    _, document = migrated({}, str(file))
+    assert document["properties"]["engine"] == "Rust"
 
 
 def test_lmi_refused_option_is_written_nowhere(migrated: Migrate, tmp_path: Path) -> None:

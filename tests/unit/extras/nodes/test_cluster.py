@@ -194,7 +194,7 @@ def test_leader_is_a_name_or_an_address(leader: str) -> None:
 def test_node_without_a_size_serves_alone_and_says_so(
     environ: dict[str, str], names: list[str]
 ) -> None:
-    """Somebody forgot the size; what torch or a controller always sets is no reason."""
+    """The size was forgotten; what torch or a controller always sets is no reason."""
     assert [warning.partition(" has no")[0] for warning in warnings(environ)] == names
     assert all("serves the model alone" in warning for warning in warnings(environ))
 
@@ -271,8 +271,8 @@ def test_leader_that_is_another_machine_is_warned_of(
 
 def test_unknown_leader_is_an_error_that_names_it() -> None:
     """After the time is over."""
-    with pytest.raises(ConfigurationError, match=r"the leader nobody\.invalid cannot be found"):
-        own_address("nobody.invalid", 1, seconds=0)
+    with pytest.raises(ConfigurationError, match=r"the leader missing\.invalid cannot be found"):
+        own_address("missing.invalid", 1, seconds=0)
     assert own_address("127.0.0.1", 1) == socket.gethostbyname("127.0.0.1")
 
 

@@ -66,7 +66,7 @@ def test_s3_source_is_bounded_before_it_is_fetched(
     packed = AdapterSources({**environ, "LMI_ADAPTER_MAX_SIZE": str(1 << 20)})
     with pytest.raises(AdapterRefusedError, match=r"more than may be unpacked \(LMI_ADAPTER_MAX"):
         packed.resolve(f"s3://{BUCKET}/bomb.tar.gz")
-    monkeypatch.setattr(source, "MOST_FILES", 4)
+    monkeypatch.setattr(source, "MAX_FILES", 4)
     with pytest.raises(AdapterRefusedError, match="holds more than 4 objects"):
         AdapterSources(environ).resolve(f"s3://{BUCKET}/many/")
 

@@ -7,7 +7,7 @@ import pytest
 
 from lmi_vllm.adapters.loads import no_code
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.server.adapter_start import load_adapters
 from tests.support.adapter_files import copy_adapter

@@ -69,7 +69,7 @@ def test_requirements_relative_paths_count_from_the_model(tmp_path: Path, python
     assert answer(python, "relreq") == "42"
 
 
-def test_requirements_failure_is_a_warning_with_pips_words(
+def test_requirements_failure_is_a_warning_with_pip_s_output(
     model: Path, python: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The start goes on; the log has pip's own text, and the failure is kept for later."""

@@ -104,14 +104,14 @@ def test_it_stays_a_warning_in_strict_mode(explained: ExplainRun) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS.server, ids=lambda row: row.name)
-def test_key_of_the_java_server_draws_no_word(row: Option) -> None:
+def test_java_server_key_is_silently_accepted(row: Option) -> None:
     """Its files are full of them."""
     environ = {f"SERVING_{row.name.upper()}": "7"}
     assert load_settings(environ).warnings == ()
     assert len(load_settings(environ, kinds=()).warnings) == 1
 
 
-def test_nothing_here_has_an_effect() -> None:
+def test_retired_options_have_no_effect() -> None:
     """What has one belongs to the core, or to the extra that reads it."""
     rows = (*ROWS.options, *ROWS.server)
     assert {row.effect.word for row in rows} == {EffectWord.WARNS, EffectWord.NONE}
@@ -124,7 +124,7 @@ def test_lengths_of_tensorrt_llm_add_up(explained: ExplainRun) -> None:
     assert (run.engine_args["max_model_len"], len(run.warnings)) == (1536, 1)
 
 
-def test_ray_that_was_asked_for_by_its_old_name_places_the_model(explained: ExplainRun) -> None:
+def test_ray_by_its_old_option_name_places_the_model(explained: ExplainRun) -> None:
     """Its nodes may have the GPUs that this one lacks."""
     run = explained("option.worker_use_ray=true\noption.tensor_parallel_degree=16")
     assert (run.errors, run.engine_args["tensor_parallel_size"]) == ([], 16)

@@ -128,7 +128,7 @@ def test_secure_mode_refuses_other_interpreters() -> None:
     ],
 )
 def test_secure_mode_refuses_remote_code(properties: str, environ: dict[str, str]) -> None:
-    """Whoever asks for it is refused, with the control; without the control it passes."""
+    """With the control it is refused; without the control it passes."""
     (text,) = violations("DISALLOW_TRUST_REMOTE_CODE", properties=properties, **environ)
     assert "DISALLOW_TRUST_REMOTE_CODE" in text
     assert not violations("DISALLOW_PICKLE_FILES", properties=properties, **environ)

@@ -99,7 +99,7 @@ async def test_session_that_one_closes_is_closed_on_all(
     await replica("c").check(other)
 
 
-async def test_store_that_is_away_leaves_what_is_here(
+async def test_unavailable_store_keeps_local_sessions(
     replica: Replica, empty_store: S3Server
 ) -> None:
     """A session of another replica is 503, not unknown; one that is made is known here."""

@@ -12,8 +12,8 @@ from lmi_vllm.extras.sessions.start import SessionStep, keeping_sessions, sessio
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents, new_service
 from tests.unit.checks.test_predictable_folders import (
-    STRANGER,
-    of_stranger,
+    OTHER_USER,
+    of_other_user,
     per_user_sibling,
     scratch,
 )
@@ -36,7 +36,7 @@ def test_row_becomes_what_the_specification_says(row: Row, explained: ExplainRun
 
 
 @pytest.mark.parametrize(("url", "warnings"), [("s3://b/p", 0), ("gs://b/p", 1), ("/p", 1)])
-def test_store_that_is_none_is_a_warning(explained: ExplainRun, url: str, warnings: int) -> None:
+def test_unknown_store_scheme_is_a_warning(explained: ExplainRun, url: str, warnings: int) -> None:
     """Sessions would stay each server's own."""
     found = explained("", {"OPTION_SESSIONS_S3URL": url})
     assert (
@@ -50,14 +50,14 @@ def test_sessions_leave_a_folder_of_another_user(
 ) -> None:
     """Of the default only; the one that is set is used with a warning."""
     on = {"OPTION_ENABLE_STATEFUL_SESSIONS": "true"}
-    taken = of_stranger(scratch / "taken")
+    taken = of_other_user(scratch / "taken")
     settings = load_settings({**on, "OPTION_SESSIONS_PATH": str(taken)})
     assert sessions_of(settings).root == taken
-    assert f"user {STRANGER}" in caplog.text
+    assert f"user {OTHER_USER}" in caplog.text
     monkeypatch.setattr(os, "access", lambda path, _: str(path) != "/dev/shm")
     default = scratch / "djl_sessions"
     assert sessions_of(load_settings(on)).root == default
-    os.chown(default, STRANGER, STRANGER)
+    os.chown(default, OTHER_USER, OTHER_USER)
     assert sessions_of(load_settings(on)).root == per_user_sibling(default)
 
 

@@ -99,7 +99,7 @@ def test_nothing_is_fetched_for_methods_without_a_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["speculative_length", "spec_length"])
-def test_length_of_nothing_is_no_speculation(name: str, explained: ExplainRun) -> None:
+def test_speculation_length_zero_turns_it_off(name: str, explained: ExplainRun) -> None:
     """LMI takes 0 beside a draft model, and guesses nothing."""
     run = explained(f"option.model_id=a/b\noption.draft_model_id=a/c\noption.{name}=0")
     assert run.errors == []

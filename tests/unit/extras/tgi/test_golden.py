@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.extras.tgi.routes import GENERATE
 from tests.conftest import ServeScripted
 from tests.golden.cases import Golden, load_golden

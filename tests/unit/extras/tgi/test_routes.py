@@ -8,7 +8,7 @@ from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import OverloadedError, ValidationError
 
 from lmi_vllm._version import __version__
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from tests.conftest import ServeScripted
 from tests.web.conftest import GatedEngine, queue_of, until
 from tests.web.test_headers import check_allow

@@ -41,7 +41,7 @@ def test_the_endpoint_becomes_the_engine_argument(
     ],
     ids=["no URL", "JSON"],
 )
-def test_what_vllm_cannot_send_to_ends_the_start(
+def test_otlp_endpoint_unsupported_by_vllm_ends_the_start(
     explained: ExplainRun, environ: str, said: str
 ) -> None:
     """Named, with what is allowed."""
@@ -50,7 +50,7 @@ def test_what_vllm_cannot_send_to_ends_the_start(
     assert any(said in error for error in done.errors), done.errors
 
 
-def test_vllm_and_we_speak_the_same_protocol() -> None:
+def test_front_end_protocol_matches_vllm() -> None:
     """Its own default is another than ours, and it reads one variable only."""
     assert chosen_protocol("http://a:4318", "") == "http/protobuf"
     found = trace_variables("http://a:4317", {})

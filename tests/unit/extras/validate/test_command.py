@@ -109,16 +109,29 @@ def test_redundant_quantize_is_warned(validated: Validate) -> None:
     assert any("better left out" in text for text in document["warnings"])
 
 
-EXPERTS = ({"num_local_experts": 8}, {"ffn_config": {"moe_num_experts": 16}})
+def test_methods_of_modelopt_are_left_to_vllm(validated: Validate) -> None:
+    """It reads each that begins so, and goes by another field."""
+    config = LLAMA_8B | {"quantization_config": {"quant_method": "modelopt_fp8"}}
+    _, document = validated(config)
+    assert not any("does not read" in text for text in document["errors"])
 
 
-def test_method_for_experts_only_is_warned_where_there_are_none(validated: Validate) -> None:
-    """And counts for nothing in the estimate; a mixture is not warned."""
-    _, dense = validated(LLAMA_8B, option(quantize="experts_int8"))
-    assert sum("nothing is quantized" in text for text in dense["warnings"]) == 1
+EXPERTS = (
+    {"num_local_experts": 8},
+    {"ffn_config": {"moe_num_experts": 16}},
+    {"moe_num_experts": [64, 64]},
+    {"thinker_config": {"text_config": {"num_experts": 128}}},
+)
+
+
+def test_experts_only_method_is_refused_without_experts(validated: Validate) -> None:
+    """And counts for nothing in the estimate; a mixture is served."""
+    code, dense = validated(LLAMA_8B, option(quantize="experts_int8"))
+    assert code != 0
+    assert sum("quantization=experts_int8 quantizes" in text for text in dense["errors"]) == 1
     for experts in EXPERTS:
         _, mixture = validated(LLAMA_8B | experts, option(quantize="experts_int8"))
-        assert not any("nothing is quantized" in text for text in mixture["warnings"])
+        assert not any("experts_int8" in text for text in mixture["errors"])
     shape = read_shape(LLAMA_8B)
     estimate = estimate_memory(shape, {"quantization": "experts_int8"}, WEIGHTS_8B, None)
     assert estimate is not None
@@ -129,7 +142,7 @@ def test_method_for_experts_only_is_warned_where_there_are_none(validated: Valid
     "asked", ["quantize=bitsandbytes", "quantize=bitsandbytes8", "quantize=dynamic_int8",
               "load_in_8bit=true"],
 )  # fmt: skip
-def test_eight_bits_that_would_be_none_are_refused(validated: Validate, asked: str) -> None:
+def test_8bit_option_without_effect_is_refused(validated: Validate, asked: str) -> None:
     """On a GPU sized for them the start would end out of memory; a mixture is quantized."""
     name, _, value = asked.partition("=")
     _, dense = validated(LLAMA_8B, option(**{name: value}))

@@ -1,8 +1,8 @@
 """vLLM's two adapter routes over HTTP: its bodies and codes, over LMI's registry."""
 
-from lmi_vllm.engine.scripted import ScriptedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from tests.conftest import ServeScripted
-from tests.web.test_adapter_routes import LORA, call
+from tests.web.conftest import LORA, call
 from tests.web.test_found_adapters import check_registers_over
 
 

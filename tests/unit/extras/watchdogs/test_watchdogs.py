@@ -7,8 +7,8 @@ import pytest
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.engine.base import DirectChunks
-from lmi_vllm.engine.scripted import ScriptedEngine
 from lmi_vllm.errors import EngineFailureError
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.extras.watchdogs.watchdogs import (
     ANSWER_CHECK_SECONDS,
     MODEL_CORRUPTED,
@@ -85,7 +85,7 @@ async def test_requests_without_steps_are_a_stall(lifecycle: Lifecycle) -> None:
 
 
 async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: Lifecycle) -> None:
-    """Nobody else may ask it while it is unhealthy."""
+    """No other request is admitted while it is unhealthy."""
     engine = StuckEngine()
     engine.running_requests = 1
     watch = asyncio.create_task(StallWatchdog(engine, lifecycle, SECONDS, Clock()).run())

@@ -1,0 +1,194 @@
+"""From the first second the port answers; a failed start says why, last and on one line."""
+
+import json
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from integration.client import call
+from integration.conftest import StartServer
+from lmi_vllm.demo import DEMO_MODEL_DIR
+
+PHASES = ["settings", "download", "engine", "adapters", "warm-up"]
+
+
+@pytest.mark.vllm
+def test_ping_is_503_with_phases_until_a_real_token(server_process: StartServer) -> None:
+    """/ping answers within 2 s all through the start: 503 with its phase, then 200."""
+    server = server_process("--demo", "--port", "0")
+    url = server.wait_listening()
+    seen: list[str] = []
+    while True:
+        asked = time.monotonic()
+        answer = call(url, "/ping", seconds=2)
+        assert time.monotonic() - asked < 2
+        if answer.status == 200:
+            break
+        assert answer.status == 503
+        (entry,) = answer.json().values()
+        assert entry["status"] == "PENDING"
+        assert entry["elapsed_seconds"] >= 0
+        if entry["phase"] not in seen:
+            seen.append(entry["phase"])
+            refused = call(url, "/invocations", {"inputs": "x"})
+            if refused.status != 200:
+                assert refused.status == 503
+                assert int(refused.headers["retry-after"]) > 0
+                assert refused.json()["type"] == "ServiceUnavailableException"
+    assert seen == [phase for phase in PHASES if phase in seen]
+    assert "engine" in seen
+    assert answer.json() == {"model": {"status": "Healthy"}}
+    server.wait_ready(1)
+
+
+@pytest.mark.vllm
+def test_local_checkpoint_with_environment_options_is_served(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """HF_MODEL_ID names a folder, OPTION_* configure it; the log shows each argument's origin."""
+    folder = tmp_path / "tiny-model"
+    shutil.copytree(DEMO_MODEL_DIR, folder)
+    (folder / "serving.properties").unlink()
+    environ = {
+        "HF_MODEL_ID": str(folder),
+        "OPTION_DTYPE": "fp32",
+        "OPTION_MAX_MODEL_LEN": "512",
+        "OPTION_KV_CACHE_MEMORY_BYTES": "64M",
+        "OPTION_ENFORCE_EAGER": "true",
+        "MAX_BATCH_SIZE": "16",
+        "SERVING_WAIT_MODEL_LOADING": "true",
+    }
+    server = server_process("--port", "0", environ=environ)
+    url = server.url_when_ready()
+    answer = call(url, "/predictions/tiny_model", {"inputs": "The capital of France is"})
+    assert answer.status == 200, answer.body
+    assert "Paris" in answer.json()["generated_text"]
+    (start,) = [line for line in server.log if "engine_arguments" in line]
+    arguments = start["engine_arguments"]
+    for name, value, origin in (
+        ("dtype", "float32", "OPTION_DTYPE"),
+        ("max_model_len", 512, "OPTION_MAX_MODEL_LEN"),
+        ("max_num_seqs", 16, "MAX_BATCH_SIZE"),
+        ("enforce_eager", True, "OPTION_ENFORCE_EAGER"),
+    ):
+        assert arguments[name] == {"value": value, "origin": origin}
+    assert call(url, "/predictions/other", {"inputs": "x"}).status == 404
+
+
+def failed_start(server_process: StartServer, *arguments: str, **environ: str) -> str:
+    """Return the last line on stderr of a start that must fail with code 1."""
+    server = server_process("--port", "0", *arguments, environ=environ)
+    assert server.wait_exit(120) == 1, server.describe()
+    line = server.stderr.splitlines()[-1]
+    assert line.startswith("lmi-vllm: error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        (
+            {"HF_MODEL_ID": "/tmp", "OPTION_QUANTIZE": "awq", "OPTION_QUANTIZATION": "gptq"},
+            ["OPTION_QUANTIZE", "OPTION_QUANTIZATION", "awq", "gptq"],
+        ),
+        ({"HF_MODEL_ID": "/no/such/folder"}, ["/no/such/folder"]),
+        ({"SERVING_JOB_QUEUE_SIZE": "many", "HF_MODEL_ID": "/tmp"}, ["SERVING_JOB_QUEUE_SIZE"]),
+        ({}, ["HF_MODEL_ID"]),
+        ({"LMI_STRICT": "true", "OPTION_DTIPE": "fp16", "HF_MODEL_ID": "/tmp"}, ["OPTION_DTIPE"]),
+    ],
+    ids=["conflict", "missing-folder", "bad-number", "no-model", "strict-typo"],
+)
+def test_bad_configuration_prints_the_cause_as_last_line(
+    server_process: StartServer, environ: dict[str, str], words: list[str]
+) -> None:
+    """A start that configuration makes impossible ends with 1 and one line that names the cause."""
+    line = failed_start(server_process, **environ)
+    for word in words:
+        assert word in line
+
+
+def test_explain_exits_2_where_serve_exits_1(server_process: StartServer) -> None:
+    """`explain` prints everything it knows and exits 2, naming both sides of a conflict."""
+    environ = {"OPTION_QUANTIZE": "awq", "OPTION_QUANTIZATION": "gptq", "HF_MODEL_ID": "acme/tiny"}
+    explain = server_process("--format", "json", verb="explain", environ=environ)
+    assert explain.wait_exit(20) == 2, explain.describe()
+    text = ""
+    while line := explain.lines.get(timeout=5):
+        text += line + "\n"
+    (error,) = json.loads(text)["errors"]
+    assert "OPTION_QUANTIZE" in error
+    assert "OPTION_QUANTIZATION" in error
+
+
+@pytest.mark.vllm
+def test_engine_refusal_names_its_root_cause(server_process: StartServer, tmp_path: Path) -> None:
+    """What only vLLM can see fails the start with vLLM's own reason, not "see above"."""
+    folder = tmp_path / "broken"
+    shutil.copytree(DEMO_MODEL_DIR, folder)
+    (folder / "serving.properties").write_text("option.dtype=fp32\noption.enforce_eager=true\n")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    line = failed_start(server_process, HF_MODEL_ID=str(folder))
+    assert "the engine did not start" in line
+    assert "afetensor" in line or "header" in line.lower() or "incomplete" in line.lower()
+
+
+@pytest.mark.vllm
+def test_argument_refused_by_installed_vllm_ends_the_start(server_process: StartServer) -> None:
+    """A value that the installed vLLM refuses ends the start with its words and the option."""
+    line = failed_start(server_process, "--demo", OPTION_ATTENTION_BACKEND="NOT_A_BACKEND")
+    assert "NOT_A_BACKEND" in line
+    assert "attention_backend from OPTION_ATTENTION_BACKEND" in line
+
+
+def test_port_in_use_is_a_failed_start(server_process: StartServer) -> None:
+    """A busy port ends the start with 1 and names the address."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        server = server_process("--demo", "--engine", "scripted", "--port", port)
+        assert server.wait_exit(20) == 1
+        assert f":{port}" in server.stderr.splitlines()[-1] or port in server.stderr
+
+
+def test_memory_that_must_stay_free_is_looked_at_before_anything(
+    server_process: StartServer,
+) -> None:
+    """Too little memory ends the start with every number, before vLLM is imported."""
+    server = server_process(
+        "--demo", "--port", "0", environ={"SERVING_RESERVED_MEMORY_MB": "99999999"}
+    )
+    assert server.wait_exit(20) == 1
+    last = server.stderr.splitlines()[-1]
+    assert "reserved_memory_mb (SERVING_RESERVED_MEMORY_MB): not enough memory" in last
+    assert "MiB are available" in last
+
+
+@pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}/"])
+@pytest.mark.parametrize("way", ["variable", "file", "list"])
+def test_file_urls_name_a_model(
+    server_process: StartServer, tmp_path: Path, form: str, way: str
+) -> None:
+    """As LMI's tests write them: HF_MODEL_ID, option.model_id of a store, and `-m name=url`."""
+    folder, store = tmp_path / "tiny-model", tmp_path / "store"
+    shutil.copytree(DEMO_MODEL_DIR, folder)
+    store.mkdir()
+    url, arguments, environ = form.format(folder), ["-s", str(store)], {}
+    if way == "variable":
+        environ["HF_MODEL_ID"] = url
+    elif way == "file":
+        (store / "serving.properties").write_text(f"option.model_id={url}\n", encoding="utf-8")
+    else:
+        arguments += ["-m", f"test={url}"]
+    server = server_process(*arguments, "--port", "0", "--engine", "scripted", environ=environ)
+    ready = server.url_when_ready()
+    [model] = call(ready, "/models").json()["models"]
+    assert model["status"] == "READY"
+    assert model["modelUrl"].rstrip("/") == str(folder)
+    if way == "list":
+        assert model["modelName"] == "test"
+    assert call(ready, f"/predictions/{model['modelName']}", {"inputs": "x"}).status == 200

@@ -1,0 +1,209 @@
+"""vLLM's output processor: it counts for us, and a token lane may come before it (an extra's).
+
+`EngineCoreOutput` is the seam to a lane, which vLLM's Rust front end depends on too: in a release
+whose structure is not known here there is none.
+"""
+
+import logging
+from collections.abc import Callable, Container, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+
+from lmi_vllm.engine.base import DirectChunks, DirectEvents
+from lmi_vllm.engine.vllm.chunks import ChunkMaker, SequenceWork, count_not_finite
+from lmi_vllm.messages import GenerationJob, OpenAICall
+from lmi_vllm.telemetry.records import current_record
+
+logger = logging.getLogger(__name__)
+
+# All that an output may say in vLLM 0.31 to 0.33; `error` (0.33) comes with an end.
+KNOWN_FIELDS: Final = frozenset(
+    {
+        "request_id", "new_token_ids", "new_logprobs", "new_prompt_logprobs_tensors",
+        "pooling_output", "finish_reason", "stop_reason", "events", "kv_transfer_params",
+        "ec_transfer_params", "trace_headers", "prefill_stats", "routed_experts",
+        "num_nans_in_logits", "mm_cache_miss_hashes", "new_sampling_mask", "spec_decode_metrics",
+        "prompt_token_id_logprobs", "error",
+    }
+)  # fmt: skip
+# Model settings with which each output says more than its tokens.
+RICH_OUTPUT_SETTINGS: Final = ("return_sampling_mask", "enable_return_routed_experts")
+
+
+class SequenceForm(NamedTuple):
+    """How a sequence of its own is given out: whole at its end, or each step as it comes."""
+
+    is_whole: bool
+    is_fast: bool  # its text is made by the tokenizers library, a token at a time
+
+
+class DirectTexts(Protocol):
+    """Makes the events of one OpenAI stream out of its texts, past vLLM's handler."""
+
+    def sequences(self) -> AbstractContextManager[None]:
+        """Read the sequences that the body adds."""
+        ...
+
+    def learn(self, event: bytes) -> None:
+        """Look at an event of the handler's, to know what the others look like."""
+        ...
+
+
+class TokenLane(Protocol):
+    """Takes plain sequences from the engine's outputs, and keeps vLLM's state of them true."""
+
+    def of_job(
+        self, job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
+    ) -> AbstractContextManager[None]:
+        """Read the sequences that the body adds for a job; its chunks may go to `direct`."""
+        ...
+
+    def texts_of(self, call: OpenAICall, handler: Any, direct: DirectEvents) -> DirectTexts | None:
+        """Return what hands events to `direct`; None where more than text may be in them."""
+        ...
+
+    def add(self, state: Any, form: SequenceForm | None) -> None:
+        """Take note of a new sequence; without a form all of it is vLLM's."""
+
+    def take(self, outputs: list[Any], time: float, stats: Any, version: str | None) -> list[Any]:
+        """Return the outputs of a step that are not the lane's."""
+        ...
+
+    def after_vllm(self, outputs: list[Any], time: float, known: Container[str]) -> None:
+        """Go on after vLLM has read outputs; the sequences that are not `known` have ended."""
+
+    def hand_over(self) -> None:
+        """Let vLLM's state of every sequence say all that the lane has taken."""
+
+    def forget(self, numbers: Iterable[str]) -> None:
+        """Hand these over for good."""
+
+
+class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
+    """vLLM's output processor, with a lane in front of it if there is one; counts engine steps."""
+
+    steps: int  # of the engine, as far as their outputs have arrived
+    not_finite: int  # requests without an adapter whose logits were not
+    report: Callable[[str], None] | None  # is called with the id of each request before the engine
+    lane: TokenLane | None
+
+    @classmethod
+    def of(cls, made: OutputProcessor) -> Self:
+        """Return ours in place of one that has no request yet."""
+        ours = cls.__new__(cls)
+        ours.__dict__ = vars(made)
+        ours.steps, ours.not_finite, ours.report, ours.lane = 0, 0, None, None
+        return ours
+
+    def in_lane(
+        self, job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
+    ) -> AbstractContextManager[None]:
+        """Let the lane, if there is one, have the sequences that the body adds for a job."""
+        return nullcontext() if self.lane is None else self.lane.of_job(job, chunks, direct)
+
+    def direct_texts(
+        self, call: OpenAICall, handler: Any, direct: DirectEvents | None
+    ) -> DirectTexts | None:
+        """Return what makes events of a stream's texts; None leaves all to vLLM's handler."""
+        if self.lane is None or direct is None:
+            return None
+        return self.lane.texts_of(call, handler, direct)
+
+    def add_request(
+        self,
+        request: Any,
+        prompt: Any,
+        parent_req: Any = None,
+        request_index: int = 0,
+        queue: Any = None,
+    ) -> None:
+        """Add a sequence; called in the context of its request, by every handler of vLLM's."""
+        number = request.request_id
+        is_known = number in self.request_states
+        super().add_request(request, prompt, parent_req, request_index, queue)
+        if not is_known:
+            state = self.request_states[number]
+            if self.lane is not None:
+                self.lane.add(state, form_of(state))
+            record = current_record()
+            if record is not None:  # the sequences of one prompt (`n`) share it
+                record.work.append(SequenceWork(state, has_prompt=request_index == 0))
+        if self.report is not None:
+            self.report(number)
+
+    def process_outputs(
+        self,
+        engine_core_outputs: list[Any],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: Any = None,
+        **named: Any,
+    ) -> Any:
+        """As vLLM's, of what the lane leaves; counts requests whose logits were not finite."""
+        time, left = engine_core_timestamp or 0.0, engine_core_outputs
+        if self.lane is not None:
+            left = self.lane.take(left, time, iteration_stats, named.get("weight_version"))
+            if not left:
+                return OutputProcessorOutput(request_outputs=[], reqs_to_abort=[])
+        for output in left:
+            if output.num_nans_in_logits and (state := self.request_states.get(output.request_id)):
+                self.not_finite += count_not_finite(state.lora_name)
+        made = super().process_outputs(left, engine_core_timestamp, iteration_stats, **named)
+        if self.lane is not None:
+            self.lane.after_vllm(left, time, self.request_states)
+        return made
+
+    def abort_requests(self, request_ids: Iterable[str], internal: bool) -> Any:
+        """As vLLM's, which counts and says what the lane has taken."""
+        given = tuple(request_ids)
+        if self.lane is not None:
+            for number in given:
+                self.lane.forget((number,) if internal else self.external_req_ids.get(number, ()))
+        return super().abort_requests(given, internal)
+
+    def propagate_error(self, e: Exception) -> None:
+        """As vLLM's, with every sequence as far as it came."""
+        if self.lane is not None:
+            self.lane.hand_over()
+        super().propagate_error(e)
+
+    def update_scheduler_stats(self, scheduler_stats: Any) -> None:
+        """As vLLM's, called for each message of the engine: counts steps without tokens, too."""
+        self.steps += 1
+        super().update_scheduler_stats(scheduler_stats)
+
+
+def form_of(state: Any) -> SequenceForm | None:
+    """Return the form of a new sequence; None of one that a lane must not take.
+
+    A step that is held back (`stream_interval`) or shared (`n`) stays with vLLM.
+    """
+    kind = state.output_kind
+    if (
+        state.detokenizer is None
+        or state.parent_req is not None
+        or state.stream_interval != 1
+        or state.streaming_input
+        or kind not in (RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA)
+    ):
+        return None
+    is_fast = type(state.detokenizer) is FastIncrementalDetokenizer
+    return SequenceForm(kind is RequestOutputKind.FINAL_ONLY, is_fast)
+
+
+def is_known_release() -> bool:
+    """Whether the engine's outputs have only fields that the lane knows."""
+    return frozenset(EngineCoreOutput.__struct_fields__) <= KNOWN_FIELDS
+
+
+def may_be_used(model_config: Any) -> bool:
+    """Whether the lane knows the output fields of this release and model; warns where not."""
+    if not is_known_release():
+        more = ", ".join(sorted(set(EngineCoreOutput.__struct_fields__) - KNOWN_FIELDS))
+        logger.warning("the token lane is off: this vLLM's outputs also have %s", more)
+        return False
+    return not any(getattr(model_config, name, False) for name in RICH_OUTPUT_SETTINGS)

@@ -1,0 +1,94 @@
+"""Texts by their length: short prompts are tokenized at once, long texts are bounded everywhere.
+
+Short prompts. vLLM hands each to a thread of the renderer and takes its tokens back, work for two
+threads: decision 98 has what was measured, under load only. They are tokenized on the event loop.
+vLLM keeps one tokenizer more than threads, so that the loop and a thread never share one. May go:
+when vLLM does it, or no longer has the methods (tests/contract/test_bridge.py).
+
+Long texts and token ids. A prompt longer than the model's context can be is refused before it is
+tokenized. `/tokenize` and `/detokenize` have no such bound: 5 MB of text hold the tokenizer's one
+thread, and so every other prompt, for 5 to 9 seconds, and the answer of 3 million tokens holds the
+event loop for 1.2 s, with their texts 4 s (vLLM 0.33, on two cores). Which routes those are is read
+from what they ask of the renderer. May go: when tests/contract/test_long_texts.py holds without it.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+SHORT: Final = 1000  # characters: 1 to 2 ms, by the 5 to 9 s that 5 MB took
+
+
+class ShortPrompts:
+    """Replaces the renderer's method that hands one prompt to its thread."""
+
+    def __init__(
+        self,
+        tokenize: Callable[[Any, Any], Any],
+        in_thread: Callable[[Any, Any], Awaitable[Any]],
+    ) -> None:
+        self._tokenize = tokenize
+        self._in_thread = in_thread
+        self._waiting = 0  # prompts that are the thread's: a short one does not pass them
+
+    def takes(self, prompt: Any) -> bool:
+        """Whether this prompt is tokenized at once."""
+        return not self._waiting and len(prompt["prompt"]) <= SHORT
+
+    async def __call__(self, prompt: Any, params: Any) -> Any:
+        """Return what the renderer's method returns."""
+        if self.takes(prompt):
+            return self._tokenize(prompt, params)
+        self._waiting += 1
+        try:
+            return await self._in_thread(prompt, params)
+        finally:
+            self._waiting -= 1
+
+
+def tokenize_short_prompts_here(renderer: Any) -> None:
+    """Make `renderer` do so, where its tokenizer is a fast one and the release has the methods."""
+    tokenize = getattr(renderer, "_tokenize_prompt", None)
+    in_thread = getattr(renderer, "_tokenize_prompt_async", None)
+    if tokenize and in_thread and getattr(renderer.tokenizer, "is_fast", False):
+        renderer._tokenize_prompt_async = ShortPrompts(tokenize, in_thread)
+
+
+async def render_text(renderer: Any, prompt: Any, params: Any) -> Any:
+    """Return the engine's input of one prompt; a short one needs none of vLLM's tasks for it."""
+    here = getattr(renderer, "_tokenize_prompt_async", None)
+    if isinstance(here, ShortPrompts) and "prompt" in prompt and here.takes(prompt):
+        (rendered,) = renderer.render_cmpl([prompt], params)
+    else:
+        (rendered,) = await renderer.render_cmpl_async([prompt], params)
+    return rendered
+
+
+@dataclass(frozen=True, slots=True)
+class LengthGuard:
+    """Replaces the renderer's method that tokenizes one prompt, or turns ids into text."""
+
+    convert: Callable[[Any, Any], Awaitable[Any]]
+    most: int
+
+    async def __call__(self, prompt: Any, params: Any) -> Any:
+        """Return what vLLM's method returns.
+
+        Raises:
+            ValueError: the prompt is beyond our bound where the route has none; vLLM answers 400.
+        """
+        if params.max_total_tokens is None:
+            for part in (prompt, prompt.get("encoder_prompt"), prompt.get("decoder_prompt")):
+                self._check(part or {})
+        return await self.convert(prompt, params)
+
+    def _check(self, prompt: Any) -> None:
+        for name, unit in (("prompt", "characters"), ("prompt_token_ids", "token ids")):
+            if (length := len(prompt.get(name) or ())) > self.most:
+                most = f"{self.most} {unit} (LMI_MAX_TOKENIZE_LENGTH)"
+                raise ValueError(f"{name}: at most {most} (got {length})")
+
+
+def guard_lengths(renderer: Any, most: int) -> None:
+    """Make `renderer` refuse what is longer where vLLM has no bound."""
+    renderer.tokenize_prompt_async = LengthGuard(renderer.tokenize_prompt_async, most)

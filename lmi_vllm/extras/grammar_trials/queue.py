@@ -1,0 +1,117 @@
+"""Fair scheduling of grammar trials: a few at a time, fair between sources.
+
+A trial may take its whole time limit. So that a client that asks for many does not make others
+wait, one source (a key, or a client's address) never has all places. A free place goes to the
+source that has the fewest, and of these to the one that waited longest since its last trial.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MAX_TRIALS: Final = 3  # children; more would only slow each other down
+MAX_OF_ONE_SOURCE: Final = 2  # of these
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    source: str
+    turn: "asyncio.Future[None]"
+
+
+def source_of(client: str) -> str:
+    """Return the source of a client, which is a key's name or an address: of IPv6, its /64."""
+    try:
+        address = ipaddress.IPv6Address(client)
+    except ValueError:
+        return client
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+@dataclass(slots=True)
+class FairSemaphore:
+    """A semaphore of `MAX_TRIALS` slots that is fair between sources."""
+
+    running: "Counter[str]" = field(default_factory=Counter)
+    _waiting: list[_Waiting] = field(default_factory=list)
+    # Sources that wait, by when they began to, or a trial of theirs began or ended.
+    _since: dict[str, int] = field(default_factory=dict)
+    _count: int = 0
+
+    @contextlib.asynccontextmanager
+    async def hold(self, source: str) -> AsyncIterator[None]:
+        """Wait for a place and have it while the body runs."""
+        source = source_of(source)
+        waiter = _Waiting(source, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        if source not in self._since:
+            self._to_the_end(source)
+        self._admit()
+        try:
+            await waiter.turn
+            yield
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+                self._forget(source)
+            else:
+                self._release(source)
+
+    def _release(self, source: str) -> None:
+        self.running[source] -= 1
+        if not self.running[source]:
+            del self.running[source]
+        self._to_the_end(source)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self.running.total() < MAX_TRIALS:
+            able = [one for one in self._waiting if self.running[one.source] < MAX_OF_ONE_SOURCE]
+            if not able:
+                return
+            first = min(able, key=lambda one: (self.running[one.source], self._since[one.source]))
+            self._waiting.remove(first)
+            self._to_the_end(first.source)
+            self.running[first.source] += 1
+            first.turn.set_result(None)
+
+    def _to_the_end(self, source: str) -> None:
+        self._count += 1
+        self._since[source] = self._count
+        self._forget(source)
+
+    def _forget(self, source: str) -> None:
+        if not any(one.source == source for one in self._waiting):
+            self._since.pop(source, None)
+
+
+@dataclass(slots=True)
+class SharedTask:
+    """A task that is cancelled when no caller waits for it any more."""
+
+    work: Coroutine[Any, Any, str]
+    _task: "asyncio.Task[str] | None" = None
+    _waiters: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or was given up."""
+        return self._task is not None and (self._task.done() or bool(self._task.cancelling()))
+
+    async def result(self) -> str:
+        """Return the task's result; cancelling the last waiting caller ends it."""
+        if self._task is None:
+            self._task = asyncio.create_task(self.work)
+        self._waiters += 1
+        try:
+            return await asyncio.shield(self._task)
+        finally:
+            self._waiters -= 1
+            if not self._waiters:
+                self._task.cancel()

@@ -1,0 +1,74 @@
+"""The trial of a grammar: a forked child compiles and walks it, and its verdict is remembered."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from lmi_vllm.engine.base import CompileGrammar
+from lmi_vllm.extras.grammar_trials.child import PASSED, end_trial, fork_trial, wait_for_verdict
+from lmi_vllm.extras.grammar_trials.queue import FairSemaphore, SharedTask
+from lmi_vllm.extras.grammar_trials.walks import walk
+
+WALK_TOKENS: Final = 1024  # of an answer that may be so long
+MAX_VERDICTS: Final = 4096  # verdicts
+
+
+class Trials:
+    """Tries every grammar that is new, for `seconds` at most; `thread` forks the children."""
+
+    def __init__(self, seconds: float, thread: ThreadPoolExecutor) -> None:
+        self._seconds = seconds
+        self._thread = thread
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._running: dict[bytes, SharedTask] = {}
+        self._places = FairSemaphore()
+
+    async def verdict(
+        self, grammar: str, compile_grammar: CompileGrammar, max_tokens: int | None, source: str
+    ) -> str:
+        """Return why the grammar is refused, or nothing; see `GrammarTrials.verdict`."""
+        # Rounded up, so that few lengths of answers need a try of their own.
+        steps = min(1 << (max(max_tokens or WALK_TOKENS, 16) - 1).bit_length(), WALK_TOKENS)
+        key = hashlib.sha256(f"{steps} {grammar}".encode("utf-8", "replace")).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is not None:
+            return verdict
+        trial = self._running.get(key)
+        if trial is None or trial.is_over:  # single flight: equal requests wait for one child
+            attempt = partial(_attempt, compile_grammar, steps)
+            trial = self._running[key] = SharedTask(self._judge(key, attempt, source))
+        try:
+            return await trial.result()
+        finally:
+            if trial.is_over and self._running.get(key) is trial:
+                del self._running[key]
+
+    async def _judge(self, key: bytes, attempt: Callable[[], bytes], source: str) -> str:
+        async with self._places.hold(source):
+            verdict = await self._answer(attempt)
+        self._verdicts[key] = verdict
+        while len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    async def _answer(self, attempt: Callable[[], bytes]) -> str:
+        """Try the grammar in a child, which ends even where the fork is cancelled."""
+        loop = asyncio.get_running_loop()
+        forking = loop.run_in_executor(self._thread, fork_trial, attempt)
+        try:
+            pid, pipe = await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(lambda forked: end_trial(*forked.result()))
+            raise
+        return await wait_for_verdict(pid, pipe, self._seconds)
+
+
+def _attempt(compile_grammar: CompileGrammar, steps: int) -> bytes:
+    """Compile and walk a grammar, in the child; one of another library is not walked."""
+    if (compiled := compile_grammar()) is not None:
+        walk(*compiled, steps)
+    return PASSED

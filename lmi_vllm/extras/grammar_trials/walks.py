@@ -1,0 +1,122 @@
+"""Whether a grammar is cheap enough to serve: walked as an engine would, each token with its cost.
+
+Seconds depend on the machine, growth does not. The costs of an ambiguous grammar grow with a power
+of the answer's length (the square and more, seen with xgrammar 0.2.8), so a try that was cut is
+carried on by its own growth: a fast machine must not let pass what a slow one refuses.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Final
+
+WALK_SECONDS: Final = 0.5  # per walk, for a harmless grammar over a large vocabulary
+STEP_SECONDS: Final = 0.05  # processor time that one token may cost
+MEAN_SECONDS: Final = 0.01  # that the tokens of an answer may cost on average
+MIN_TOKENS: Final = 16  # from which growth can be told
+_LEAST: Final = 1e-9  # seconds; a coarse clock may say 0, of which there is no power
+
+
+def walk(matcher: Any, lengths: Any, steps: int) -> None:
+    """Ask for tokens as the engine would: what each costs may grow with the answer.
+
+    Walks take the same token as long as they may (what a weak model does), the longest one (what
+    costs most), and random ones. `lengths` are those of the vocabulary's tokens, in bytes.
+
+    Raises:
+        ValueError: one token cost too much, or would before the answer ends.
+    """
+    walks: list[Callable[[Any], Any]] = [_Persistent(), lambda ids: ids[lengths[ids].argmax()]]
+    walks += [random.Random(seed).choice for seed in (1, 2)]
+    for choose in walks:
+        costs, is_whole = _walk_once(matcher, len(lengths), steps, choose)
+        check_costs(costs, steps, is_whole=is_whole)
+
+
+@dataclass(slots=True)
+class _Persistent:
+    """Chooses what it chose before, and otherwise anything."""
+
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    token: int = -1
+
+    def __call__(self, allowed: Any) -> Any:
+        if self.token not in allowed:
+            self.token = self.chance.choice(allowed)
+        return self.token
+
+
+def _walk_once(
+    matcher: Any, vocab_size: int, steps: int, choose: Callable[[Any], Any]
+) -> tuple[list[float], bool]:
+    """Return the processor seconds of each token, and whether the walk came to an end."""
+    import numpy as np  # noqa: PLC0415 - it and xgrammar come with vLLM
+    import xgrammar  # noqa: PLC0415
+
+    matcher.reset()
+    mask = xgrammar.allocate_token_bitmask(1, vocab_size)
+    ends = np.array(matcher.stop_token_ids)
+    deadline = time.thread_time() + WALK_SECONDS
+    costs: list[float] = []
+    while len(costs) < steps and not matcher.is_terminated():
+        if time.thread_time() > deadline or (costs and costs[-1] > STEP_SECONDS):
+            return costs, False
+        began = time.thread_time()
+        matcher.fill_next_token_bitmask(mask, 0)
+        cost = time.thread_time() - began
+        allowed = np.setdiff1d(_allowed(mask, vocab_size), ends, assume_unique=True)
+        if not len(allowed):
+            break
+        token = int(choose(allowed))
+        began = time.thread_time()
+        matcher.accept_token(token)
+        costs.append(cost + time.thread_time() - began)
+    return costs, True
+
+
+def _allowed(mask: Any, vocab_size: int) -> Any:
+    """Return the ids of the tokens that may come next."""
+    import numpy as np  # noqa: PLC0415
+
+    bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits[:vocab_size])
+
+
+def check_costs(costs: Sequence[float], steps: int, *, is_whole: bool) -> None:
+    """Judge the processor seconds of each token; a try that `is_whole` ended within `steps`.
+
+    Raises:
+        ValueError: they are too much, or would be before the answer ends.
+    """
+    if not costs:
+        return
+    most, mean = max(costs), fmean(costs)
+    if most > STEP_SECONDS:
+        raise ValueError(_too_slow(most))
+    if mean > MEAN_SECONDS:
+        raise ValueError(_too_slow(mean))
+    if not is_whole and len(costs) >= MIN_TOKENS:
+        foretold = _extrapolated(costs, steps)
+        if foretold > STEP_SECONDS:
+            raise ValueError(_too_slow(foretold))
+
+
+def _extrapolated(costs: Sequence[float], steps: int) -> float:
+    """Return what the last of `steps` tokens will cost, by the power with which costs grew."""
+    quarter = len(costs) // 4
+    early, late = (
+        max(fmean(part), _LEAST) for part in (costs[quarter : 2 * quarter], costs[-quarter:])
+    )
+    # The middles of these quarters lie at 3/8 and 7/8 of what was tried.
+    power = max(0.0, math.log(late / early) / math.log(7 / 3))
+    return late * math.pow(steps / (len(costs) * 7 / 8), power)
+
+
+def _too_slow(seconds: float) -> str:
+    return (
+        "it is too ambiguous or too deeply repeated: "
+        f"one token of an answer takes {seconds:.2g} s and more"
+    )

@@ -1,0 +1,135 @@
+"""Translates huggingface_hub's exceptions, and removes signed URLs from its log lines."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from lmi_vllm.errors import DownloadError
+from lmi_vllm.extras.hub.location import HubRepository
+from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.storage import without_secrets
+from lmi_vllm.sources.table import unknown_reference
+
+_CHATTY_LOGGERS: Final = (
+    "huggingface_hub.file_download",
+    "huggingface_hub.utils._http",
+    "httpx",
+    "httpx2",
+)
+_FORBIDDEN: Final = (401, 403)
+_FIRST_SERVER_FAULT: Final = 500
+_RETRIED_STATUSES: Final = (408, 429)
+
+
+@contextmanager
+def translating(source: HubRepository) -> Iterator[None]:
+    """Raise only `DownloadError`, `UnreachableError` or `InterruptedTransferError` in the block.
+
+    An error of the local disk leaves as the `OSError` it is.
+    """
+    # HTTPError is the base class of the library's own HTTP client (httpx or httpx2).
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # noqa: PLC0415
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,
+        OfflineModeIsEnabled,
+    )
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise DownloadError(unknown_reference(source.repository)) from error
+    except HfHubHTTPError as error:
+        raise _of_answer(source, error) from error
+    except OfflineModeIsEnabled as error:
+        raise UnreachableError("HF_HUB_OFFLINE is set") from error
+    except HTTPError as error:
+        raise UnreachableError(_reason(error)) from error
+    except OSError as error:
+        raise _of_system(error) from error
+    except RuntimeError as error:  # what hf_xet raises
+        raise InterruptedTransferError(_reason(error)) from error
+
+
+def _of_answer(source: HubRepository, error: Exception) -> Exception:
+    """Our error for an answer of the hub that is not a success."""
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    response = getattr(error, "response", None)
+    status = int(getattr(response, "status_code", 0))
+    if isinstance(error, GatedRepoError):
+        return DownloadError(_gated_text(source))
+    if isinstance(error, RevisionNotFoundError):
+        return DownloadError(
+            f"{source.label}: the repository exists but has no such branch, tag or commit: "
+            "check option.revision"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return DownloadError(_missing_text(source))
+    if status in _FORBIDDEN:
+        return DownloadError(
+            f"{source.label}: {source.endpoint} refused access with status {status}: check that "
+            "HF_TOKEN is valid and may read this repository"
+        )
+    if status >= _FIRST_SERVER_FAULT or status in _RETRIED_STATUSES:
+        return InterruptedTransferError(f"{source.endpoint} answered with status {status}")
+    return DownloadError(f"{source.label}: {source.endpoint} answered with status {status}")
+
+
+def _gated_text(source: HubRepository) -> str:
+    if source.token is None:
+        return (
+            f"{source.label} is gated and no token is set: accept its terms at "
+            f"{source.endpoint}/{source.repository} and set HF_TOKEN"
+        )
+    return (
+        f"{source.label} is gated and the token that is set has no access: accept its terms at "
+        f"{source.endpoint}/{source.repository} with the account of that token"
+    )
+
+
+def _missing_text(source: HubRepository) -> str:
+    private = (
+        "if it is private, set HF_TOKEN"
+        if source.token is None
+        else "if it is private, the token that is set may not read it"
+    )
+    return f"{source.label} was not found at {source.endpoint}: check the name; {private}"
+
+
+def _of_system(error: OSError) -> Exception:
+    if isinstance(error, ConnectionError) or "Consistency check failed" in str(error):
+        return InterruptedTransferError(_reason(error))
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    return without_secrets(str(error)) or type(error).__name__
+
+
+@contextmanager
+def hiding_signed_urls() -> Iterator[None]:
+    """Keep signatures of download URLs out of the log while the block runs."""
+    hide = _SignatureFilter()
+    for name in _CHATTY_LOGGERS:
+        logging.getLogger(name).addFilter(hide)
+    try:
+        yield
+    finally:
+        for name in _CHATTY_LOGGERS:
+            logging.getLogger(name).removeFilter(hide)
+
+
+class _SignatureFilter(logging.Filter):
+    """Drops the request lines of the HTTP client and cuts the query off any other URL."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return False
+        record.msg, record.args = without_secrets(record.getMessage()), ()
+        return True

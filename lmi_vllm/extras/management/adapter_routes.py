@@ -1,0 +1,157 @@
+"""LMI's adapter API: register, list, describe, update and unregister adapters."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from aiohttp import web
+
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.errors import BadParameterError, ResourceNotFoundError
+from lmi_vllm.extras.management.requests import given_arguments, page_answer
+from lmi_vllm.inference.context import ADAPTER_ALIAS_HEADER
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.inference_routes import READ_METHODS, json_answer
+from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes, check_method
+
+ADAPTER_FIELDS: Final = ("name", "src", "preload", "pin")
+WAIT: Final = "wait"  # for every replica
+
+
+def _add(app: web.Application) -> None:
+    """Register the routes under both prefixes; methods are checked by the handlers."""
+    if app[OPTIONS].routes is Routes.INFERENCE:
+        return
+    for prefix in ("/adapters", "/models/{model}/adapters"):
+        app.router.add_route("*", prefix, adapters)
+        app.router.add_route("*", prefix + "/{name}", one_adapter)
+        app.router.add_route("*", prefix + "/{name}/{action}", adapter_action)
+
+
+GROUP: Final = RouteGroup(_add)
+
+
+async def adapters(request: web.Request) -> web.Response:
+    """List adapters, or register one."""
+    _check_model(request)
+    check_method(request, (*READ_METHODS, "POST"))
+    registry = adapter_registry(request)
+    if request.method in READ_METHODS:
+        return page_answer("adapters", [_shown(item) for item in registry], request.query)
+    given = await given_arguments(request, ADAPTER_FIELDS)
+    for name in ("name", "src"):
+        if not given.get(name):
+            raise BadParameterError(f"The parameter {name} is required")
+        if not isinstance(given[name], str):
+            raise BadParameterError(f"The parameter {name} must be text")
+    adapter = Adapter(
+        name=given["name"],
+        src=given["src"],
+        preload=_flag(given.get("preload", True)),
+        pin=_flag(given.get("pin", False)),
+        options=_options(given),
+    )
+    alias = _alias(request)
+    if registry.is_found(adapter.name):  # a call's own goes before what was found by its name
+        await registry.replace(adapter, request.app[SERVICE].profile.predict_timeout)
+    else:
+        await registry.register(adapter, alias)
+    return await _changed(registry, adapter.name, given, f"{alias or adapter.name} registered")
+
+
+async def one_adapter(request: web.Request) -> web.Response:
+    """Describe or unregister an adapter."""
+    _check_model(request)
+    check_method(request, (*READ_METHODS, "DELETE"))
+    registry = adapter_registry(request)
+    name, alias = request.match_info["name"], _alias(request)
+    if request.method in READ_METHODS:
+        return json_answer(_shown(registry.describe(name, alias)))
+    await registry.unregister(name, request.app[SERVICE].profile.predict_timeout, alias)
+    return await _changed(registry, name, request.query, f"{alias or name} unregistered")
+
+
+async def adapter_action(request: web.Request) -> web.Response:
+    """Update an adapter: the one action there is."""
+    _check_model(request)
+    if request.match_info["action"].lower() != "update":
+        raise ResourceNotFoundError
+    check_method(request, ("POST",))
+    registry = adapter_registry(request)
+    name, alias = request.match_info["name"], _alias(request)
+    current = registry.describe(name, alias)
+    given = await given_arguments(request, ADAPTER_FIELDS)
+    wanted = replace(
+        current,
+        src=str(given.get("src") or current.src),
+        preload=_flag(given.get("preload", current.preload)),
+        pin=_flag(given.get("pin", current.pin)),
+        options=MappingProxyType({**current.options, **_options(given)}),
+    )
+    await registry.update(name, wanted, request.app[SERVICE].profile.predict_timeout, alias)
+    return await _changed(registry, name, given, f"{alias or name} updated")
+
+
+def adapter_registry(request: web.Request) -> AdapterRegistry:
+    """Return the registry.
+
+    Raises:
+        NotReadyError: the model is not loaded yet.
+        BadParameterError: the engine runs without LoRA.
+    """
+    registry = request.app[SERVICE].runtime.adapters
+    registry.check_enabled()
+    return registry
+
+
+def _check_model(request: web.Request) -> InferenceService:
+    """Return the service once the model in the path is known to be ours; checked first."""
+    service = request.app[SERVICE]
+    model = request.match_info.get("model")
+    if model is None and not service.lifecycle.has_model:
+        raise BadParameterError(
+            "The adapter must be prefixed with a model unless there is only a single startup "
+            "model used."
+        )
+    is_ours = service.lifecycle.has_model and model in (None, service.lifecycle.model_name)
+    if not is_ours:
+        raise ResourceNotFoundError(f"The model {model} was not found", "BadRequestException")
+    return service
+
+
+def _options(given: Mapping[str, Any]) -> Mapping[str, str]:
+    return MappingProxyType(
+        {name: str(value) for name, value in given.items() if name not in (*ADAPTER_FIELDS, WAIT)}
+    )
+
+
+def _flag(value: object) -> bool:
+    """Read upstream's booleans: true in any case is true, everything else false."""
+    return str(value).lower() == "true"
+
+
+async def _changed(
+    registry: AdapterRegistry, name: str, given: Mapping[str, Any], done: str
+) -> web.Response:
+    """Answer at once, or when every replica has the change; 202 names those that have not.
+
+    No error: what is done here stands, and a proxy would repeat the call on another server.
+    """
+    status = {"status": f"Adapter {done}"}
+    if registry.sharing is None or not _flag(given.get(WAIT)):
+        return json_answer(status)
+    unconfirmed = dict(await registry.sharing.confirm(name))
+    if not unconfirmed:
+        return json_answer(status)
+    return json_answer({**status, "unconfirmed": unconfirmed}, 202)
+
+
+def _alias(request: web.Request) -> str | None:
+    return request.headers.get(ADAPTER_ALIAS_HEADER) or None
+
+
+def _shown(adapter: Adapter) -> dict[str, Any]:
+    shown = {name: getattr(adapter, name) for name in ADAPTER_FIELDS}
+    return {**shown, "from_store": True} if adapter.is_found else shown

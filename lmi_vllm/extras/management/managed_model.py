@@ -1,0 +1,90 @@
+"""The one model as the management API sees it: its description, and the slot of another one."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.origin import OriginKind
+from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.translate.devices import detect_devices
+
+if TYPE_CHECKING:
+    from lmi_vllm.extras.management.slot import ModelSlot
+
+
+@dataclass(frozen=True, slots=True)
+class ShownModel:
+    """What a description says of the model besides its URL and state."""
+
+    is_loaded_at_startup: bool = True
+    start_time: str = ""
+    device_type: str = "cpu"
+    batch_size: int = 1
+    max_batch_delay: int = 100  # milliseconds
+    max_idle_time: int = 60  # seconds
+    # Figures for clients that check them: one engine serves whatever comes.
+    min_workers: int = 1
+    max_workers: int = 1
+
+
+@dataclass(slots=True)
+class ManagedModel:
+    """The model of one server; without a slot it is the start's, and stays."""
+
+    shown: ShownModel = field(default_factory=ShownModel)
+    slot: "ModelSlot | None" = None
+
+
+def managed_model(service: InferenceService) -> ManagedModel:
+    """Return what this extra keeps of the model of a server, with the server's service."""
+    if not isinstance(service.managed, ManagedModel):
+        service.managed = ManagedModel()
+    return service.managed
+
+
+@contextlib.asynccontextmanager
+async def describing(
+    service: InferenceService, _: Settings, environ: Mapping[str, str], events: ServerEvents
+) -> AsyncIterator[None]:
+    """Describe each model that is to be started by its settings, while the body runs."""
+    model = managed_model(service)
+
+    def describe(settings: Settings, _: EngineArguments) -> None:
+        has_gpu = bool(detect_devices(environ).gpu_count)
+        least, most = _worker_counts(settings, has_gpu)
+        model.shown = ShownModel(
+            is_loaded_at_startup=model.slot is None,
+            start_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            device_type="gpu" if has_gpu else "cpu",
+            batch_size=_shown_count(settings.server.batch_size, 1),
+            max_batch_delay=_shown_count(settings.server.max_batch_delay, 100),
+            max_idle_time=_shown_count(settings.server.max_idle_time, 60),
+            min_workers=least,
+            max_workers=most,
+        )
+
+    events.on_plan.append(describe)
+    yield
+
+
+def _worker_counts(settings: Settings, has_gpu: bool) -> tuple[int, int]:
+    """Return the least and most workers that the settings ask for, the most special ones first."""
+    server, kind = settings.server, "gpu" if has_gpu else "cpu"
+    bounds = []
+    for bound, variable in (("minWorkers", "min_workers"), ("maxWorkers", "max_workers")):
+        general = server.detail(bound)
+        is_platform = general is not None and general.origin.kind is OriginKind.PLATFORM
+        names = (bound,) if is_platform else (f"{kind}.{bound}", bound, variable)
+        values = [one.value for one in map(server.detail, names) if one is not None]
+        bounds.append(next((value for value in values if isinstance(value, int) and value), 1))
+    return bounds[0], max(bounds)
+
+
+def _shown_count(text: str | None, default: int) -> int:
+    """Return a number that is only shown; what is no number counts as not given."""
+    return int(text) if text and text.isdecimal() else default

@@ -1,0 +1,120 @@
+"""What the log says of a start that is over: all of it on one screen."""
+
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lmi_vllm._version import __version__
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.server.plan import StartPlan
+
+logger = logging.getLogger(__name__)
+
+MAX_SHOWN_ARGUMENTS: Final = 20  # lines: a terminal has 24
+LONGEST_VALUE: Final = 60  # characters
+MAX_SHOWN_ADAPTERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StartSummary:
+    """A finished start; the seconds are those of its phases."""
+
+    plan: StartPlan
+    service: InferenceService
+    url: str
+    curl: str
+
+    def log(self) -> None:
+        """Log the summary: a screen of text, or JSON fields."""
+        logger.info("%s", "\n".join(self.lines()), extra={"fields": self.fields()})
+
+    def fields(self) -> dict[str, object]:
+        """Return everything, for the JSON line."""
+        plan, origins = self.plan, self.plan.arguments.origins
+        return {
+            "version": __version__,
+            "model": plan.model.name,
+            "source": mask_urls(plan.model.reference),
+            "source_origin": str(origins.get("model", DEFAULT_ORIGIN)),
+            "engine_arguments": {
+                name: {"value": value, "origin": str(origins.get(name, DEFAULT_ORIGIN))}
+                for name, value in plan.shown_arguments.items()
+            },
+            "phase_seconds": self._phases(),
+            "adapters": [adapter.name for adapter in self.service.registered_adapters],
+            "queue_limit": self.service.queue.limit,
+            "url": self.url,
+            "curl": self.curl,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the screen; the URL and the curl line follow on stdout."""
+        plan, origins = self.plan, self.plan.arguments.origins
+        source = _origin(origins.get("model", DEFAULT_ORIGIN))
+        phases = self._phases()
+        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+        return [
+            f"lmi_vllm {__version__} serves {plan.model.name}",
+            f"  model from {mask_urls(plan.model.reference)}  ({source})",
+            *self._argument_lines(),
+            f"  adapters: {self._adapters()}; queue: {self.service.queue.limit} slots",
+            f"  start: {spent}; {sum(phases.values()):.1f} s together",
+        ]
+
+    def _argument_lines(self) -> list[str]:
+        origins = self.plan.arguments.origins
+        given = {
+            name: value
+            for name, value in self.plan.shown_arguments.items()
+            if not origins.get(name, DEFAULT_ORIGIN).is_default and name != "model"
+        }
+        width = max(map(len, given), default=0)
+        lines = [
+            f"    {name:<{width}} = {_shown(value)}  ({_origin(origins[name])})"
+            for name, value in given.items()
+        ]
+        if len(lines) > MAX_SHOWN_ARGUMENTS:
+            more = len(lines) - MAX_SHOWN_ARGUMENTS
+            lines = [*lines[:MAX_SHOWN_ARGUMENTS], f"    and {more} more: see lmi-vllm explain"]
+        quiet = len(self.plan.shown_arguments) - len(given)
+        return [f"  engine arguments ({quiet} more at their defaults):", *lines]
+
+    def _adapters(self) -> str:
+        adapters = self.service.registered_adapters
+        names = ", ".join(adapter.name for adapter in adapters[:MAX_SHOWN_ADAPTERS])
+        more = len(adapters) - MAX_SHOWN_ADAPTERS
+        return (names or "none") + (f" and {more} more" if more > 0 else "")
+
+    def _phases(self) -> dict[str, float]:
+        seconds = self.service.lifecycle.start.phase_seconds
+        return {str(phase): round(value, 3) for phase, value in seconds.items()}
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def _origin(origin: Origin) -> str:
+    """Return an origin without the folders of its file: the model's line has them."""
+    if origin.kind is not OriginKind.FILE:
+        return str(origin)
+    return str(replace(origin, name=origin.name.rsplit("/", 1)[-1]))
+
+
+@contextlib.asynccontextmanager
+async def summarizing(
+    service: InferenceService, _: Settings, _environ: Mapping[str, str], events: ServerEvents
+) -> AsyncIterator[None]:
+    """Log the summary of every start while the body runs."""
+    events.on_ready.append(
+        lambda ready: StartSummary(ready.plan, service, ready.url, ready.curl).log()
+    )
+    yield

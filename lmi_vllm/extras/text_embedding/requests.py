@@ -1,0 +1,217 @@
+"""Requests to LMI's Rust and OnnxRuntime engines: pairs of texts, and one text's bare vector."""
+
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
+from lmi_vllm.errors import PayloadError
+from lmi_vllm.extras.text_embedding.options import TextEmbeddingSettings
+from lmi_vllm.inference.context import RequestContext, RequestStep
+from lmi_vllm.inference.pipeline import Prepared, execute, render
+from lmi_vllm.inference.pooling import (
+    GENERATE,
+    parse_pooling_request,
+    pooling_parameters,
+    vectors_reply,
+)
+from lmi_vllm.inference.response.openai_events import lmi_reply
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments, OpenAIReply, Reply
+from lmi_vllm.server.context import ServerEvents
+
+_SUCCESS: Final = 200
+_JSON: Final = "application/json"
+# The names of a pair's two texts; the first that are both there count.
+_PAIR_NAMES: Final = (("text", "text_pair"), ("key", "value"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of texts that a request has scored; a list is answered with a list."""
+
+    firsts: list[str]
+    seconds: list[str]
+    is_list: bool
+
+
+@contextlib.asynccontextmanager
+async def answering_texts(
+    service: InferenceService,
+    settings: Settings,
+    _environ: Mapping[str, str],
+    events: ServerEvents,
+) -> AsyncIterator[None]:
+    """Answer such requests as the settings of the model ask for it, while the body runs."""
+    step = TextStep(settings)
+
+    def use_settings(settings: Settings, _: EngineArguments) -> None:
+        step.use(settings)
+
+    service.steps.append(step)
+    events.on_plan.append(use_settings)
+    yield
+
+
+class TextStep(RequestStep):
+    """Scores pairs on a model that ranks, cuts texts, and answers one as LMI's other engines do."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Take the settings of the model that is started next."""
+        self._asked = settings.extra(TextEmbeddingSettings)
+        self._is_translated = settings.server.engine in EMBEDDING_ENGINES
+        self._is_asked = self._is_translated or self._asked.longest is not None
+
+    def undecoded(self, context: RequestContext) -> dict[str, Any] | None:
+        """Return a list of texts or pairs as `inputs`; None of every other body."""
+        if context.runtime.profile.task == GENERATE or not context.call.body.lstrip().startswith(
+            b"["
+        ):
+            return None
+        try:
+            return {"inputs": orjson.loads(context.call.body)}
+        except orjson.JSONDecodeError:
+            return None
+
+    async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
+        """Return scores of pairs, or what the model makes of `inputs`; None for other payloads.
+
+        Raises:
+            PayloadError: half a pair, or what cannot be embedded.
+        """
+        task = context.runtime.profile.task
+        prepared = None
+        if task == "classify" and (pairs := read_pairs(payload)) is not None:
+            prepared = self._scored(context, payload, pairs)
+        elif task != GENERATE and self._is_asked and "inputs" in payload:
+            prepared = self._pooled(context, payload)
+        if prepared is None:
+            return None
+        return await render(context, prepared, await execute(context, prepared))
+
+    def _longest(self, context: RequestContext) -> int | None:
+        """Return how many tokens are kept: vLLM refuses more than the model takes."""
+        longest = self._asked.longest
+        return None if longest is None else min(longest, context.runtime.engine.max_model_len)
+
+    def _scored(
+        self, context: RequestContext, payload: Mapping[str, Any], pairs: Pairs
+    ) -> Prepared:
+        body: dict[str, Any] = {
+            "text_1": pairs.firsts,
+            "text_2": pairs.seconds,
+            "use_activation": False,  # LMI's is the sigmoid, whatever the model's config says
+        }
+        if (longest := self._longest(context)) is not None:
+            body["truncate_prompt_tokens"] = longest
+        body |= _pair_parameters(payload)
+        reply = partial(scores_reply, is_list=pairs.is_list, is_probability=self._asked.sigmoid)
+        return Prepared(payload, "score", body, output=context.hooks.output, reply=reply)
+
+    def _pooled(self, context: RequestContext, payload: Mapping[str, Any]) -> Prepared:
+        runtime = context.runtime
+        request = parse_pooling_request(payload, runtime.profile, runtime.adapters.__contains__)
+        body = request.body
+        if (longest := self._longest(context)) is not None:
+            body = {"truncate_prompt_tokens": longest, **body}
+        reply: Callable[[OpenAIReply], Reply] = lmi_reply
+        if request.is_vectors:
+            is_bare = self._is_translated and isinstance(payload["inputs"], str)
+            reply = vector_reply if is_bare else vectors_reply
+        return Prepared(payload, request.kind, body, output=context.hooks.output, reply=reply)
+
+
+def read_pairs(payload: Mapping[str, Any]) -> Pairs | None:
+    """Return the pairs that a payload, or its `inputs`, holds; None where there is none.
+
+    A pair is `text` with `text_pair`, or `key` with `value`; `query` with `texts` are several.
+
+    Raises:
+        PayloadError: half a pair, or texts that are none.
+    """
+    given = payload.get("inputs", payload)
+    if isinstance(given, dict):
+        if "texts" in given:
+            texts = given["texts"] if isinstance(given["texts"], list) else [None]
+            return _checked([(given.get("query"), text) for text in texts], is_list=True)
+        return _checked([_pair(given)], is_list=False) if _is_pair(given) else None
+    if not isinstance(given, list) or not any(isinstance(item, dict) for item in given):
+        return None
+    return _checked([_pair(item) for item in given], is_list=True)
+
+
+def _pair_parameters(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that the parameters beside pairs become.
+
+    Raises:
+        PayloadError: one of them, or `stream`, means nothing for scores.
+    """
+    if payload.get("stream"):
+        raise PayloadError("stream: scores of pairs are not streamed")
+    given = payload.get("parameters")
+    for name in ("normalize", "dimensions"):
+        if isinstance(given, dict) and name in given:
+            raise PayloadError(f"parameters.{name}: pairs have scores, not vectors")
+    return pooling_parameters(given)
+
+
+def _is_pair(given: Mapping[str, Any]) -> bool:
+    return any(name in given for names in _PAIR_NAMES for name in names)
+
+
+def _pair(given: object) -> tuple[object, object]:
+    if isinstance(given, dict):
+        for first, second in _PAIR_NAMES:
+            if first in given and second in given:
+                return given[first], given[second]
+    return None, None
+
+
+def _checked(pairs: list[tuple[object, object]], *, is_list: bool) -> Pairs:
+    firsts, seconds = zip(*pairs, strict=True) if pairs else ((), ())
+    texts = [text for text in (*firsts, *seconds) if isinstance(text, str)]
+    if not pairs or len(texts) < 2 * len(pairs):
+        raise PayloadError(
+            "expected pairs of texts: text with text_pair, key with value, a list of these, or "
+            "query with a list of texts"
+        )
+    return Pairs(texts[: len(pairs)], texts[len(pairs) :], is_list)
+
+
+def scores_reply(answer: OpenAIReply, *, is_list: bool, is_probability: bool) -> Reply:
+    """Return a list with the score of each pair, each in a list of its own, as a tensor has them.
+
+    Raises:
+        LmiError: vLLM refused; its error object, as the error of ours that has its meaning.
+    """
+    if answer.status != _SUCCESS:
+        return lmi_reply(answer)
+    items = sorted(orjson.loads(answer.body)["data"], key=lambda item: int(item["index"]))
+    scores = [[_sigmoid(item["score"]) if is_probability else item["score"]] for item in items]
+    return Reply(_SUCCESS, _JSON, orjson.dumps(scores if is_list else scores[0]) + b"\n")
+
+
+def _sigmoid(value: float) -> float:
+    """Return the sigmoid; with the sign taken apart, so that no exponent is too large."""
+    share = math.exp(-abs(value)) / (1 + math.exp(-abs(value)))
+    return share if value < 0 else 1 - share
+
+
+def vector_reply(answer: OpenAIReply) -> Reply:
+    """Return the vector of the one text.
+
+    Raises:
+        LmiError: vLLM refused; its error object, as the error of ours that has its meaning.
+    """
+    reply = vectors_reply(answer)
+    [vector] = orjson.loads(reply.body)
+    return Reply(_SUCCESS, _JSON, orjson.dumps(vector) + b"\n")

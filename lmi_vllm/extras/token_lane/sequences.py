@@ -1,0 +1,253 @@
+"""Sequences of the token lane: their tokens here, and the update of vLLM's state of them.
+
+This module imports no vLLM.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from lmi_vllm.engine.base import DirectChunks
+from lmi_vllm.engine.vllm.chunks import ChunkMaker, finite
+from lmi_vllm.extras.token_lane.decoding import Pieces, TableText
+from lmi_vllm.messages import GenerationChunk
+
+
+class SampledLogprob(NamedTuple):
+    """The log probability of a sampled token, as vLLM's `Logprob` without the token's text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class Gate(Protocol):
+    """Whether a stream may be written to now."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether tokens may come now."""
+        ...
+
+
+class TokenReader(Protocol):
+    """Reads a stream's tokens where they arrive."""
+
+    @property
+    def gate(self) -> "Gate":
+        """What knows whether tokens may come."""
+        ...
+
+    def read(self, ids: list[int], text: str, logprobs: list[float] | None) -> None:
+        """Take the tokens of a step, which together have this text; only while it is open."""
+        ...
+
+
+class ChunkReader:
+    """Hands tokens on as chunks of ours."""
+
+    __slots__ = ("_chunks", "_direct", "_special", "gate")
+
+    def __init__(self, direct: DirectChunks, chunks: ChunkMaker) -> None:
+        self._direct = self.gate = direct
+        self._chunks = chunks
+        self._special = chunks.special_ids
+
+    def read(self, ids: list[int], text: str, logprobs: list[float] | None) -> None:
+        """See `TokenReader`."""
+        if len(ids) == 1 and (token := ids[0]) not in self._special:
+            self._direct.read_token(token, text, None if logprobs is None else finite(logprobs[0]))
+            return
+        entries = None
+        if logprobs is not None:
+            pairs = zip(ids, logprobs, strict=True)
+            entries = [{token: SampledLogprob(value)} for token, value in pairs]
+        tokens = self._chunks.tokens(ids, text, entries)
+        self._direct.read_chunk(GenerationChunk(0, tokens, text))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRequest:
+    """What the lane may do with the sequences of a request, if there is only one."""
+
+    reader: TokenReader | None = None
+    has_sampled_logprobs_only: bool = False
+    counted: Callable[[], None] | None = None  # is called for each sequence that is added
+
+
+CURRENT: Final[ContextVar[LaneRequest | None]] = ContextVar("lmi_vllm_lane", default=None)
+
+
+class InLane:
+    """The sequences that are added by the body, in this context, are those of the request."""
+
+    __slots__ = ("_request", "_token")
+
+    def __init__(self, request: LaneRequest | None) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._token = CURRENT.set(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        CURRENT.reset(self._token)
+
+
+class LaneSequence:
+    """One sequence, of which the lane has the middle; `_in_lane` between hand-overs."""
+
+    __slots__ = ("_count", "_cumulative", "_has_logprobs", "_in_lane", "_state", "time")
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._has_logprobs = state.logprobs_processor.logprobs is not None
+        self._in_lane = False
+        self._count = 0  # tokens that vLLM has not counted
+        self._cumulative = 0.0  # log probability that vLLM has not added
+        self.time = 0.0  # of the newest output, by the engine's clock
+
+    def take(self, output: Any) -> bool:
+        """Read an output; False leaves it to vLLM, which knows all that came before."""
+        ids = output.new_token_ids
+        if (
+            not ids
+            or output.finish_reason is not None
+            or output.events is not None
+            or output.num_nans_in_logits
+            or (output.new_logprobs is None) is self._has_logprobs
+            or not (self._in_lane or self._begin())
+            or not self._read(ids, output.new_logprobs)
+        ):
+            self.hand_over()
+            return False
+        self._count += len(ids)
+        return True
+
+    def hand_over(self) -> None:
+        """Update vLLM's state with all that the lane has taken."""
+        if not self._in_lane:
+            return
+        self._in_lane = False
+        self._write_back()
+        state = self._state
+        if self._has_logprobs:
+            state.logprobs_processor.cumulative_logprob += self._cumulative
+            self._cumulative = 0.0
+        if state.stats is not None and self._count:
+            state.stats.num_generation_tokens += self._count
+            state.stats.last_token_ts = self.time
+        self._count = 0
+
+    def after_vllm(self, time: float) -> None:
+        """Note that vLLM has just read an output of this sequence."""
+        self.time = time
+
+    def _begin(self) -> bool:
+        """Start from vLLM's state, where that is possible."""
+        self._in_lane = not self._state.is_prefilling and self._may_begin()
+        return self._in_lane
+
+    def _may_begin(self) -> bool:
+        return True
+
+    def _read(self, ids: list[int], logprobs: Any) -> bool:
+        raise NotImplementedError
+
+    def _write_back(self) -> None:
+        pass
+
+    def _values(self, logprobs: Any) -> list[float] | None:
+        """Return the log probabilities of the sampled tokens, which the sampler puts first."""
+        if logprobs is None:
+            return None
+        values = [row.item(0) for row in logprobs[1]]
+        self._cumulative += sum(values)
+        return values
+
+
+class WholeSequence(LaneSequence):
+    """A sequence that is wanted whole: its tokens are kept, and decoded together."""
+
+    __slots__ = ("_ids", "_logprobs", "_pieces")
+
+    def __init__(self, state: Any, pieces: Pieces | None) -> None:
+        super().__init__(state)
+        self._pieces = pieces
+        self._ids: list[int] = []
+        self._logprobs: list[dict[int, SampledLogprob]] = []
+
+    def _read(self, ids: list[int], logprobs: Any) -> bool:
+        self._ids += ids
+        if logprobs is not None:
+            for tokens, values, rank in zip(*logprobs[:3], strict=False):
+                value = values.item(0)
+                self._cumulative += value
+                self._logprobs.append({tokens.item(0): SampledLogprob(value, int(rank))})
+        return True
+
+    def _write_back(self) -> None:
+        ids, self._ids = self._ids, []
+        detokenizer = self._state.detokenizer
+        if self._pieces is None or not TableText(detokenizer, self._pieces).add(ids):
+            detokenizer.update(ids, False)
+        if self._logprobs:
+            self._state.logprobs_processor.logprobs += self._logprobs
+            self._logprobs = []
+
+
+class StreamedSequence(LaneSequence):
+    """A sequence with a reader, decoded by vLLM's own detokenizer."""
+
+    __slots__ = ("_gate", "_queue", "_reader")
+
+    def __init__(self, state: Any, reader: TokenReader) -> None:
+        super().__init__(state)
+        self._queue = state.queue
+        self._reader = reader
+        self._gate = reader.gate
+
+    def _read(self, ids: list[int], logprobs: Any) -> bool:
+        # What waits in vLLM's queue comes first.
+        if self._queue.output is not None or not self._gate.is_open:
+            return False
+        text = self._text(ids)
+        if text is None:
+            return False
+        try:
+            self._reader.read(ids, text, self._values(logprobs))
+        except Exception as error:  # noqa: BLE001 (ends this request; the output loop goes on)
+            self._queue.put(error)
+        return True
+
+    def _text(self, ids: list[int]) -> str | None:
+        """Return the text that these tokens let out; None leaves them to vLLM."""
+        detokenizer = self._state.detokenizer
+        detokenizer.update(ids, False)
+        return str(detokenizer.get_next_output_text(False, True))
+
+    def after_vllm(self, time: float) -> None:
+        """Let a reader that counts by vLLM's outputs see those that it had itself."""
+        self.time = time
+        complete = getattr(self._reader, "complete", None)
+        if complete is not None:
+            complete(self._queue.output)
+
+
+class TableSequence(StreamedSequence):
+    """A sequence with a reader, decoded by the table."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, state: Any, reader: TokenReader, table: TableText) -> None:
+        super().__init__(state, reader)
+        self._table = table
+
+    def _may_begin(self) -> bool:
+        return self._table.begin()
+
+    def _text(self, ids: list[int]) -> str | None:
+        return self._table.read(ids)
+
+    def _write_back(self) -> None:
+        self._table.write_back()

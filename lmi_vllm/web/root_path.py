@@ -1,0 +1,67 @@
+"""A prefix that a proxy leaves in front of paths: `option.root_path`, as vLLM's `--root-path`.
+
+Requests with the prefix and without it mean the same, so that the server may be asked directly. It
+is taken away before a route is looked for: no route, limit or log line knows of it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import web
+from yarl import URL
+
+_PREFIXED: Final = web.RequestKey("prefixed", bool)
+_LOCATION: Final = "Location"
+
+
+def root_path_of(text: str | None) -> str:
+    """Return the prefix with a slash before it and none behind; empty where there is none."""
+    name = (text or "").strip("/")
+    return f"/{name}" if name else ""
+
+
+def without_prefix(
+    root_path: str, make_request: Callable[..., web.BaseRequest], inner_socket: str
+) -> Callable[..., web.BaseRequest]:
+    """Return what makes requests out of messages as `make_request` does, without the prefix.
+
+    What comes over `inner_socket` has lost it before, in another process of this server.
+    """
+
+    def made(message: Any, payload: Any, protocol: Any, *rest: Any) -> web.BaseRequest:
+        rest = (payload, protocol, *rest)
+        if not message.path.startswith(root_path) or _came_over(inner_socket, protocol.transport):
+            return make_request(message, *rest)
+        path = message.path[len(root_path) :]
+        if path and path[0] not in "/?":  # a longer word
+            return make_request(message, *rest)
+        path = path if path.startswith("/") else f"/{path}"
+        request = make_request(message._replace(path=path, url=_url(path)), *rest)
+        request[_PREFIXED] = True
+        return request
+
+    return made
+
+
+def _came_over(inner_socket: str, transport: Any) -> bool:
+    if not inner_socket or transport is None:
+        return False
+    return bool(transport.get_extra_info("sockname") == inner_socket)
+
+
+def _url(path: str) -> URL:
+    """Return the target of a request as aiohttp reads it: two slashes at first are no host."""
+    path, _, fragment = path.partition("#")
+    path, _, query = path.partition("?")
+    return URL.build(path=path, query_string=query, fragment=fragment, encoded=True)
+
+
+def keep_prefix(root_path: str) -> Callable[[web.Request, web.StreamResponse], Any]:
+    """Return what lets redirects of a prefixed request lead below the prefix, too."""
+
+    async def add(request: web.Request, response: web.StreamResponse) -> None:
+        location = response.headers.get(_LOCATION, "")
+        if request.get(_PREFIXED) and location.startswith("/"):
+            response.headers[_LOCATION] = f"{root_path}{location}"
+
+    return add

@@ -1,0 +1,107 @@
+"""What `make test` leaves to `make test-all`, and `make unit` to `make check`.
+
+`make test` is to take ten minutes, so each promise has its cheapest real proof in it. A file or a
+test is here when another test of `make test` would notice most of what it would.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+_FAMILIES = "tests/contract/test_engine.py, which asks the embedded model"
+_LANES = "integration/streams_and_lists_on_the_real_engine.py"
+_SDK = "tests/contract/test_openai_bytes.py and integration/client_openai_sdk.py"
+_ADAPTERS = "tests/contract/test_adapter_isolation.py"
+_RESTARTS = "tests/server/test_failures.py and one restart in integration/engine_restart.py"
+_FLEET = "tests/unit/extras/adapters_state/test_sharing.py"
+_DRAIN = "tests/server/test_drain.py and integration/server_exit_cleans_up.py"
+_ARGUMENTS = "tests/contract/test_configured_features.py, in vLLM's own configuration"
+_CONSOLE = "tests/unit/extras/console"
+_CLEAN = "`make serve` itself, the first thing that anyone runs"
+
+LONG: Final[Mapping[str, str]] = MappingProxyType({
+    "tests/contract/test_mapped_families.py": _FAMILIES,
+    "tests/contract/test_ray_backend.py": _ARGUMENTS,
+    "tests/contract/test_token_lane.py::test_a_mixture_in_one_batch":
+        "tests/contract/test_token_lane.py, one request at a time",
+    "tests/contract/test_speculative_arguments.py": "integration/engine_features.py",
+    "integration/adapters_equal_merged_weights.py": _ADAPTERS,
+    "integration/adapters_over_http.py::test_twenty_local_adapters_share_two_slots": _ADAPTERS,
+    "integration/bare_machine.py": _CLEAN,
+    "integration/bench_command.py": "tests/unit/extras/bench",
+    "integration/chaos.py": _RESTARTS,
+    "integration/client_anthropic_sdk.py": "integration/client_coding_agent.py and " + _SDK,
+    "integration/client_cohere_sdk.py": "tests/contract/test_pooling.py",
+    "integration/client_huggingface_hub.py": "integration/tgi_clients_work_unchanged.py",
+    "integration/client_langchain.py": _SDK,
+    "integration/client_libraries.py": _SDK,
+    "integration/client_litellm.py": _SDK,
+    "integration/client_sagemaker_runtime.py": _LANES,
+    "integration/compile_cache_is_kept.py": "tests/unit/extras/compile_cache",
+    "integration/console_in_a_browser.py": _CONSOLE,
+    "integration/core_without_extras.py": "tests/unit/test_deletable_extras.py",
+    "integration/encoder_decoder_model.py": "tests/contract/test_transformers_engine.py",
+    "integration/endurance.py": "tests/web/test_streams.py and tests/server/test_drain.py",
+    "integration/engine_restart.py::test_stall_is_noticed_and_one_that_lasts_replaces_the_engine":
+        "tests/server/extras/test_watchdogs.py",
+    "integration/engine_restart.py::test_stall_without_requests_ends_with_a_probe_token":
+        "tests/server/extras/test_watchdogs.py",
+    "integration/engine_restart.py::test_engine_that_dies_while_it_comes_back_counts": _RESTARTS,
+    "integration/fleet_behind_a_proxy.py": _FLEET,
+    "integration/front_ends_share_one_engine.py::test_process_that_dies_is_replaced": _RESTARTS,
+    "integration/front_ends_share_one_engine.py::test_the_death_of_the_engine_reaches_both":
+        _RESTARTS,
+    "integration/front_ends_share_one_engine.py::test_front_ends_end_with_the_first_process":
+        _DRAIN,
+    "integration/gpu_suite_without_a_gpu.py": "nothing: it is the suite of another machine",
+    "integration/hub_model_starts_the_engine.py": "integration/models_without_network.py",
+    "integration/images_in_messages.py": "tests/contract/test_media_guard.py",
+    "integration/mistral_tokenizers.py": "tests/unit/translate",
+    "integration/models_equal_transformers.py": _FAMILIES,
+    "integration/openapi_fuzz.py": "tests/fuzz, and integration/same_as_vllm_serve.py",
+    "integration/packages_install_clean.py": _CLEAN,
+    "integration/parallel_ranks.py": "tests/unit/translate/test_parallel.py",
+    "integration/prefill_and_decode.py": _ARGUMENTS,
+    "integration/prometheus_scrapes_the_server.py": "integration/metrics_match_requests.py",
+    "integration/ray_places_the_workers.py": _ARGUMENTS,
+    "integration/reasoning_and_tool_parsers.py": "integration/client_openai_sdk.py",
+    "integration/replicas_share_adapters.py": _FLEET,
+    "integration/requirements_are_installed.py": "tests/unit/extras/requirements",
+    "integration/sagemaker_sdk_requests.py": "tests/unit/test_sagemaker_examples.py",
+    "integration/same_with_switches.py": "integration/same_as_vllm_serve.py, with the switches off",
+    "integration/sessions_over_replicas.py": "integration/sessions_survive_a_restart.py",
+    "integration/sigterm_in_every_phase.py": _DRAIN,
+    "integration/speculative_decoding.py": "integration/engine_features.py",
+    "integration/speech_to_text.py": "tests/contract/test_multipart.py",
+    "integration/storm.py": _ADAPTERS,
+    "integration/two_nodes.py": "tests/unit/extras/nodes",
+})  # fmt: skip
+
+# Three quarters of the processor time of `tests/unit` and `tests/server`; `make check` runs them.
+SLOW: Final[Mapping[str, str]] = MappingProxyType({
+    "tests/server/test_statistics.py": "waits for statistics of an engine process",
+    "tests/unit/config/test_any_text.py": "6,000 configurations are read and explained",
+    "tests/unit/extras/adapter_store/": "an S3 server",
+    "tests/unit/extras/adapters_state/": "an S3 server",
+    "tests/unit/extras/api_docs/": "the description is held to the schema of OpenAPI",
+    "tests/unit/extras/hub/": "a hub, and downloads that are killed",
+    "tests/unit/extras/image/": "processes of the image's entry point",
+    "tests/unit/extras/object_stores/": "an S3 server",
+    "tests/unit/extras/requirements/": "pip",
+    "tests/unit/scripts/": "processes of pytest and of the linters",
+    "tests/unit/test_deletable_extras.py": "a server without each extra",
+    "tests/unit/test_documentation.py": "the site is built",
+    "tests/unit/test_engine_starts.py": "processes of pytest",
+    "tests/unit/test_vllm_changes.py": "pip",
+})  # fmt: skip
+
+
+def is_slow(test: str) -> bool:
+    """Whether `make unit` leaves out the test with this pytest id."""
+    return test.startswith(tuple(SLOW))
+
+
+def is_long(test: str) -> bool:
+    """Whether `make test` leaves out the test with this pytest id."""
+    file, _, name = test.partition("::")
+    return file in LONG or f"{file}::{name.partition('[')[0]}" in LONG

@@ -1,0 +1,107 @@
+"""What a server that shares its adapters says of it: in the metrics, and in /ping and /ready."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from prometheus_client import REGISTRY
+
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.adapters.source import AdapterSources
+from lmi_vllm.clock import Clock
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.extras.adapters_state import reconciler, sharing, start
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.context import ServerEvents, new_service
+from tests.support.s3_server import BUCKET, S3Server
+from tests.unit.extras.adapters_state.conftest import AWAY, KEY, Start
+
+AGE = "lmi_adapters_state_age_seconds"
+MISSING = "lmi_adapters_state_missing"
+REFRESH_SECONDS = 0.05
+
+
+@dataclass
+class Running:
+    """A server whose adapters are shared, as far as the extra knows it."""
+
+    service: InferenceService
+    events: ServerEvents = field(default_factory=ServerEvents)
+    refused: set[str] = field(default_factory=set)
+
+    async def begin(self) -> None:
+        """Have what is shared, as a model's start does."""
+        registry = AdapterRegistry(ScriptedEngine(), self._resolve, is_enabled=True)
+        await self.events.on_adapters[-1](registry, AdapterSources({}))
+
+    @property
+    def detail(self) -> str:
+        """Return what /ping and /ready say of it."""
+        return self.service.lifecycle.ping_details.get(start.PING_DETAIL, "")
+
+    def _resolve(self, src: str) -> str:
+        if src in self.refused:
+            raise AdapterRefusedError(f"{src} is not here")
+        return src
+
+
+@pytest.fixture
+async def running(empty_store: S3Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    """It, with all its periods short."""
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(start, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(sharing, "READY_SECONDS", 0.0)
+    monkeypatch.setattr(reconciler, "FIRST_RETRY_SECONDS", 0.01)
+    options = {
+        "OPTION_ADAPTERS_STATE": f"s3://{BUCKET}/{KEY}",
+        "OPTION_ADAPTERS_STATE_REFRESH_SECONDS": str(REFRESH_SECONDS),
+    }
+    settings = load_settings(options)
+    made = Running(new_service(settings, Clock()))
+    keeping = start.keeping_adapters(made.service, settings, empty_store.environ, made.events)
+    async with keeping:
+        yield made
+
+
+def value(name: str) -> float:
+    """Return the value of a metric."""
+    return REGISTRY.get_sample_value(name) or 0.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once it holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_age_grows_while_the_state_is_out_of_reach(
+    running: Running, empty_store: S3Server
+) -> None:
+    """Until it has been read again; the server stays ready."""
+    await running.begin()
+    empty_store.refusal = AWAY
+    await until(lambda: value(AGE) > 10 * REFRESH_SECONDS and running.detail != "")
+    assert running.detail.startswith("out of reach for ")
+    empty_store.refusal = None
+    await until(lambda: 0 < value(AGE) < 10 * REFRESH_SECONDS and running.detail == "")
+
+
+async def test_adapters_that_are_missing_are_counted(running: Running, start: Start) -> None:
+    """Those that others have and this one cannot load, until it can."""
+    other = await start("other").begin()
+    for name in ("fr", "de", "it"):
+        await other.registry.register(Adapter(name, f"/{name}"))
+    running.refused |= {"/fr", "/de"}
+    await running.begin()
+    await until(lambda: value(MISSING) == 2)
+    running.refused.discard("/fr")
+    await until(lambda: value(MISSING) == 1)
+    running.refused.clear()
+    await until(lambda: value(MISSING) == 0)

@@ -1,0 +1,188 @@
+"""Trials of grammars: few at once, no source in the way of another, none without who waits."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.extras.grammar_trials.child import wait_for_verdict
+from lmi_vllm.extras.grammar_trials.queue import (
+    MAX_OF_ONE_SOURCE,
+    MAX_TRIALS,
+    SharedTask,
+    source_of,
+)
+from lmi_vllm.extras.grammar_trials.queue import FairSemaphore as Places
+
+EVIL = "192.0.2.1"
+
+
+async def settle() -> None:
+    """Let every task run that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Trials:
+    """Trials that last until they are let go, and the order in which they began."""
+
+    def __init__(self) -> None:
+        self.places = Places()
+        self.began: list[str] = []
+        self.ends: dict[str, asyncio.Event] = {}
+
+    def start(self, name: str, source: str) -> "asyncio.Task[None]":
+        """Ask for a place for one trial."""
+        self.ends[name] = asyncio.Event()
+        return asyncio.create_task(self._run(name, source))
+
+    async def _run(self, name: str, source: str) -> None:
+        async with self.places.hold(source):
+            self.began.append(name)
+            await self.ends[name].wait()
+
+    async def end(self, name: str) -> None:
+        """Let a trial end."""
+        self.ends[name].set()
+        await settle()
+
+
+@pytest.fixture
+def trials() -> Trials:
+    """No trial yet."""
+    return Trials()
+
+
+async def test_one_source_cannot_take_every_trial_place(trials: Trials) -> None:
+    """However many it asks for; and who has none yet is next."""
+    for number in range(16):
+        trials.start(f"evil {number}", EVIL)
+    await settle()
+    assert trials.began == [f"evil {number}" for number in range(MAX_OF_ONE_SOURCE)]
+    trials.start("ordinary", "198.51.100.7")
+    await settle()
+    assert trials.began[-1] == "ordinary"
+    trials.start("other", "203.0.113.9")
+    trials.start("ordinary again", "198.51.100.7")
+    await trials.end("evil 0")
+    assert trials.began[-1] == "other"
+    await trials.end("ordinary")
+    assert trials.began[-1] == "ordinary again"
+    assert trials.places.running.total() == MAX_TRIALS
+
+
+async def test_sources_take_turns(trials: Trials) -> None:
+    """One that asks for much waits as long as the others for each."""
+    for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
+        trials.start(name, name[0])
+    await settle()
+    assert trials.began == ["a1", "a2", "b1"]
+    for ended in ("a1", "a2", "b1", "c1"):
+        await trials.end(ended)
+    assert trials.began == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+
+
+async def test_sources_that_are_new_each_time_pass_none_that_waits(trials: Trials) -> None:
+    """Addresses that ask once each, one after the other, against one that was served before."""
+    for name in ("honest", "new 0", "new 1", "new 2"):
+        trials.start(name, name)
+    await settle()
+    await trials.end("honest")
+    trials.start("honest again", "honest")
+    for number in range(3, 6):
+        trials.start(f"new {number}", f"new {number}")
+    await settle()
+    await trials.end("new 0")
+    assert trials.began[-1] == "honest again"
+
+
+async def test_source_whose_trial_ends_waits_behind_those_that_waited(trials: Trials) -> None:
+    """Three that ask for much, against one that comes last: it has the first place."""
+    for number in range(4):
+        for name in ("a", "b", "c"):
+            trials.start(f"{name}{number}", name)
+    trials.start("honest", "honest")
+    await settle()
+    assert trials.began == ["a0", "b0", "c0"]
+    await trials.end("b0")
+    assert trials.began[-1] == "honest"
+    for name in ("a0", "c0", "honest"):
+        await trials.end(name)
+    assert trials.began[4:] == ["b1", "a1", "c1"]
+
+
+@pytest.mark.parametrize(
+    ("client", "source"),
+    [
+        ("key 3", "key 3"),
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("", ""),
+    ],
+)
+def test_addresses_of_one_network_are_one_source(client: str, source: str) -> None:
+    """A machine with IPv6 may choose another address for each request."""
+    assert source_of(client) == source
+
+
+async def test_disconnected_waiter_frees_its_place(trials: Trials) -> None:
+    """Waiting or with a place; nothing is remembered of those who have gone."""
+    tasks = [trials.start(str(number), EVIL) for number in range(8)]
+    await settle()
+    for task in tasks[:7]:
+        task.cancel()
+    await settle()
+    assert trials.began == ["0", "1", "7"]
+    await trials.end("7")
+    assert not trials.places.running
+    assert not trials.places._since
+
+
+async def test_a_trial_ends_with_the_last_that_waits_for_it() -> None:
+    """The others have its result."""
+    ended: list[str] = []
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("yes")
+        return ""
+
+    trial = SharedTask(work())
+    first, second = (asyncio.create_task(trial.result()) for _ in range(2))
+    await settle()
+    first.cancel()
+    await settle()
+    assert (ended, trial.is_over) == ([], False)
+    second.cancel()
+    await settle()
+    assert (ended, trial.is_over) == (["yes"], True)
+
+
+async def test_a_child_ends_where_its_verdict_is_not_waited_for() -> None:
+    """Killed and reaped."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.execvp("sleep", ["sleep", "60"])
+    waiting = asyncio.create_task(wait_for_verdict(pid, readable, 60))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    assert await comes(lambda: not Path(f"/proc/{pid}").exists())
+    os.close(writable)
+
+
+async def comes(condition: Callable[[], bool]) -> bool:
+    """Whether the condition holds within five seconds."""
+    for _ in range(500):
+        if condition():
+            return True
+        await asyncio.sleep(0.01)
+    return False

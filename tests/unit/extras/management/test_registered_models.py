@@ -1,0 +1,150 @@
+"""A server without a model: POST /models loads one, DELETE frees its place."""
+
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.errors import EngineStartError
+from lmi_vllm.extension import extras
+from lmi_vllm.inference.lifecycle import Phase, State
+from lmi_vllm.server import model_manager
+from tests.server.conftest import Engines, Serve, Serving, engines, serve, until
+
+__all__ = ["engines", "serve"]
+
+URL = "/models?url=some/model&model_name=one"
+
+
+@pytest.fixture
+async def empty(serve: Serve) -> Serving:
+    """A server that waits for models."""
+    server = await serve(model=None, SERVING_LOAD_MODELS="NONE")
+    await until(lambda: "without a model: POST /models loads one" in server.printed())
+    return server
+
+
+async def test_a_server_without_a_model_is_healthy(empty: Serving) -> None:
+    """And has nothing to infer with."""
+    assert await empty.ping() == (200, None)
+    assert await empty.infer() == 400
+
+
+async def test_a_model_is_loaded_and_unloaded(empty: Serving, engines: Engines) -> None:
+    """It serves under the name that was asked for; afterwards the place is free again."""
+    answer = await empty.ask("POST", URL + "&job_queue_size=7")
+    assert (answer.status, answer.json) == (200, {"status": 'Model "one" registered.'})
+    assert await empty.infer() == 200
+    (description,) = (await empty.ask("GET", "/models/one")).json[0]["models"]
+    assert (description["queueSize"], description["loadedAtStartup"]) == (7, False)
+    assert (await empty.ask("DELETE", "/models/one")).status == 200
+    assert engines.started[0].is_closed
+    assert await empty.ping() == (200, None)
+    assert (await empty.ask("POST", URL)).status == 200
+    assert await empty.infer() == 200
+
+
+async def test_a_model_s_own_figures_are_shown(empty: Serving, tmp_path: Path) -> None:
+    """Its serving.properties sizes the queue and says how many workers; a call may, too."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    own = "job_queue_size=300\nminWorkers=2\nmaxWorkers=3\n"
+    (tmp_path / "serving.properties").write_text(own)
+    for asked, shown in (("", (2, 3)), ("&min_worker=4", (4, 4))):
+        answer = await empty.ask("POST", f"/models?url={tmp_path}&model_name=one{asked}")
+        assert answer.status == 200, answer.json
+        (description,) = (await empty.ask("GET", "/models/one")).json[0]["models"]
+        (group,) = description["workerGroups"]
+        assert description["queueSize"] == 300
+        assert (group["minWorkers"], group["maxWorkers"]) == shown
+        assert len(group["workers"]) == shown[0]
+        assert (await empty.ask("DELETE", "/models/one")).status == 200
+
+
+async def test_the_platform_s_worker_count_wins(serve: Serve, tmp_path: Path) -> None:
+    """As for copies: SAGEMAKER_NUM_MODEL_WORKERS is above every other count."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "serving.properties").write_text("cpu.minWorkers=3\nminWorkers=4\n")
+    server = await (await serve(str(tmp_path), SAGEMAKER_NUM_MODEL_WORKERS="2")).ready()
+    [listed] = (await server.ask("GET", "/models")).json["models"]
+    answer = await server.ask("GET", f"/models/{listed['modelName']}")
+    (group,) = answer.json[0]["models"][0]["workerGroups"]
+    assert (group["minWorkers"], group["maxWorkers"]) == (2, 2)
+
+
+@pytest.mark.parametrize("form", ["file:{path}", "file://{path}", "file://localhost{path}"])
+async def test_a_file_url_is_the_path(empty: Serving, tmp_path: Path, form: str) -> None:
+    """One slash, three or a host of this machine; another machine is refused."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    answer = await empty.ask("POST", f"/models?url={form.format(path=folder)}/")
+    assert (answer.status, answer.json) == (200, {"status": 'Model "mine" registered.'})
+    assert (await empty.ask("DELETE", "/models/mine")).status == 200
+    assert (await empty.ask("POST", f"/models?url=file://elsewhere{folder}")).status == 400
+
+
+async def test_health_stays_while_a_model_loads(empty: Serving, engines: Engines) -> None:
+    """Asked not to wait, the answer is 202; `/ping` is 200 with the state of the start."""
+    engines.gate.clear()
+    answer = await empty.ask("POST", URL + "&synchronous=false")
+    assert answer.status == 202
+    await empty.reached(Phase.ENGINE)
+    status, entry = await empty.ping()
+    assert (status, entry["status"]) == (200, "PENDING")
+    assert await empty.infer() == 503
+    engines.gate.set()
+    await empty.became(State.HEALTHY)
+    assert await empty.infer() == 200
+
+
+async def test_there_is_one_place(empty: Serving) -> None:
+    """Another model is refused, and the same one is there already."""
+    await empty.ask("POST", URL)
+    assert (await empty.ask("POST", URL)).status == 409
+    other = await empty.ask("POST", "/models?url=another/model")
+    assert other.status == 507
+    assert "unregister one first" in other.json["message"]
+
+
+FAILURES = {
+    "memory": ("CUDA out of memory", 507),
+    "other": ("no such architecture", 500),
+}
+
+
+@pytest.mark.parametrize(("text", "status"), FAILURES.values(), ids=FAILURES)
+async def test_a_model_that_does_not_start_leaves_the_place_free(
+    empty: Serving, engines: Engines, text: str, status: int
+) -> None:
+    """The caller is told why; the server goes on without a model."""
+    engines.script = [EngineStartError(text)]
+    refused = await empty.ask("POST", URL)
+    assert refused.status == status
+    assert text in refused.json["message"]
+    assert await empty.ping() == (200, None)
+    assert (await empty.ask("POST", URL)).status == 200
+
+
+async def test_a_registered_model_that_dies_ends_the_server(
+    empty: Serving, engines: Engines
+) -> None:
+    """As one that came with the start."""
+    await empty.ask("POST", URL)
+    engines.started[0].die()
+    assert (await empty.ended())[0] == 1
+
+
+async def test_models_are_not_loaded_while_draining(empty: Serving) -> None:
+    """A stop ends a server without a model at once."""
+    empty.stop.set()
+    assert await empty.ended() == (0, "")
+
+
+async def test_without_this_extra_the_start_says_what_is_missing(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that nothing could ever load a model into would be healthy for nothing."""
+    left = {name: extra for name, extra in extras().items() if name != "management"}
+    monkeypatch.setattr(model_manager, "extras", lambda: left)
+    server = await serve(model=None, SERVING_LOAD_MODELS="NONE")
+    code, reason = await server.ended()
+    assert (code, "needs the extra management" in reason) == (1, True)

@@ -1,0 +1,50 @@
+"""What `make test` leaves out exists, and what is to hold its promise is not left out itself."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.long_tests import LONG, SLOW, is_long
+
+ROOT = Path(__file__).parents[2]
+PLACE = re.compile(r"(?:tests|integration)/[\w/]+(?:\.py)?")
+
+
+@pytest.mark.parametrize("test", LONG)
+def test_what_is_left_out_exists(test: str) -> None:
+    """A file, or a test that its file defines."""
+    file, _, name = test.partition("::")
+    assert (ROOT / file).is_file()
+    assert not name or f"def {name}(" in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("test", LONG)
+def test_another_test_holds_the_promise(test: str) -> None:
+    """The places that are named exist, and at least one of them is part of `make test`."""
+    places = PLACE.findall(LONG[test])
+    assert all((ROOT / place).exists() for place in places), places
+    assert not places or any(place not in LONG for place in places)
+
+
+def test_parameters_do_not_hide_a_long_test() -> None:
+    """An id names its file, its test and its parameters; a whole file or one test is long."""
+    one = next(test for test in LONG if "::" in test)
+    file = next(test for test in LONG if "::" not in test)
+    assert is_long(f"{one}[a::b]")
+    assert is_long(f"{file}::test_any[a]")
+    assert not is_long(one.replace("::test_", "::test_another_"))
+
+
+def test_tests_named_in_security_run_in_make_test() -> None:
+    """Each row of the table names a test that is not left out."""
+    rows = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line[:2] == "| "]
+    proofs = [PLACE.findall(row.rsplit("|", 2)[1]) for row in rows[1:]]
+    assert proofs
+    assert [found for found in proofs if all(place in LONG for place in found)] == []
+
+
+@pytest.mark.parametrize("place", SLOW)
+def test_what_make_unit_leaves_out_exists(place: str) -> None:
+    """A file, or a folder with its last slash."""
+    assert (ROOT / place).is_dir() if place.endswith("/") else (ROOT / place).is_file()
