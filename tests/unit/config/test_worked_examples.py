@@ -86,12 +86,6 @@ EXAMPLES = (
         warnings=2,  # the rank, and the three GPUs that stay idle
     ),
     Example(
-        "embeddings",
-        {"runner": "auto", "convert": "embed", "pooler_config": {"use_activation": False}},
-        file="option.task=text-embedding\noption.normalize=false",
-        server={"normalize": False},
-    ),
-    Example(
         "vllm's name only",
         {"tensor_parallel_size": 2, "data_parallel_size": 2},
         file="option.tensor_parallel_size=2",
