@@ -18,8 +18,6 @@
     │   ├── MethodNotAllowedError    405
     │   ├── ExpectationError         417
     │   ├── AdapterConflictError     409
-    │   ├── ModelConflictError       409
-    │   ├── ModelCapacityError       507: one model per process, or memory is not enough
     │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
     │       └── AdapterMissingError  its source does not exist
     ├── UnauthorizedError            401
@@ -213,20 +211,6 @@ class AdapterConflictError(ManagementError):
 
     fault = Fault.CONFLICT
     kind = "ConflictException"
-
-
-class ModelConflictError(ManagementError):
-    """A model of that name is registered already."""
-
-    fault = Fault.CONFLICT
-    kind = "ConflictException"
-
-
-class ModelCapacityError(ManagementError):
-    """There is no room for another model."""
-
-    fault = Fault.MEMORY
-    kind = "InsufficientMemoryException"
 
 
 class AdapterRefusedError(ManagementError):

@@ -10,6 +10,12 @@ from typing import Final
 from lmi_vllm.errors import Dialect
 from lmi_vllm.origin import Origin
 
+GENERATE: Final = "generate"  # of a profile's tasks the one that is not pooling
+# vLLM's pooling tasks -> the kind of call that does what such a model is for; else `pooling`.
+POOLING_KINDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"embed": "embeddings", "classify": "classify"}
+)
+
 
 def _number(values: Mapping[str, object], name: str, default: int) -> int:
     value = values.get(name)
@@ -79,7 +85,7 @@ class ServingProfile:
 
     model_name: str = "model"
     served_names: tuple[str, ...] = ("lmi",)
-    task: str = "generate"  # or a pooling task of vLLM's: "embed", "classify", ...
+    task: str = GENERATE  # or a pooling task of vLLM's: "embed", "classify", ...
     output_formatter: str | None = None
     tgi_compat: bool = False
     stream_logprobs: bool = True

@@ -13,11 +13,10 @@ from lmi_vllm.inference.context import RequestContext, RequestStep, with_adapter
 from lmi_vllm.inference.hooks import InputHook, OutputHook
 from lmi_vllm.inference.lmi_lane import generate, parse_lmi_request
 from lmi_vllm.inference.openai_lane import ask_openai
-from lmi_vllm.inference.pooling import GENERATE, parse_pooling_request, vectors_reply
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
-from lmi_vllm.messages import FRAMINGS, OpenAIReply, Reply
+from lmi_vllm.messages import FRAMINGS, GENERATE, OpenAIReply, Reply
 
 _SUCCESS = 200
 # Calls that only count or show tokens: nothing is generated for a hook to look at.
@@ -170,13 +169,10 @@ def _joined(bodies: list[bytes]) -> bytes:
 
 
 def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
-    """Return what is asked for: by the model's task, then by the payload's keys, then by hooks."""
-    runtime, call, output = context.runtime, context.call, context.hooks.output
-    profile = runtime.profile
+    """Return what is asked for, by the payload's keys, then by hooks."""
+    profile, call, output = context.runtime.profile, context.call, context.hooks.output
     if profile.task != GENERATE:
-        request = parse_pooling_request(payload, profile, runtime.adapters.__contains__)
-        reply = vectors_reply if request.is_vectors else lmi_reply
-        return Prepared(payload, request.kind, request.body, output=output, reply=reply)
+        raise PayloadError(f"this model is for {profile.task}, not for text generation")
     kind = PayloadKind.GENERATION if call.tgi_route and output is None else dispatch(payload)
     if kind is PayloadKind.GENERATION:
         if output is None:

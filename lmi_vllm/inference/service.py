@@ -20,7 +20,6 @@ from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import RequestContext, RequestStep, Runtime
 from lmi_vllm.inference.engine_routes import forward
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.openai_lane import list_models
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, Reply, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import current_record
@@ -113,10 +112,6 @@ class InferenceService:
     ) -> Reply:
         """Answer a `/v1` route with vLLM's own bytes; `payload` is the body where it was read."""
         return await self.answer(call, partial(pipeline.ask, kind=kind, payload=payload))
-
-    async def list_models(self, call: InferenceCall) -> Reply:
-        """Answer `/v1/models`."""
-        return await self.answer(call, list_models)
 
     def find_route(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of the engine's own HTTP application that a request means."""

@@ -6,8 +6,7 @@ from typing import Final
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineFailureError, LmiError, StartupError
-from lmi_vllm.inference.pooling import GENERATE, pooling_kind
-from lmi_vllm.messages import GenerationJob, HttpCall, OpenAICall
+from lmi_vllm.messages import GENERATE, POOLING_KINDS, GenerationJob, HttpCall, OpenAICall
 
 TRANSCRIBE: Final = "transcription"  # of models that hear and do nothing else
 WARM_UP_PROMPT: Final = "Hello"
@@ -39,8 +38,9 @@ async def _generates(engine: Engine, *, has_logprobs: bool) -> bool:
 
 
 async def _pools(engine: Engine) -> bool:
-    body = {"input": WARM_UP_PROMPT}
-    answer = await engine.answer_openai(OpenAICall(pooling_kind(engine.task), body, {}, "warm-up"))
+    kind = POOLING_KINDS.get(engine.task, "pooling")
+    call = OpenAICall(kind, {"input": WARM_UP_PROMPT}, {}, "warm-up")
+    answer = await engine.answer_openai(call)
     if answer.status != 200:  # noqa: PLR2004 (success)
         raise EngineFailureError(answer.body.decode("utf-8", "replace"))
     return True

@@ -7,11 +7,9 @@ application does goes to the application, so that the answer is the engine's in 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lmi_vllm.errors import (
-    ResourceNotFoundError,
-    UnauthorizedError,
-)
+from lmi_vllm.errors import ResourceNotFoundError, UnauthorizedError
 from lmi_vllm.inference.engine_routes import plain_payload
+from lmi_vllm.inference.openai_lane import list_models
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, RouteKind
 from lmi_vllm.web.inference_routes import (
     READ_METHODS,
@@ -53,7 +51,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
         return await engine_route(request)
     check_method(request, READ_METHODS)
     call = await read_call(request, request_properties(request.headers))
-    return await send(request, await service.list_models(call))
+    return await send(request, await service.answer(call, list_models))
 
 
 def _lane(kind: str) -> Handler:

@@ -1,7 +1,6 @@
-"""Metrics, the log level, and `/`: a short page for people, who followed the printed URL."""
+"""Metrics, and `/`: a short page for people, who followed the printed URL."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from html import escape
 from types import MappingProxyType
@@ -11,12 +10,10 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from lmi_vllm._version import __version__
-from lmi_vllm.errors import BadParameterError, ResourceNotFoundError
+from lmi_vllm.errors import ResourceNotFoundError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry import metrics as ours
-from lmi_vllm.telemetry.log_format import LOG_LEVELS
-from lmi_vllm.web.inference_routes import json_answer
 from lmi_vllm.web.request import GROUPS, SERVICE
 
 DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
@@ -35,21 +32,8 @@ _HEADERS = {"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Opt
 
 def add_management_routes(app: web.Application) -> None:
     """Register the routes."""
-    app.router.add_post("/server/logging", set_log_level)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/server/metrics", metrics)
-
-
-async def set_log_level(request: web.Request) -> web.Response:
-    """Change how much is logged, vLLM's part included; no level is `info`."""
-    name = request.query.get("level", "info").lower()
-    if name not in LOG_LEVELS:
-        raise BadParameterError(f"level: expected one of {', '.join(LOG_LEVELS)} (got {name})")
-    for logger in (logging.getLogger(), logging.getLogger("vllm")):
-        logger.setLevel(LOG_LEVELS[name])
-    for tell in request.app[SERVICE].telemetry.on_level:
-        tell(LOG_LEVELS[name])
-    return json_answer({"status": "OK"})
 
 
 async def metrics(request: web.Request) -> web.Response:

@@ -22,9 +22,8 @@ from lmi_vllm.extras.front_ends.channel import (
 )
 from lmi_vllm.extras.front_ends.mirrored_adapters import MirroredAdapters
 from lmi_vllm.inference.context import Runtime
-from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments
+from lmi_vllm.messages import GENERATE, EngineArguments
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.server.warm_up import warm_up
 

@@ -23,9 +23,8 @@ from lmi_vllm.extras.kserve.translation import (
     read_request,
 )
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.response.streams import close_iterator
-from lmi_vllm.messages import Reply
+from lmi_vllm.messages import GENERATE, Reply
 from lmi_vllm.web.inference_routes import json_answer, read_call, request_properties
 from lmi_vllm.web.request import OPTIONS, RECORD, SERVICE, RouteGroup, Routes
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import Fault, ManagementError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.origin import OriginKind
@@ -15,6 +16,20 @@ from lmi_vllm.translate.devices import detect_devices
 
 if TYPE_CHECKING:
     from lmi_vllm.extras.management.slot import ModelSlot
+
+
+class ModelConflictError(ManagementError):
+    """A model of that name is registered already; 409."""
+
+    fault = Fault.CONFLICT
+    kind = "ConflictException"
+
+
+class ModelCapacityError(ManagementError):
+    """There is no room for another model: one per process, or memory is not enough; 507."""
+
+    fault = Fault.MEMORY
+    kind = "InsufficientMemoryException"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The one model: list and describe it; register, scale and unregister it."""
+"""The one model: list and describe it, register, scale and unregister it; and the log level."""
 
 import logging
 from dataclasses import replace
@@ -9,16 +9,19 @@ from aiohttp import web
 
 from lmi_vllm.errors import (
     BadParameterError,
-    ModelCapacityError,
-    ModelConflictError,
     NotReadyError,
     ResourceNotFoundError,
 )
-from lmi_vllm.extras.management.managed_model import managed_model
+from lmi_vllm.extras.management.managed_model import (
+    ModelCapacityError,
+    ModelConflictError,
+    managed_model,
+)
 from lmi_vllm.extras.management.requests import given_arguments, page_answer
 from lmi_vllm.extras.management.slot import NewModel
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.telemetry.log_format import LOG_LEVELS
 from lmi_vllm.web.inference_routes import READ_METHODS, json_answer
 from lmi_vllm.web.request import (
     OPTIONS,
@@ -56,6 +59,7 @@ def _add(app: web.Application) -> None:
     app.router.add_route("*", "/models", models)
     app.router.add_route("*", "/models/{model}", one_model)
     app.router.add_route("*", "/models/{model}/{version}", one_version)
+    app.router.add_post("/server/logging", set_log_level)
 
 
 GROUP: Final = RouteGroup(_add, pages=MappingProxyType({"/models": "the model"}))
@@ -211,3 +215,15 @@ def _number(given: dict[str, str], name: str) -> int | None:
     if not given[name].isdecimal() or len(given[name]) > 9:  # noqa: PLR2004 (fits an int)
         raise BadParameterError(f"Parameter {name}: expected a whole number (got {given[name]})")
     return int(given[name])
+
+
+async def set_log_level(request: web.Request) -> web.Response:
+    """Change how much is logged, vLLM's part included; no level is `info`."""
+    name = request.query.get("level", "info").lower()
+    if name not in LOG_LEVELS:
+        raise BadParameterError(f"level: expected one of {', '.join(LOG_LEVELS)} (got {name})")
+    for changed in (logging.getLogger(), logging.getLogger("vllm")):
+        changed.setLevel(LOG_LEVELS[name])
+    for tell in request.app[SERVICE].telemetry.on_level:
+        tell(LOG_LEVELS[name])
+    return json_answer({"status": "OK"})

@@ -19,12 +19,15 @@ from lmi_vllm.errors import (
     BadParameterError,
     DownloadError,
     LmiError,
-    ModelCapacityError,
     ModelSourceError,
     NotReadyError,
     ResourceNotFoundError,
 )
-from lmi_vllm.extras.management.managed_model import ShownModel, managed_model
+from lmi_vllm.extras.management.managed_model import (
+    ModelCapacityError,
+    ShownModel,
+    managed_model,
+)
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_manager import MakeSupervisor

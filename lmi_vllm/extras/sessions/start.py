@@ -23,9 +23,8 @@ from lmi_vllm.extras.sessions.sessions import (
     shared_sessions,
 )
 from lmi_vllm.inference.context import RequestContext, RequestStep
-from lmi_vllm.inference.pooling import GENERATE
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, InferenceCall, Reply
+from lmi_vllm.messages import GENERATE, EngineArguments, InferenceCall, Reply
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.sources.table import store_of, unclaimed_reason
 from lmi_vllm.sources.trusted_folders import (

@@ -1,4 +1,4 @@
-"""Requests to LMI's Rust and OnnxRuntime engines: pairs of texts, and one text's bare vector."""
+"""Requests to models that embed, classify or rank; pairs and vectors as on LMI's Rust engine."""
 
 import contextlib
 import math
@@ -13,17 +13,16 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.extras.text_embedding.options import TextEmbeddingSettings
-from lmi_vllm.inference.context import RequestContext, RequestStep
-from lmi_vllm.inference.pipeline import Prepared, execute, render
-from lmi_vllm.inference.pooling import (
-    GENERATE,
+from lmi_vllm.extras.text_embedding.pooling import (
     parse_pooling_request,
     pooling_parameters,
     vectors_reply,
 )
+from lmi_vllm.inference.context import RequestContext, RequestStep
+from lmi_vllm.inference.pipeline import Prepared, execute, render
 from lmi_vllm.inference.response.openai_events import lmi_reply
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, OpenAIReply, Reply
+from lmi_vllm.messages import GENERATE, EngineArguments, OpenAIReply, Reply
 from lmi_vllm.server.context import ServerEvents
 
 _SUCCESS: Final = 200
@@ -48,7 +47,7 @@ async def answering_texts(
     _environ: Mapping[str, str],
     events: ServerEvents,
 ) -> AsyncIterator[None]:
-    """Answer such requests as the settings of the model ask for it, while the body runs."""
+    """Answer requests to models that do not generate, while the body runs."""
     step = TextStep(settings)
 
     def use_settings(settings: Settings, _: EngineArguments) -> None:
@@ -60,7 +59,7 @@ async def answering_texts(
 
 
 class TextStep(RequestStep):
-    """Scores pairs on a model that ranks, cuts texts, and answers one as LMI's other engines do."""
+    """Has vLLM embed, classify or rank what a payload holds; on LMI's other engines as they do."""
 
     def __init__(self, settings: Settings) -> None:
         self.use(settings)
@@ -69,7 +68,6 @@ class TextStep(RequestStep):
         """Take the settings of the model that is started next."""
         self._asked = settings.extra(TextEmbeddingSettings)
         self._is_translated = settings.server.engine in EMBEDDING_ENGINES
-        self._is_asked = self._is_translated or self._asked.longest is not None
 
     def undecoded(self, context: RequestContext) -> dict[str, Any] | None:
         """Return a list of texts or pairs as `inputs`; None of every other body."""
@@ -83,19 +81,19 @@ class TextStep(RequestStep):
             return None
 
     async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
-        """Return scores of pairs, or what the model makes of `inputs`; None for other payloads.
+        """Return scores of pairs, or what the model makes of the payload; None where it generates.
 
         Raises:
             PayloadError: half a pair, or what cannot be embedded.
         """
         task = context.runtime.profile.task
-        prepared = None
-        if task == "classify" and (pairs := read_pairs(payload)) is not None:
-            prepared = self._scored(context, payload, pairs)
-        elif task != GENERATE and self._is_asked and "inputs" in payload:
-            prepared = self._pooled(context, payload)
-        if prepared is None:
+        if task == GENERATE:
             return None
+        pairs = read_pairs(payload) if task == "classify" else None
+        if pairs is None:
+            prepared = self._pooled(context, payload)
+        else:
+            prepared = self._scored(context, payload, pairs)
         return await render(context, prepared, await execute(context, prepared))
 
     def _longest(self, context: RequestContext) -> int | None:
@@ -121,11 +119,11 @@ class TextStep(RequestStep):
         runtime = context.runtime
         request = parse_pooling_request(payload, runtime.profile, runtime.adapters.__contains__)
         body = request.body
-        if (longest := self._longest(context)) is not None:
+        if "inputs" in payload and (longest := self._longest(context)) is not None:
             body = {"truncate_prompt_tokens": longest, **body}
         reply: Callable[[OpenAIReply], Reply] = lmi_reply
         if request.is_vectors:
-            is_bare = self._is_translated and isinstance(payload["inputs"], str)
+            is_bare = self._is_translated and isinstance(payload.get("inputs"), str)
             reply = vector_reply if is_bare else vectors_reply
         return Prepared(payload, request.kind, body, output=context.hooks.output, reply=reply)
 

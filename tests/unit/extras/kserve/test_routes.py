@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.extras.deferred.results import DeferredResults, DeferredStep
 from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
+from lmi_vllm.extras.text_embedding.requests import TextStep
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import Routes, WebOptions
@@ -238,8 +240,9 @@ async def test_metadata_names_inputs_and_outputs(serve: ServeScripted) -> None:
 
 
 async def test_infer_on_an_embedding_model(serve: ServeScripted) -> None:
-    """Vectors are a matrix of FP32."""
+    """Vectors are a matrix of FP32; the extra for such models makes them."""
     client = await serve(ServingProfile(model_name="demo", task="embed"))
+    client.app[SERVICE].steps.append(TextStep(load_settings({})))
     status, body = await infer(client, texts("a", "b"))
     assert status == 200
     (tensor,) = body["outputs"]

@@ -1,4 +1,4 @@
-"""Requests to models that embed, classify or rank instead of generating."""
+"""LMI's `inputs`, and vLLM's own bodies, for models that embed, classify or rank."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -10,15 +10,10 @@ import orjson
 
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.response.openai_events import lmi_reply
-from lmi_vllm.messages import OpenAIReply, Reply, ServingProfile
+from lmi_vllm.messages import POOLING_KINDS, OpenAIReply, Reply, ServingProfile
 
 logger = logging.getLogger(__name__)
 
-GENERATE: Final = "generate"
-# vLLM's pooling tasks -> the kind of call that is made for `inputs` and `input`; else `pooling`.
-_TASK_KINDS: Final[Mapping[str, str]] = MappingProxyType(
-    {"embed": "embeddings", "classify": "classify"}
-)
 # The kind of call that vLLM dispatches by the fields of its body.
 INVOCATIONS: Final = "invocations"
 _LMI_FIELDS: Final = frozenset({"inputs", "parameters", "stream", "adapters", "model"})
@@ -51,7 +46,7 @@ def parse_pooling_request(
     Raises:
         PayloadError: it asks for generation, or for nothing that such a model does.
     """
-    kind = pooling_kind(profile.task)
+    kind = POOLING_KINDS.get(profile.task, "pooling")
     if "inputs" not in payload and (request := _vllm_request(kind, payload)):
         return request
     if payload.get("stream"):
@@ -71,11 +66,6 @@ def _vllm_request(kind: str, payload: Mapping[str, Any]) -> PoolingRequest | Non
             'send {"inputs": "text"} or a list of texts'
         )
     return PoolingRequest(INVOCATIONS, payload) if payload.keys() - _LMI_FIELDS else None
-
-
-def pooling_kind(task: str) -> str:
-    """Return the kind of call that does what a model with this pooling task is for."""
-    return _TASK_KINDS.get(task, "pooling")
 
 
 def vectors_reply(answer: OpenAIReply) -> Reply:

@@ -4,7 +4,7 @@ import pytest
 
 from lmi_vllm.errors import RequestError
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.inference.pooling import vectors_reply
+from lmi_vllm.extras.text_embedding.pooling import vectors_reply
 from lmi_vllm.messages import OpenAIReply, ServingProfile
 from tests.conftest import ServeScripted
 

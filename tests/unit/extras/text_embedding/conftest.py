@@ -1,0 +1,23 @@
+"""Servers that have this extra's step."""
+
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.extras.text_embedding.requests import TextStep
+from lmi_vllm.web.request import SERVICE
+from tests.conftest import ServeScripted
+
+
+@pytest.fixture
+def serve(serve: ServeScripted) -> ServeScripted:
+    """Return a client of a server whose model was started without any option."""
+
+    async def start(*arguments: Any, **words: Any) -> TestClient:
+        client = await serve(*arguments, **words)
+        client.app[SERVICE].steps.append(TextStep(load_settings({})))
+        return client
+
+    return start
