@@ -1,8 +1,8 @@
 """Where the engine's libraries keep code that they run again: folders of this user alone.
 
-torch's default is `torchinductor_<user>` below the temporary directory, a name that every user of
-the machine knows: code that another user has put there would be run. The folders here are the same
-at each start, so that what was compiled is found again.
+torch's default is `torchinductor_<user>` below the temporary directory, CuTe's and QuACK's is
+`<user>` there: names that every user of the machine knows, and code that another has put there
+would be run. The folders here are the same at each start: what was compiled is found again.
 """
 
 import logging
@@ -20,9 +20,15 @@ logger = logging.getLogger(__name__)
 
 VLLM: Final = "VLLM_CACHE_ROOT"
 OURS: Final = "lmi_vllm"  # our folder in vLLM's
-# torch's and Triton's own folder in ours; one that is set stays as it is.
+# Each library's own folder in ours; one that is set stays as it is.
 _FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
-    {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    {
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+        "CUTE_DSL_CACHE_DIR": "cute_dsl",
+        "QUACK_CACHE_DIR": "quack",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash_attention",
+    }
 )
 # Where other libraries keep theirs: below the first of these folders that is set. It stays there
 # where that is safe, since an image may bring it; where others could put some, it moves to ours.
@@ -31,6 +37,11 @@ _USUAL: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "FLASHINFER_WORKSPACE_BASE": ("HOME/.cache/flashinfer",),
         "CUDA_CACHE_PATH": ("HOME/.nv/ComputeCache",),
         "TVM_FFI_CACHE_DIR": ("HOME/.cache/tvm-ffi",),
+        "TRTLLM_DG_CACHE_DIR": ("HOME/.tensorrt_llm",),
+        "TILELANG_CACHE_DIR": ("HOME/.tilelang/cache",),
+        "HUMMING_CACHE_DIR": ("HOME/.humming/cache",),
+        "CUPY_CACHE_DIR": ("HOME/.cupy/kernel_cache",),
+        "NUMBA_CACHE_DIR": ("XDG_CACHE_HOME/numba", "HOME/.cache/numba"),
         "TORCH_EXTENSIONS_DIR": (
             "XDG_CACHE_HOME/torch_extensions",
             "HOME/.cache/torch_extensions",
@@ -42,6 +53,7 @@ _USUAL: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )
+_BELOW_VLLM: Final = "DG_JIT_CACHE_DIR"  # DeepGEMM's, which vLLM keeps in its own unless it is set
 _WHAT: Final = "compiled code"
 
 
@@ -66,7 +78,7 @@ def compiled_code_exports(environ: Mapping[str, str]) -> Mapping[str, str]:
     Raises:
         StartupError: there is no safe folder; the text says what to set.
     """
-    for variable in (VLLM, *_FOLDERS, *_USUAL):
+    for variable in (VLLM, _BELOW_VLLM, *_FOLDERS, *_USUAL):
         folder = environ.get(variable)
         if folder and (reason := untrusted_folder_reason(Path(folder).expanduser(), _WHAT)):
             logger.warning("%s=%s, whose code is run: %s", variable, folder, reason)

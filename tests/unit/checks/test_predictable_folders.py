@@ -19,6 +19,23 @@ from lmi_vllm.sources.trusted_folders import (
 )
 
 OTHER_USER = 12345
+BELOW_OURS = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
+    "QUACK_CACHE_DIR": "quack",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash_attention",
+}
+BELOW_HOME = {
+    "FLASHINFER_WORKSPACE_BASE",
+    "CUDA_CACHE_PATH",
+    "TVM_FFI_CACHE_DIR",
+    "TRTLLM_DG_CACHE_DIR",
+    "TILELANG_CACHE_DIR",
+    "HUMMING_CACHE_DIR",
+    "CUPY_CACHE_DIR",
+}
+BELOW_CACHES = {"TORCH_EXTENSIONS_DIR", "HF_MODULES_CACHE", "NUMBA_CACHE_DIR"}
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another user")
 
 
@@ -39,15 +56,17 @@ def of_other_user(folder: Path) -> Path:
     return folder
 
 
-def test_torch_and_triton_get_folders_of_this_user(tmp_path: Path, scratch: Path) -> None:
+def below_ours(root: Path) -> dict[str, str]:
+    """Return the folders of libraries whose own are below the temporary directory."""
+    return {name: str(root / "lmi_vllm" / folder) for name, folder in BELOW_OURS.items()}
+
+
+def test_libraries_get_folders_of_this_user(tmp_path: Path, scratch: Path) -> None:
     """Mode 700, below vLLM's own cache, and the same at the next start."""
     environ = {"XDG_CACHE_HOME": str(tmp_path / "home")}
     found = compiled_code_exports(environ)
-    assert found == {
-        "VLLM_CACHE_ROOT": str(tmp_path / "home/vllm"),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "home/vllm/lmi_vllm/inductor"),
-        "TRITON_CACHE_DIR": str(tmp_path / "home/vllm/lmi_vllm/triton"),
-    }
+    root = tmp_path / "home/vllm"
+    assert found == {"VLLM_CACHE_ROOT": str(root)} | below_ours(root)
     for folder in found.values():
         assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
     assert compiled_code_exports(environ) == found
@@ -59,15 +78,17 @@ def test_what_the_user_has_set_stays(
 ) -> None:
     """A folder of his that others can change is used, with a warning that names the variable."""
     inductor, triton = of_other_user(tmp_path / "shared"), tmp_path / "own"
-    environ = {
+    environ = dict.fromkeys(BELOW_OURS, str(triton)) | {
         "VLLM_CACHE_ROOT": str(tmp_path / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(inductor),
-        "TRITON_CACHE_DIR": str(triton),
+        "DG_JIT_CACHE_DIR": str(inductor),
     }
     assert compiled_code_exports(environ) == {}
-    (warning,) = caplog.messages
-    assert f"TORCHINDUCTOR_CACHE_DIR={inductor}" in warning
-    assert f"user {OTHER_USER}" in warning
+    for variable, warning in zip(
+        ("DG_JIT_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), caplog.messages, strict=True
+    ):
+        assert f"{variable}={inductor}" in warning
+        assert f"user {OTHER_USER}" in warning
     assert not list(scratch.iterdir())
 
 
@@ -79,13 +100,8 @@ def test_a_cache_that_others_can_change_is_left(
     environ = {"XDG_CACHE_HOME": str(tmp_path / "home")}
     root = scratch / f"lmi-vllm-cache-{os.geteuid()}"
     found = compiled_code_exports(environ)
-    assert found == {
-        "VLLM_CACHE_ROOT": str(root),
-        "TORCHINDUCTOR_CACHE_DIR": str(root / "lmi_vllm/inductor"),
-        "TRITON_CACHE_DIR": str(root / "lmi_vllm/triton"),
-        "TORCH_EXTENSIONS_DIR": str(root / "lmi_vllm/torch_extensions_dir"),
-        "HF_MODULES_CACHE": str(root / "lmi_vllm/hf_modules_cache"),
-    }
+    moved = {name: str(root / "lmi_vllm" / name.lower()) for name in BELOW_CACHES}
+    assert found == {"VLLM_CACHE_ROOT": str(root)} | below_ours(root) | moved
     assert "VLLM_CACHE_ROOT chooses another" in caplog.text
     assert "TORCH_EXTENSIONS_DIR, HF_MODULES_CACHE choose other folders" in caplog.text
     assert compiled_code_exports(environ) == found
@@ -93,7 +109,7 @@ def test_a_cache_that_others_can_change_is_left(
 
 
 def test_caches_of_code_below_a_home_that_others_change_move(tmp_path: Path, scratch: Path) -> None:
-    """FlashInfer, CUDA and tvm-ffi know no XDG_CACHE_HOME; a hub folder of its own counts, too."""
+    """FlashInfer, CUDA and others know no XDG_CACHE_HOME; a hub folder of its own counts, too."""
     home, hub = tmp_path / "user", of_other_user(tmp_path / "hub")
     environ = {"HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "xdg"), "HF_HOME": str(hub)}
     own = tmp_path / "xdg/vllm/lmi_vllm"
@@ -107,7 +123,7 @@ def test_caches_of_code_below_a_home_that_others_change_move(tmp_path: Path, scr
     assert compiled_code_exports(environ)["CUDA_CACHE_PATH"] == str(own / "cuda_cache_path")
     home.chmod(0o1777)
     moved = compiled_code_exports(environ)
-    for variable in ("FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH", "TVM_FFI_CACHE_DIR"):
+    for variable in BELOW_HOME:
         assert moved[variable] == str(own / variable.lower())
     assert "TORCH_EXTENSIONS_DIR" not in moved
     named = {**environ, "HF_MODULES_CACHE": str(hub), "CUDA_CACHE_PATH": str(hub)}
@@ -126,7 +142,7 @@ def test_a_user_without_a_home_gets_private_folders(
     monkeypatch.setattr(Path, "expanduser", lambda _: no_home())
     root = scratch / f"lmi-vllm-cache-{os.geteuid()}"
     found = compiled_code_exports({})
-    assert len(found) == 8
+    assert found.keys() == {"VLLM_CACHE_ROOT", *BELOW_OURS, *BELOW_HOME, *BELOW_CACHES}
     assert all(Path(folder).is_relative_to(root) for folder in found.values())
 
 
