@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from lmi_vllm.checks.listener_files import listener_file_errors
 from lmi_vllm.checks.model_config import read_local_files, read_model_files
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.translate.arguments import ModelReader, translate_start
+from lmi_vllm.translate.arguments import ModelReader, Translation, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.explain import FORMATS, explain
 
@@ -95,11 +96,22 @@ def valid_settings(typed: CommandLine, environ: Mapping[str, str]) -> Settings:
     return settings
 
 
+def translation_of(
+    arguments: argparse.Namespace,
+    settings: Settings,
+    environ: Mapping[str, str],
+    read: ModelReader,
+) -> Translation:
+    """The translation for the devices meant, with what is wrong with the listeners' files."""
+    found = translate_start(settings, environ, devices_of(arguments, environ), read)
+    return replace(found, errors=(*found.errors, *listener_file_errors(settings.server, environ)))
+
+
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation; 0, or 2 when there is an error."""
     settings = load_settings(environ, command_line_of(arguments))
     read = reader_of(arguments, settings, environ)
-    explanation = explain(translate_start(settings, environ, devices_of(arguments, environ), read))
+    explanation = explain(translation_of(arguments, settings, environ, read))
     write_answer(FORMATS[arguments.format](explanation))
     return explanation.exit_code
 

@@ -1,7 +1,7 @@
 """Where the server listens: addresses, which of them speak TLS, and with which files.
 
 `https://` needs a PEM pair, and another management address is a second listener that has only the
-management routes. The files themselves are read when the port opens (web/tls.py).
+management routes. The files themselves are read when the port opens (checks/listener_files.py).
 """
 
 import ipaddress
@@ -60,6 +60,11 @@ class ListenPlan:
     management: ListenAddress | None = None
     certificate_file: str = ""
     private_key_file: str = ""
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether one of the addresses begins with https."""
+        return self.inference.is_tls or (self.management is not None and self.management.is_tls)
 
 
 def read_address(text: str, name: str = INFERENCE) -> ListenAddress:

@@ -2,16 +2,15 @@
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 
 from aiohttp import web
 
+from lmi_vllm.checks.listener_files import api_keys, tls_of
 from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
-from lmi_vllm.config.listen import ListenAddress, ListenPlan, listen_plan
+from lmi_vllm.config.listen import ListenAddress, listen_plan
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
@@ -24,7 +23,6 @@ from lmi_vllm.web.connection import (
 )
 from lmi_vllm.web.request import RouteGroup, Routes
 from lmi_vllm.web.root_path import root_path_of
-from lmi_vllm.web.tls import tls_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,7 @@ async def open_listeners(
     """
     plan = listen_plan(settings.server)
     options = _web_options(settings, environ)
-    is_tls = plan.inference.is_tls or (plan.management is not None and plan.management.is_tls)
-    tls = _tls(plan, environ) if is_tls else None
+    tls = tls_of(plan, environ) if plan.is_tls else None
     context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
         options = replace(options, groups=_groups(context))
@@ -108,12 +105,6 @@ async def open_listeners(
     return Listeners(url, _curl(address, options), (runner, second), address)
 
 
-def _tls(plan: ListenPlan, environ: Mapping[str, str]) -> ssl.SSLContext:
-    """Return the context of the PEM pair; relative paths begin at LMI's home, if that is set."""
-    home = Path(environ.get("MODEL_SERVER_HOME") or ".")
-    return tls_context(str(home / plan.certificate_file), str(home / plan.private_key_file))
-
-
 async def open_front_end(
     service: InferenceService,
     settings: Settings,
@@ -127,7 +118,7 @@ async def open_front_end(
         StartupError: the address cannot be shared.
     """
     plan = listen_plan(settings.server)
-    tls = _tls(plan, environ) if address.is_tls else None
+    tls = tls_of(plan, environ) if address.is_tls else None
     options = replace(_web_options(settings, environ), proxy=proxy)
     runner = await share_port(address, service, options, tls)
     return Listeners(address.url(), "", (runner,), address)
@@ -186,23 +177,3 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
             server.lmi_header_timeout, server.lmi_body_timeout, server.lmi_send_timeout
         ),
     )
-
-
-def api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys that open the server; none means it is open.
-
-    Raises:
-        StartupError: the key file cannot be read, or holds no key: never an open server instead.
-    """
-    keys = [key for name in ("LMI_API_KEY", "VLLM_API_KEY") if (key := environ.get(name))]
-    if path := environ.get("LMI_API_KEY_FILE"):
-        try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
-            raise StartupError(f"LMI_API_KEY_FILE {path}: {reason}") from error
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
-        keys += found
-    return tuple(keys)

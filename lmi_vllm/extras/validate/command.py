@@ -12,8 +12,8 @@ from lmi_vllm.checks.model_config import ModelFiles, read_directory
 from lmi_vllm.commands.explain import (
     add_source_arguments,
     command_line_of,
-    devices_of,
     reader_of,
+    translation_of,
     write_answer,
 )
 from lmi_vllm.config.load import load_settings
@@ -22,7 +22,7 @@ from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model
 from lmi_vllm.extras.validate.model_shape import read_shape
 from lmi_vllm.sources.archives import is_archive
-from lmi_vllm.translate.arguments import ModelReader, Translation, translate_start
+from lmi_vllm.translate.arguments import ModelReader, Translation
 from lmi_vllm.translate.explain import FORMATS, Explanation, explain
 
 _MIB: Final = 1 << 20
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     read = reader_of(arguments, settings, environ, with_size=True)
     if arguments.config:
         read = _reader_of_directory(Path(arguments.config))
-    translation = translate_start(settings, environ, devices_of(arguments, environ), read)
+    translation = translation_of(arguments, settings, environ, read)
     files = read_directory(Path(arguments.config)) if arguments.config else _known(translation)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
     result = validate(translation, files, None if memory is None else int(memory))

@@ -1,14 +1,43 @@
-"""TLS from a PEM pair: a context, or an error that names the option at fault."""
+"""The files that a listener needs: a PEM pair, and keys; each fault names the option."""
 
 import ssl
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.config.listen import ListenPlan, listen_plan
+from lmi_vllm.config.options import ServerOptions
 from lmi_vllm.errors import StartupError
 
 CERTIFICATE: Final = "certificate_file"
 KEY: Final = "private_key_file"
 _KEY_MISMATCH: Final = "KEY_VALUES_MISMATCH"
+
+
+def listener_file_errors(server: ServerOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return why the server could not listen with its files as they are now."""
+    plan = listen_plan(server)
+    reads: list[Callable[[], object]] = [partial(api_keys, environ)]
+    if plan.is_tls and plan.certificate_file and plan.private_key_file:
+        reads.append(partial(tls_of, plan, environ))
+    errors = []
+    for read in reads:
+        try:
+            read()
+        except StartupError as error:
+            errors.append(error.text)
+    return tuple(errors)
+
+
+def tls_of(plan: ListenPlan, environ: Mapping[str, str]) -> ssl.SSLContext:
+    """Return the context of the PEM pair; relative paths begin at LMI's home, if that is set.
+
+    Raises:
+        StartupError: the pair cannot be used.
+    """
+    home = Path(environ.get("MODEL_SERVER_HOME") or ".")
+    return tls_context(str(home / plan.certificate_file), str(home / plan.private_key_file))
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:
@@ -63,3 +92,23 @@ def _check_pem(option: str, path: str, mark: str, what: str) -> None:
         raise StartupError(f"{option} {path}: {error.strerror or error}") from error
     if mark.encode() not in text:
         raise StartupError(f"{option} {path}: there is no PEM {what} in the file")
+
+
+def api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys that open the server; none means it is open.
+
+    Raises:
+        StartupError: the key file cannot be read, or holds no key: never an open server instead.
+    """
+    keys = [key for name in ("LMI_API_KEY", "VLLM_API_KEY") if (key := environ.get(name))]
+    if path := environ.get("LMI_API_KEY_FILE"):
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
+            raise StartupError(f"LMI_API_KEY_FILE {path}: {reason}") from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
+        keys += found
+    return tuple(keys)

@@ -1,12 +1,14 @@
-"""A PEM pair becomes a context, or an error that names the option at fault."""
+"""Files of listeners: a PEM pair and keys, or an error that names the option at fault."""
 
 import ssl
+from pathlib import Path
 
 import pytest
 
+from lmi_vllm.checks.listener_files import api_keys, tls_context
 from lmi_vllm.errors import StartupError
-from lmi_vllm.web.tls import tls_context
 from tests.support.certificates import PemPair, make_pair
+from tests.unit.conftest import ExplainRun
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +56,48 @@ def test_tls_context_faults_name_the_option(
     with pytest.raises(StartupError) as caught:
         tls_context(certificate.format(**names), key.format(**names))
     assert said.format(**names) in caught.value.text
+
+
+SECURE = {
+    "SERVING_MANAGEMENT_ADDRESS": "https://127.0.0.1:8444",
+    "SERVING_CERTIFICATE_FILE": "server.crt",
+    "SERVING_PRIVATE_KEY_FILE": "server.key",
+}
+
+
+def test_explain_names_files_that_a_listener_could_not_use(
+    pairs: dict[str, PemPair], explained: ExplainRun, tmp_path: Path
+) -> None:
+    """All at once, before a start is tried; as the start, from LMI's home."""
+    home = {"MODEL_SERVER_HOME": str(pairs["server"].certificate.parent)}
+    good = explained("option.model_id=a/b", SECURE | home)
+    assert (good.exit_code, good.errors) == (0, [])
+    missing = str(tmp_path / "keys")
+    environ = {**SECURE, "MODEL_SERVER_HOME": str(tmp_path), "LMI_API_KEY_FILE": missing}
+    found = explained("option.model_id=a/b", environ)
+    assert found.exit_code == 2
+    assert found.errors == [
+        "LMI_API_KEY_FILE ***: No such file or directory",
+        f"certificate_file {tmp_path}/server.crt: No such file or directory",
+    ]
+    half = {name: text for name, text in environ.items() if "KEY_FILE" not in name}
+    assert len(explained("option.model_id=a/b", half).errors) == 1  # that the key is not given
+
+
+def test_every_place_of_a_key_counts(tmp_path: Path) -> None:
+    """Also the name that `vllm serve` reads, and each line of a file."""
+    file = tmp_path / "keys"
+    file.write_text("third\n\n fourth \n")
+    environ = {"LMI_API_KEY": "first", "VLLM_API_KEY": "second", "LMI_API_KEY_FILE": str(file)}
+    assert api_keys(environ) == ("first", "second", "third", "fourth")
+    assert api_keys({"LMI_API_KEY": "", "VLLM_API_KEY": ""}) == ()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff"])
+def test_file_without_a_key_ends_the_start(tmp_path: Path, content: bytes | None) -> None:
+    """Missing, empty or unreadable as text."""
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(StartupError, match="LMI_API_KEY_FILE"):
+        api_keys({"LMI_API_KEY_FILE": str(file)})
