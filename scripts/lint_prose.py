@@ -20,7 +20,7 @@ from site_files import site_paths
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 GLOSSARY: Final = ROOT / "docs" / "glossary.md"
-WORDS_AT_MOST: Final = 30  # of a sentence
+WORDS_AT_MOST: Final = 28  # of a sentence
 CELL_WORDS_AT_MOST: Final = 42  # more than a cell holds belongs into a paragraph
 # Pages that are not read, and the heading from which on others are not: texts of other projects.
 UNREAD: Final = ("CHANGELOG.md",)
