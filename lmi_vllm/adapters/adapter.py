@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
+from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
+from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)

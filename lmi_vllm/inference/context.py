@@ -10,8 +10,8 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError, StatusTable
+from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.inference.admission import Admission
-from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.formatters import choose_framing
 from lmi_vllm.inference.response.streams import (

@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import Dialect, PayloadError
+from lmi_vllm.hooks import InputHook, OutputHook
 from lmi_vllm.inference.context import RequestContext, RequestStep, with_adapter_id
-from lmi_vllm.inference.hooks import InputHook, OutputHook
 from lmi_vllm.inference.lmi_lane import generate, parse_lmi_request
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body

@@ -11,7 +11,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
-from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
+from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import FRAMINGS, ModelArtifacts, ServingProfile
 
 logger = logging.getLogger(__name__)

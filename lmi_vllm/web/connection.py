@@ -194,10 +194,10 @@ class RowWriter:
     What aiohttp checks before a write is checked here: the transport is there and not closing.
     """
 
-    def __init__(self, request: web.Request, turn: WriteBatch) -> None:
+    def __init__(self, request: web.Request, batch: WriteBatch) -> None:
         self._protocol = request.protocol
         self._payload = request.writer
-        self._turn = turn
+        self._batch = batch
         self._is_chunked = request.version >= HttpVersion11
         self._has_body = request.method != "HEAD"
         self._rows: list[bytes] = []
@@ -224,7 +224,7 @@ class RowWriter:
         if not row or not self._has_body:
             return
         if not self._rows:
-            self._turn.add(self)
+            self._batch.add(self)
         if self._is_chunked:
             row = b"%x\r\n%b\r\n" % (len(row), row)
         self._rows.append(row)

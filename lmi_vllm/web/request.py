@@ -96,7 +96,7 @@ class RouteGroup:
 SERVICE: Final = web.AppKey("service", InferenceService)
 OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
 GROUPS: "Final[web.AppKey[tuple[RouteGroup, ...]]]" = web.AppKey("groups")
-WRITE_BATCH: Final = web.AppKey("write_turn", WriteBatch)
+WRITE_BATCH: Final = web.AppKey("write_batch", WriteBatch)
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 RECORD: Final = web.RequestKey("record", RequestRecord)
 # The response whose status line is on its way.

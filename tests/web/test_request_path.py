@@ -18,7 +18,7 @@ MAX_FILES = 20
 async def test_streamed_request_passes_few_files(
     serve: ServeScripted, engine: ScriptedEngine
 ) -> None:
-    """From its headers to the line in the log, with an adapter: engine and observers included."""
+    """From its headers to the line in the log, with an adapter; the engine's own files apart."""
     engine.script = (A, B)
     client = await serve(ServingProfile(model_name="demo", enable_lora=True))
     await register(client, "fr")

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.extras.custom_code.djl_python.content import Input
-from lmi_vllm.inference.hooks import nothing
+from lmi_vllm.hooks import nothing
 
 _POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,

@@ -12,7 +12,7 @@ from lmi_vllm.extras.custom_code.formatters import InputFormatter, OutputFormatt
 from lmi_vllm.extras.custom_code.functions import NO_FUNCTIONS, FileFunctions
 from lmi_vllm.extras.custom_code.handler import Handler
 from lmi_vllm.extras.custom_code.loading import CodeError, load_adapter_code
-from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
+from lmi_vllm.hooks import NO_HOOKS, Hooks
 
 logger = logging.getLogger(__name__)
 

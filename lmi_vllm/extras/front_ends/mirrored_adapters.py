@@ -8,7 +8,7 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import UnknownAdapterError
-from lmi_vllm.inference.hooks import NO_HOOKS
+from lmi_vllm.hooks import NO_HOOKS
 from lmi_vllm.messages import AdapterRef
 
 AskToLoad = Callable[[str], Awaitable[None]]  # by name; raises as AdapterRegistry.load_on_first_use

@@ -8,7 +8,7 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError, UnknownAdapterError
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.inference.hooks import NO_HOOKS, Hooks
+from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
 
