@@ -1,7 +1,6 @@
 """Where an adapter's files are: `src` as a client or a folder gives it -> a checked directory."""
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -9,7 +8,6 @@ from urllib.parse import urlsplit
 
 from lmi_vllm.adapters.check import CONFIG, PICKLED_WEIGHTS, WEIGHTS, check_adapter
 from lmi_vllm.checks.base_model import BaseModel
-from lmi_vllm.checks.secure_mode import adapter_violations, is_secure_mode
 from lmi_vllm.errors import (
     AdapterConflictError,
     AdapterMissingError,
@@ -30,8 +28,23 @@ CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
 CODE_FILE: Final = "model.py"
 MAX_SIZE: Final = "LMI_ADAPTER_MAX_SIZE"
 MAX_FILES: Final = 10_000
-DEFAULT_MAX_SIZE: Final = 16 << 30
 _SHOWN_CHARACTERS: Final = 200
+
+
+def _none_forbidden(_: Path) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPolicy:
+    """What the server's settings allow: `roots` are the folders that adapters may come from."""
+
+    hub: bool = False
+    roots: tuple[Path, ...] = ()
+    max_bytes: int = 16 << 30
+    code: str = "local"
+    is_secure: bool = False
+    forbidden: Callable[[Path], tuple[str, ...]] = _none_forbidden  # in the folder of an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,7 @@ class AdapterSources:
     """Resolves adapter sources for one served model."""
 
     environ: Mapping[str, str]
+    policy: AdapterPolicy = field(default_factory=AdapterPolicy)
     base: BaseModel = field(default_factory=BaseModel)
     model_directory: Path | None = None
     own: frozenset[str] = frozenset()  # adapters of the model directory, wherever it is
@@ -87,7 +101,7 @@ class AdapterSources:
         if _exists(path, src) or named is not None or not _looks_like_hub_id(src):
             self._check_root(path, src)
             return self._unpacked(path, src), path
-        if self.environ.get(HUB_SWITCH, "").lower() != "true":
+        if not self.policy.hub:
             raise AdapterMissingError(
                 f"Only local LoRA models are supported. {src} is not a valid path; if it is a hub "
                 f"id, set {HUB_SWITCH}=true"
@@ -110,7 +124,7 @@ class AdapterSources:
             return
         if not is_default:
             raise AdapterRefusedError(f"{src} is not below one of the folders of {ROOTS}")
-        found = adapter_violations(path, self.environ)
+        found = self.policy.forbidden(path)
         place = f"secure mode takes adapters from the model directory and {ROOTS} only"
         raise BadParameterError(f"{src}: {'; '.join((place, *found))}")
 
@@ -119,9 +133,8 @@ class AdapterSources:
 
         Secure mode has some of its own then.
         """
-        named = [item for item in self.environ.get(ROOTS, "").split(os.pathsep) if item]
-        if named or not is_secure_mode(self.environ):
-            return tuple(map(Path, named)), False
+        if self.policy.roots or not self.policy.is_secure:
+            return self.policy.roots, False
         cache = cache_directory("", self.environ).parent.parent
         return (cache, *([self.model_directory] if self.model_directory else [])), True
 
@@ -137,11 +150,11 @@ class AdapterSources:
     @property
     def limits(self) -> Limits:
         """The most that is fetched or unpacked for one adapter."""
-        return Limits(MAX_FILES, int(self.environ.get(MAX_SIZE) or DEFAULT_MAX_SIZE), MAX_SIZE)
+        return Limits(MAX_FILES, self.policy.max_bytes, MAX_SIZE)
 
     def _check_security(self, folder: Path, src: str) -> None:
         """Check that secure mode, where it is on, allows the files."""
-        if violations := adapter_violations(folder, self.environ):
+        if violations := self.policy.forbidden(folder):
             raise BadParameterError(f"{src}: {'; '.join(violations)}")
 
     def _check_size(self, folder: Path, src: str) -> None:
@@ -155,7 +168,7 @@ class AdapterSources:
 
     def _check_code(self, folder: Path, src: str, local: Path | None) -> None:
         """Check that the adapter has no code, or code that may be run or is not read."""
-        allowed = self.environ.get(CUSTOM_CODE, "local").lower()
+        allowed = self.policy.code
         if not (folder / CODE_FILE).is_file() or self._came_with_the_model(src, local):
             return
         if local is None and allowed != "all":
@@ -168,7 +181,7 @@ class AdapterSources:
         if local is None:
             self._check_owner(src, folder)
             return
-        if allowed not in ("roots", "all") or not self.environ.get(ROOTS):
+        if allowed not in ("roots", "all") or not self.policy.roots:
             raise AdapterRefusedError(
                 f"{src} brings a {CODE_FILE}; code of adapters that are registered while the "
                 f"server runs is loaded only with {CUSTOM_CODE}=roots and from below {ROOTS}"

@@ -18,7 +18,7 @@ _KEY_MISMATCH: Final = "KEY_VALUES_MISMATCH"
 def listener_file_errors(server: ServerOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return why the server could not listen with its files as they are now."""
     plan = listen_plan(server)
-    reads: list[Callable[[], object]] = [partial(api_keys, environ)]
+    reads: list[Callable[[], object]] = [partial(api_keys, server)]
     if plan.is_tls and plan.certificate_file and plan.private_key_file:
         reads.append(partial(tls_of, plan, environ))
     errors = []
@@ -94,14 +94,14 @@ def _check_pem(option: str, path: str, mark: str, what: str) -> None:
         raise StartupError(f"{option} {path}: there is no PEM {what} in the file")
 
 
-def api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
+def api_keys(server: ServerOptions) -> tuple[str, ...]:
     """Return the keys that open the server; none means it is open.
 
     Raises:
         StartupError: the key file cannot be read, or holds no key: never an open server instead.
     """
-    keys = [key for name in ("LMI_API_KEY", "VLLM_API_KEY") if (key := environ.get(name))]
-    if path := environ.get("LMI_API_KEY_FILE"):
+    keys = [key for key in (server.lmi_api_key, server.vllm_api_key) if key]
+    if path := server.lmi_api_key_file:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.config.parsers import java_true
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.extension import extras
 
@@ -21,7 +20,7 @@ _NO_CHECKS: Final = f"{SWITCH} is on, and needs the extra {_EXTRA}, which is not
 # it is not asked to check.
 StartCheck = Callable[[Settings, Mapping[str, str], Path | None], tuple[str, ...]]
 # What is forbidden in the folder of one adapter.
-AdapterCheck = Callable[[Path, Mapping[str, str]], tuple[str, ...]]
+AdapterCheck = Callable[[Settings, Path], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +31,24 @@ class Checks:
     adapter: AdapterCheck
 
 
-def is_secure_mode(environ: Mapping[str, str]) -> bool:
-    """Whether the environment turns secure mode on."""
-    return java_true(environ.get(SWITCH, ""))
-
-
 def start_violations(
     settings: Settings, environ: Mapping[str, str], directory: Path | None
 ) -> tuple[str, ...]:
     """Everything that extras forbid in a start."""
     found = tuple(text for one in _checks() for text in one.start(settings, environ, directory))
-    return found or _unchecked(environ)
+    return found or _unchecked(settings)
 
 
-def adapter_violations(folder: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
     """Everything that extras forbid in the folder of one adapter."""
-    found = tuple(text for one in _checks() for text in one.adapter(folder, environ))
-    return found or _unchecked(environ)
+    found = tuple(text for one in _checks() for text in one.adapter(settings, folder))
+    return found or _unchecked(settings)
 
 
 def _checks() -> Iterator[Checks]:
     return (extra.checks.load() for extra in extras().values() if extra.checks is not None)
 
 
-def _unchecked(environ: Mapping[str, str]) -> tuple[str, ...]:
+def _unchecked(settings: Settings) -> tuple[str, ...]:
     """The one violation where secure mode is on and the extra that checks is not installed."""
-    return (_NO_CHECKS,) if is_secure_mode(environ) and _EXTRA not in extras() else ()
+    return (_NO_CHECKS,) if settings.server.sagemaker_secure_mode and _EXTRA not in extras() else ()

@@ -14,7 +14,6 @@ from lmi_vllm.config.options import (
     Option,
     Rows,
 )
-from lmi_vllm.config.parsers import boolean
 from lmi_vllm.config.properties import (
     PropertiesFile,
     choose_properties,
@@ -85,7 +84,7 @@ class _Load:
         others = tuple(self._extra(kind) for kind in self.extra_kinds)
         self.report.add(self.server_report)
         self.report.add(self.passed)
-        names = self._unknown_names(config)
+        names = self._unknown_names(config, server)
         unread = (*self.resolver.extra, *names.collect())
         names.report_without_extra((*model.details.values(), *server.details.values()))
         self._check(model, server, others)
@@ -141,7 +140,9 @@ class _Load:
         extra: ExtraSettings = kind.read(Reading(lambda _: fields))
         return extra
 
-    def _unknown_names(self, config: PropertiesFile | None) -> UnknownNames:
+    def _unknown_names(
+        self, config: PropertiesFile | None, settings: ServerSettings
+    ) -> UnknownNames:
         """What finds everything written that has no meaning."""
         brought = [row for kind in self.extra_kinds for row in kind.rows]
         rows = Rows.of((*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
@@ -154,7 +155,7 @@ class _Load:
             server_rows=rows.server,
             variables=[row.name for row in rows.variables],
             report=self.report,
-            is_strict=_is_strict(self.environ, self.command_line),
+            is_strict=settings.lmi_strict,
         )
 
     def _check(
@@ -172,11 +173,3 @@ class _Load:
 def _fields(rows: Sequence[Option], found: Mapping[str, Setting]) -> dict[str, object]:
     """The values by field."""
     return {row.attribute: found[row.name].value for row in rows if row.name in found}
-
-
-def _is_strict(environ: Mapping[str, str], command_line: CommandLine) -> bool:
-    """Whether unknown names are errors."""
-    try:
-        return command_line.strict or boolean(environ.get("LMI_STRICT") or "false")
-    except ValueError:
-        return False  # reported as a bad value of LMI_STRICT

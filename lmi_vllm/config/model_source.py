@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.config.parsers import java_true
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
@@ -50,7 +49,7 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
         return _packed_model(settings, finding.archive, str(finding.name))
     if finding.directory is not None:
         return _model_of_directory(settings, finding.directory, finding.name)
-    if java_true(environ.get("SAGEMAKER_MULTI_MODEL", "")) or _load_models(settings) == "NONE":
+    if settings.server.sagemaker_multi_model or _load_models(settings) == "NONE":
         return None
     raise NoModelError(
         f"no model found: {settings.server.model_store} is empty or missing and no model "

@@ -56,6 +56,11 @@ def any_text(text: str) -> str:
     return text
 
 
+def verbatim(text: str) -> str:
+    """The text itself, `None` too: a key or a bound that is taken for unset leaves a door open."""
+    return text
+
+
 def plain_text(text: str) -> str:
     """Text that is not a boolean by mistake (`tokenizer_mode=true`)."""
     if text.lower() in ("true", "false"):

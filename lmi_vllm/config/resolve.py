@@ -10,7 +10,7 @@ from lmi_vllm.config.options import (
     EffectWord,
     Option,
 )
-from lmi_vllm.config.parsers import Parser, as_vllm, boolean
+from lmi_vllm.config.parsers import Parser, as_vllm, boolean, verbatim
 from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
 from lmi_vllm.config.value_rules import VALUE_RULES
@@ -118,7 +118,8 @@ class Resolver:
     def _parse(self, row: Option, raw: RawValue) -> object:
         """The text's value; None where it counts as unset or is wrong (then reported)."""
         reader = vllm_reader(row) if row.parse is as_vllm else row.parse
-        if raw.text == "None" or (raw.text == "" and row.parse is not boolean):
+        is_empty = raw.text == "" and row.parse is not boolean
+        if is_empty or (raw.text == "None" and row.parse is not verbatim):
             return None
         try:
             return reader(raw.text)

@@ -4,15 +4,17 @@ An adapter of the model directory that fails stops the start.
 """
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.loads import LoadCode
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.adapters.source import AdapterSources, local_adapters
+from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
 from lmi_vllm.checks.base_model import describe_base
+from lmi_vllm.checks.secure_mode import adapter_violations
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
@@ -46,7 +48,11 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     """
     folder = str(settings.model.adapters or "adapters")
     local = _local(model, folder)
-    sources = replace(_sources(model, arguments, environ), own=frozenset(map(str, local.values())))
+    rank = arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
+    # Its path is where the files are by now; its reference is what adapters may name.
+    base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
+    own = frozenset(map(str, local.values()))
+    sources = AdapterSources(environ, adapter_policy(settings), base, model.directory, own)
     registry = AdapterRegistry(
         engine,
         sources.resolve,
@@ -84,10 +90,15 @@ def _warn_of_hidden(model: ModelArtifacts, folder: str, used: Mapping[str, Path]
             logger.warning("adapter %s: %s is used, not the one of %s", name, used[name], place)
 
 
-def _sources(
-    model: ModelArtifacts, arguments: EngineArguments, environ: Mapping[str, str]
-) -> AdapterSources:
-    rank = arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
-    # Its path is where the files are by now; its reference is what adapters may name.
-    base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
-    return AdapterSources(environ, base, model.directory)
+def adapter_policy(settings: Settings) -> AdapterPolicy:
+    """Return what the settings allow of adapters that are registered."""
+    server = settings.server
+    roots = filter(None, (server.lmi_adapter_roots or "").split(os.pathsep))
+    return AdapterPolicy(
+        hub=server.lmi_adapter_hub,
+        roots=tuple(map(Path, roots)),
+        max_bytes=server.lmi_adapter_max_size,
+        code=server.lmi_custom_code,
+        is_secure=bool(server.sagemaker_secure_mode),
+        forbidden=partial(adapter_violations, settings),
+    )

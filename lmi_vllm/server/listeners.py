@@ -81,7 +81,7 @@ async def open_listeners(
         StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
     """
     plan = listen_plan(settings.server)
-    options = _web_options(settings, environ)
+    options = _web_options(settings)
     tls = tls_of(plan, environ) if plan.is_tls else None
     context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
@@ -119,7 +119,7 @@ async def open_front_end(
     """
     plan = listen_plan(settings.server)
     tls = tls_of(plan, environ) if address.is_tls else None
-    options = replace(_web_options(settings, environ), proxy=proxy)
+    options = replace(_web_options(settings), proxy=proxy)
     runner = await share_port(address, service, options, tls)
     return Listeners(address.url(), "", (runner,), address)
 
@@ -154,7 +154,7 @@ def curl_line(url: str, *, has_key: bool) -> str:
     return f"curl -s {reachable}/invocations{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
-def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
+def _web_options(settings: Settings) -> WebOptions:
     server = settings.server
     cors = {
         f"Access-Control-Allow-{header}": value
@@ -168,7 +168,7 @@ def _web_options(settings: Settings, environ: Mapping[str, str]) -> WebOptions:
     return WebOptions(
         max_request_size=settings.server.max_request_size,
         request_id_header=str(settings.server.request_id_header_key or "x-request-id"),
-        api_keys=api_keys(environ),
+        api_keys=api_keys(server),
         allows_handler_override=settings.server.allow_request_handler_override,
         root_path=root_path_of(settings.model.root_path),
         cors_headers=MappingProxyType(cors),

@@ -35,6 +35,7 @@ def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
     Raises:
         StartupError: only the temporary directory can be written, and other users can change it.
     """
+    # An archive is unpacked here before there are settings: its serving.properties is part of them.
     root = environ.get("SERVING_DOWNLOAD_DIR") or environ.get("DJL_CACHE_DIR")
     if not root:
         home = Path("~/.djl.ai").expanduser()

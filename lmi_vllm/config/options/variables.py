@@ -12,16 +12,16 @@ class Variables(Section):
     # fmt: off
     lmi_strict: bool = variable(parse.boolean, "Unknown names are errors (--strict).",
         default=False, values="bool")
-    lmi_api_key: str | None = variable(parse.any_text, "The key clients must send.")
-    vllm_api_key: str | None = variable(parse.any_text,
+    lmi_api_key: str | None = variable(parse.verbatim, "The key clients must send.")
+    vllm_api_key: str | None = variable(parse.verbatim,
         "As LMI_API_KEY, under the name that `vllm serve` reads.")
-    lmi_api_key_file: str | None = variable(parse.any_text, "File with one key a line.",
+    lmi_api_key_file: str | None = variable(parse.verbatim, "File with one key a line.",
         values="path")
     lmi_custom_code: str = variable(parse.one_of("local", "roots", "all", "none"), "Whose Python "
         "code is loaded: `local`: model.py of the model directory and of the adapters in it; "
         "`roots`: also of adapters that are registered from below `LMI_ADAPTER_ROOTS`; `all`: also "
         "of fetched adapters; `none`.", default="local", values="local, roots, all, none")
-    lmi_adapter_roots: str | None = variable(parse.any_text,
+    lmi_adapter_roots: str | None = variable(parse.verbatim,
         "Local adapter sources must lie below one of these.", values="path list")
     lmi_adapter_hub: bool = variable(parse.boolean, "Adapter sources may be hub ids.",
         default=False, values="bool")

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.compiled_code import OURS, compiled_code_folder
-from lmi_vllm.checks.secure_mode import is_secure_mode
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.compile_cache.archive import (
@@ -209,7 +208,8 @@ class CompileCache:
 def compile_cache(start: PlannedStart) -> CompileCache | None:
     """Return the cache of this start; None where it is not set, not allowed or not usable."""
     uri = start.settings.extra(CompileCacheSettings).lmi_cache_uri
-    if not uri or start.engine != "vllm" or is_secure_mode(start.environ):
+    is_secure = start.settings.server.sagemaker_secure_mode
+    if not uri or start.engine != "vllm" or is_secure:
         return None
     environ = {**start.environ, **start.settings.environment_exports}
     try:

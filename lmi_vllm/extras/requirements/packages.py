@@ -79,6 +79,7 @@ def pip_arguments(requirements: Path, environ: Mapping[str, str], *, is_quiet: b
     if is_quiet:
         words.insert(1, "--quiet")
     wheels = requirements.with_name(WHEELS)
+    # Of pip's own environment, to which `option.env` of the model adds.
     is_offline = java_true(environ.get("DJL_OFFLINE", ""))
     if wheels.is_dir():
         words += ["--find-links", str(wheels)]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.secure_mode import SWITCH, Checks, is_secure_mode
+from lmi_vllm.checks.secure_mode import SWITCH, Checks
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.layers import of_file, option_aliases, option_variables
 from lmi_vllm.config.model_source import find_in_store
 from lmi_vllm.config.options.row import variable
-from lmi_vllm.config.parsers import boolean, words
+from lmi_vllm.config.parsers import boolean
 from lmi_vllm.config.setting import RawValue
 from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
@@ -90,13 +90,13 @@ class SecureMode:
         return control in self.controls
 
 
-def read_secure_mode(environ: Mapping[str, str]) -> SecureMode | None:
-    """Return secure mode as the environment sets it; None where it is off."""
-    if not is_secure_mode(environ):
+def read_secure_mode(settings: Settings) -> SecureMode | None:
+    """Return secure mode as it is set; None where it is off."""
+    if not settings.server.sagemaker_secure_mode:
         return None
-    controls = frozenset(words(environ.get(CONTROLS, "")))
-    channels = tuple(Path(item) for item in words(environ.get(CHANNELS, "")))
-    return SecureMode(controls, channels)
+    own = settings.extra(SecureModeSettings)
+    channels = tuple(map(Path, own.sagemaker_untrusted_channels or ()))
+    return SecureMode(frozenset(own.sagemaker_security_controls or ()), channels)
 
 
 def start_violations(
@@ -106,7 +106,7 @@ def start_violations(
 
     `directory` is the model directory where there is one.
     """
-    mode = read_secure_mode(environ)
+    mode = read_secure_mode(settings)
     if mode is None:
         return ()
     if not mode.controls:
@@ -123,9 +123,9 @@ def start_violations(
     return tuple(dict.fromkeys(found))
 
 
-def adapter_violations(folder: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
     """Return a message for each violation in the folder of one adapter."""
-    mode = read_secure_mode(environ)
+    mode = read_secure_mode(settings)
     return () if mode is None else tuple(_adapter(mode, folder))
 
 

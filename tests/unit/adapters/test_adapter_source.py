@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters import source
-from lmi_vllm.adapters.source import AdapterSources, local_adapters
+from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError
+from lmi_vllm.server.adapter_start import adapter_policy
 from tests.support.adapter_files import CAPITALS, copy_adapter
 from tests.support.s3_server import tar_gz, zip_file
 
@@ -22,7 +24,7 @@ def adapter(tmp_path: Path) -> Path:
 
 def resolve(src: object, **environ: str) -> str:
     """Resolve a source under an environment."""
-    return AdapterSources(environ).resolve(str(src))
+    return AdapterSources(environ, adapter_policy(load_settings(environ))).resolve(str(src))
 
 
 def packed(folder: Path, target: Path, arcname: str) -> Path:
@@ -79,8 +81,8 @@ def test_ring_of_links_is_refused(tmp_path: Path) -> None:
 
 def test_adapters_of_the_model_need_no_root(adapter: Path) -> None:
     """What came with the model was put there by the operator; paths of clients are confined."""
-    environ = {"LMI_ADAPTER_ROOTS": "/elsewhere"}
-    sources = AdapterSources(environ, own=frozenset({str(adapter)}))
+    policy = AdapterPolicy(roots=(Path("/elsewhere"),))
+    sources = AdapterSources({}, policy, own=frozenset({str(adapter)}))
     assert sources.resolve(str(adapter)) == str(adapter)
     with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_ROOTS"):
         sources.resolve(f"{adapter}/.")
@@ -223,6 +225,6 @@ def test_local_files_are_bounded_like_fetched_ones(tmp_path: Path) -> None:
     folder = copy_adapter(tmp_path / "large")
     with (folder / "adapter_model.safetensors").open("r+b") as file:
         file.truncate(1 << 30)
-    sources = AdapterSources({"LMI_ADAPTER_MAX_SIZE": "1000000"})
+    sources = AdapterSources({}, AdapterPolicy(max_bytes=1_000_000))
     with pytest.raises(AdapterRefusedError, match=r"at most 1000000 .*LMI_ADAPTER_MAX_SIZE"):
         sources.resolve(str(folder))

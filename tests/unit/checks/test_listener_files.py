@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.checks.listener_files import api_keys, tls_context
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import StartupError
 from tests.support.certificates import PemPair, make_pair
 from tests.unit.conftest import ExplainRun
@@ -89,8 +90,15 @@ def test_every_place_of_a_key_counts(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("third\n\n fourth \n")
     environ = {"LMI_API_KEY": "first", "VLLM_API_KEY": "second", "LMI_API_KEY_FILE": str(file)}
-    assert api_keys(environ) == ("first", "second", "third", "fourth")
-    assert api_keys({"LMI_API_KEY": "", "VLLM_API_KEY": ""}) == ()
+    assert api_keys(load_settings(environ).server) == ("first", "second", "third", "fourth")
+    empty = load_settings({"LMI_API_KEY": "", "VLLM_API_KEY": ""})
+    assert api_keys(empty.server) == ()
+
+
+def test_none_is_a_key_like_others() -> None:
+    """What unsets an option opens no server, and no folder."""
+    server = load_settings({"LMI_API_KEY": "None", "LMI_ADAPTER_ROOTS": "None"}).server
+    assert (api_keys(server), server.lmi_adapter_roots) == (("None",), "None")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff"])
@@ -100,4 +108,4 @@ def test_file_without_a_key_ends_the_start(tmp_path: Path, content: bytes | None
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(StartupError, match="LMI_API_KEY_FILE"):
-        api_keys({"LMI_API_KEY_FILE": str(file)})
+        api_keys(load_settings({"LMI_API_KEY_FILE": str(file)}).server)

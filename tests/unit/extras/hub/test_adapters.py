@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.source import AdapterSources
+from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources
 from lmi_vllm.errors import AdapterRefusedError
 from tests.support.adapter_files import CAPITALS
 from tests.support.hub_server import Repository, hub_server
@@ -20,21 +20,17 @@ def names_in(folder: str) -> set[str]:
 def test_hub_repository_is_bounded_before_it_is_fetched(tmp_path: Path) -> None:
     """By its listing, which has the sizes."""
     with hub_server(acme__french=Repository(dict(FILES))) as hub:
-        environ = {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path),
-            "LMI_ADAPTER_HUB": "true",
-            "LMI_ADAPTER_MAX_SIZE": "1000",
-        }
+        environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
         with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_MAX_SIZE"):
-            AdapterSources(environ).resolve("acme/french")
+            AdapterSources(environ, AdapterPolicy(hub=True, max_bytes=1000)).resolve("acme/french")
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_hub_id_is_fetched_where_allowed(tmp_path: Path) -> None:
     """With LMI_ADAPTER_HUB=true a hub id is fetched like a model; a missing one is refused."""
     with hub_server(acme__french=Repository(dict(FILES))) as hub:
-        environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "LMI_ADAPTER_HUB": "true"}
-        assert set(FILES) <= names_in(AdapterSources(environ).resolve("acme/french"))
+        environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        sources = AdapterSources(environ, AdapterPolicy(hub=True))
+        assert set(FILES) <= names_in(sources.resolve("acme/french"))
         with pytest.raises(AdapterRefusedError, match="acme/none"):
-            AdapterSources(environ).resolve("acme/none")
+            sources.resolve("acme/none")

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from lmi_vllm.adapters import source
-from lmi_vllm.adapters.source import AdapterSources
+from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources
 from lmi_vllm.errors import AdapterRefusedError, DownloadError
 from lmi_vllm.extras.object_stores.s3 import S3Store
 from lmi_vllm.extras.object_stores.s3_bucket import S3Bucket
@@ -39,7 +39,7 @@ def test_s3_prefix_and_archive_are_fetched(
         assert set(FILES) <= names_in(sources.resolve(src))
     with pytest.raises(AdapterRefusedError, match="LMI_CUSTOM_CODE=all"):
         sources.resolve(f"s3://{BUCKET}/code/")
-    assert AdapterSources({**environ, "LMI_CUSTOM_CODE": "all"}).resolve(f"s3://{BUCKET}/code/")
+    assert AdapterSources(environ, AdapterPolicy(code="all")).resolve(f"s3://{BUCKET}/code/")
     with pytest.raises(AdapterRefusedError, match="not JSON"):
         sources.resolve(f"s3://{BUCKET}/bad/")
     with pytest.raises(AdapterRefusedError):
@@ -58,17 +58,17 @@ def test_s3_source_is_bounded_before_it_is_fetched(
         **empty_store.environ,
         "SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"),
         "LMI_S3_CLIENT": "boto3",
-        "LMI_ADAPTER_MAX_SIZE": "1000",
     }
+    small = AdapterSources(environ, AdapterPolicy(max_bytes=1000))
     with pytest.raises(AdapterRefusedError, match=r"at most 1000 are taken \(LMI_ADAPTER_MAX_SIZE"):
-        AdapterSources(environ).resolve(f"s3://{BUCKET}/fr/")
+        small.resolve(f"s3://{BUCKET}/fr/")
     assert not empty_store.objects_sent
-    packed = AdapterSources({**environ, "LMI_ADAPTER_MAX_SIZE": str(1 << 20)})
+    packed = AdapterSources(environ, AdapterPolicy(max_bytes=1 << 20))
     with pytest.raises(AdapterRefusedError, match=r"more than may be unpacked \(LMI_ADAPTER_MAX"):
         packed.resolve(f"s3://{BUCKET}/bomb.tar.gz")
     monkeypatch.setattr(source, "MAX_FILES", 4)
     with pytest.raises(AdapterRefusedError, match="holds more than 4 objects"):
-        AdapterSources(environ).resolve(f"s3://{BUCKET}/many/")
+        small.resolve(f"s3://{BUCKET}/many/")
 
 
 def test_endless_listing_is_not_read_to_its_end() -> None:

@@ -251,9 +251,10 @@ def test_secure_mode_checks_adapters(tmp_path: Path, name: str, text: str, contr
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
     environ = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": control}
-    (found,) = adapter_violations(tmp_path, environ)
+    (found,) = adapter_violations(load_settings(environ), tmp_path)
     assert found == f"{tmp_path / name} is forbidden by {control}"
-    assert adapter_violations(tmp_path, {**environ, "SAGEMAKER_SECURE_MODE": "false"}) == ()
+    off = load_settings({**environ, "SAGEMAKER_SECURE_MODE": "false"})
+    assert adapter_violations(off, tmp_path) == ()
 
 
 def test_secure_mode_scans_what_was_unpacked_out_of_a_channel(tmp_path: Path) -> None:
@@ -298,6 +299,6 @@ def test_secure_mode_is_refused_where_nothing_checks(
     on = {"SAGEMAKER_SECURE_MODE": "true"}
     (text,) = start_violations(load_settings(on), on, None)
     assert "needs the extra secure_mode, which is not installed" in text
-    assert adapter_violations(tmp_path, on) == (text,)
+    assert adapter_violations(load_settings(on), tmp_path) == (text,)
     assert start_violations(load_settings({}), {}, None) == ()
-    assert adapter_violations(tmp_path, {}) == ()
+    assert adapter_violations(load_settings({}), tmp_path) == ()
