@@ -37,7 +37,10 @@ def environment(url: str, cache: Path) -> dict[str, str]:
 def test_gated_hub_model_is_fetched_then_served_offline(
     server_process: StartServer, tmp_path: Path
 ) -> None:
-    """The first start fetches with the token, the second starts from the cache without a hub."""
+    """The first start fetches with the token, the second starts from the cache without a hub.
+
+    That an engine needs no hub either: `models_without_network`.
+    """
     files = {name: (DEMO_MODEL_DIR / name).read_bytes() for name in NAMES}
     repository = Repository(files, token=TOKEN, is_gated=True)
     with hub_server(acme__tiny=repository) as hub:
@@ -48,7 +51,7 @@ def test_gated_hub_model_is_fetched_then_served_offline(
         assert TOKEN not in first.stderr
         first.kill()
     gone = environment("http://127.0.0.1:9", tmp_path) | {"HF_HUB_OFFLINE": "1"}
-    second = server_process("--port", "0", environ=gone)
+    second = server_process("--port", "0", "--engine", "scripted", environ=gone)
     url = second.url_when_ready()
     assert call(url, "/ping").json() == {"acme_tiny": {"status": "Healthy"}}
 

@@ -168,10 +168,12 @@ def test_memory_that_must_stay_free_is_looked_at_before_anything(
     assert "MiB are available" in last
 
 
-@pytest.mark.parametrize("form", ["file:{}", "file://{}", "file://localhost{}/"])
-@pytest.mark.parametrize("way", ["variable", "file", "list"])
+@pytest.mark.parametrize(
+    ("way", "form"),
+    [("variable", "file:{}"), ("file", "file://localhost{}/"), ("list", "file://{}")],
+)
 def test_file_urls_name_a_model(
-    server_process: StartServer, tmp_path: Path, form: str, way: str
+    server_process: StartServer, tmp_path: Path, way: str, form: str
 ) -> None:
     """As LMI's tests write them: HF_MODEL_ID, option.model_id of a store, and `-m name=url`."""
     folder, store = tmp_path / "tiny-model", tmp_path / "store"

@@ -10,6 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("lmi_vllm", "tests", "integration", "scripts")
+BINDS = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Name, ast.Import, ast.ImportFrom,
+)  # fmt: skip
+
+
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Every import of a source, and what else may bind a name: most modules are asked for both."""
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, BINDS))
 
 
 @cache
@@ -21,7 +30,7 @@ def defined(module: str) -> frozenset[str]:
     found = set() if is_file or not path.is_dir() else {one.stem for one in path.iterdir()}
     if not file.exists():
         return frozenset(found)
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file.read_text(encoding="utf-8")):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -33,7 +42,7 @@ def defined(module: str) -> frozenset[str]:
 
 def missing(source: str) -> Iterator[str]:
     """Yield each import of ours in `source` that has nothing behind it."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if not isinstance(node, ast.ImportFrom) or not node.module:
             continue
         if node.module.split(".")[0] not in FOLDERS or node.module == "lmi_vllm":

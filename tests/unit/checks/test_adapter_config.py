@@ -84,12 +84,12 @@ def test_the_engine_gets_no_regular_expression() -> None:
     }
 
 
-@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
 @pytest.mark.parametrize(
-    ("pattern", "text"),
+    ("field", "pattern", "text"),
     [
-        (r"(.|.)*[!?]", "take longer than 2 s"),
-        (r"(", "is not a regular expression"),
+        ("rank_pattern", r"(.|.)*[!?]", "take longer than 2 s"),
+        ("rank_pattern", r"(", "is not a regular expression"),
+        ("alpha_pattern", r"(", "is not a regular expression"),
     ],
 )
 def test_a_pattern_that_never_ends_is_refused(field: str, pattern: str, text: str) -> None:

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_vllm.inference.lmi_lane import parse_lmi_request
@@ -41,6 +41,7 @@ def formatter(schema: Schema, framing: Framing, parameters: object) -> StreamFor
 
 
 @pytest.mark.parametrize(("schema", "parameters", "framing"), CASES)
+@settings(max_examples=40)  # of each of 24 cases
 @given(
     tokens=st.lists(
         st.tuples(
