@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.errors import AdapterRefusedError, EngineFailureError
 from tests.contract.adapter_loader import Loader
 from tests.contract.conftest import LoopThread, start_demo_engine
+from tests.support.adapter_files import WEIGHTS
 
 pytestmark = pytest.mark.vllm
 
@@ -32,7 +33,12 @@ def bigcode(run: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
     folder = tiny_gpt_bigcode(tmp_path_factory.mktemp("models") / "bigcode")
     added = f"{__name__}.{OperatorsExtension.__name__}"
-    engine = start_demo_engine(run, model=str(folder), worker_extension_cls=added)
+    engine = start_demo_engine(
+        run,
+        model=str(folder),
+        worker_extension_cls=added,
+        scheduler_cls="tests.support.operators_scheduler.OperatorsScheduler",
+    )
     yield engine
     run(engine.close())
 
@@ -58,4 +64,25 @@ def test_modules_that_vllm_ignores_are_refused(
     assert not list(loader.engine.adapters.folder.path.glob("*/"))
     dense = loader.load(gpt_bigcode_adapter(tmp_path / "dense", "mlp.c_fc"))
     assert loader.ask(dense) != base
+    assert loader.ask() == base
+
+
+def test_request_that_is_not_finite_ends_with_an_operators_scheduler(
+    run: LoopThread, bigcode: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours is joined with it; alone it answered with nothing, and others after it, too."""
+    import torch  # noqa: PLC0415 (slow to import)
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    from tests.support.gpt_bigcode import gpt_bigcode_adapter  # noqa: PLC0415
+
+    monkeypatch.setattr("lmi_vllm.engine.vllm.adapter_files.check_values", lambda *_: None)
+    loader = Loader(run, bigcode)
+    base = loader.ask()
+    bad = gpt_bigcode_adapter(tmp_path / "bad", "mlp.c_fc")
+    tensors = load_file(bad / WEIGHTS)
+    nan = {name: torch.full_like(one, float("nan")) for name, one in tensors.items()}
+    save_file(nan, bad / WEIGHTS)
+    with pytest.raises(EngineFailureError, match="not finite"):
+        loader.ask(loader.load(bad))
     assert loader.ask() == base

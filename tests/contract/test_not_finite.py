@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.vllm.workarounds.not_finite import end_not_finite
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.messages import OpenAICall
 from tests.contract.adapter_loader import IDS, PROMPT, Loader, job
@@ -211,8 +212,8 @@ def test_blocks_of_a_not_finite_request_are_not_reused_by_prefix() -> None:
 def test_blocks_of_a_not_finite_request_leave_the_prefix_cache_before_they_are_freed() -> None:
     """In the step itself: vLLM frees the blocks of a request that it ends there."""
     from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+        EndsHarmfulRequests,
         GuardedScheduler,
-        _EndsHarmfulRequests,
     )
 
     steps: list[object] = []
@@ -226,11 +227,11 @@ def test_blocks_of_a_not_finite_request_leave_the_prefix_cache_before_they_are_f
             steps.append(("ended", list(names)))
             return []
 
-    class Guarded(_EndsHarmfulRequests, Plain):
+    class Guarded(EndsHarmfulRequests, Plain):
         def _forget_blocks(self, corrupted: Iterable[str]) -> None:
             steps.append(("forgotten", list(corrupted)))
 
-    assert GuardedScheduler.update_from_output is _EndsHarmfulRequests.update_from_output
+    assert GuardedScheduler.update_from_output is EndsHarmfulRequests.update_from_output
     scheduler: Any = Guarded.__new__(Guarded)
     scheduler._slow = set()
     scheduler.requests = dict.fromkeys(("bad", "good"))
@@ -247,6 +248,27 @@ def test_blocks_of_a_not_finite_request_leave_the_prefix_cache_before_they_are_f
     )
     scheduler.update_from_output(None, computed)
     assert steps == [("forgotten", ["bad"]), ("freed", [[], [6]]), ("ended", ["bad"])]
+
+
+def test_operators_scheduler_is_joined_with_ours(caplog: pytest.LogCaptureFixture) -> None:
+    """In the name that vLLM looks up; what is no scheduler of vLLM's kind is named instead."""
+    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+        EndsHarmfulRequests,
+    )
+
+    def used_for(other: str) -> type:
+        settings = SchedulerConfig.default_factory(scheduler_cls=other)
+        end_not_finite(SimpleNamespace(scheduler_config=settings))
+        return settings.get_scheduler_cls()
+
+    from vllm.config import SchedulerConfig  # noqa: PLC0415
+
+    joined = used_for("tests.support.operators_scheduler.OperatorsScheduler")
+    assert joined.__mro__[1:3] == (EndsHarmfulRequests, joined.__bases__[1])
+    assert joined.__bases__[1].__name__ == "OperatorsScheduler"
+    assert "no subclass" not in caplog.text
+    assert used_for(f"{__name__}.Loader") is Loader
+    assert "Loader is no subclass of vLLM's Scheduler" in caplog.text
 
 
 def test_rows_of_no_use_are_counted_whatever_makes_them_so() -> None:

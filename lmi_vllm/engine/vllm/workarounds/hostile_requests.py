@@ -20,13 +20,14 @@ Releases: all that we support.
 """
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from vllm.connections import HTTPConnection
@@ -45,9 +46,12 @@ from vllm.v1.structured_output.request import get_structured_output_key
 from lmi_vllm.engine.base import GrammarTrials, MediaRefusedError
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
+from lmi_vllm.engine.vllm.workarounds.joined_classes import joined_class
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import MediaPolicy
+
+logger = logging.getLogger(__name__)
 
 _UNTRIED: Final = (
     "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
@@ -215,7 +219,7 @@ class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]
     needs_kv_cache_zeroing = True
 
 
-class _EndsHarmfulRequests:
+class EndsHarmfulRequests:
     """The mixin for vLLM's schedulers that ends harmful requests."""
 
     vllm_config: Any
@@ -303,9 +307,27 @@ class _EndsHarmfulRequests:
             done.setdefault(client, EngineCoreOutputs()).outputs.extend(outputs)
 
 
-class GuardedScheduler(_EndsHarmfulRequests, Scheduler):  # type: ignore[misc,unused-ignore]
+if not TYPE_CHECKING:  # or every name would count as one of this module
+
+    def __getattr__(name: str) -> type:
+        """Return the guard joined with an operator's scheduler; vLLM's engine asks for it."""
+        joined = joined_class(EndsHarmfulRequests, name)
+        other = joined.__bases__[-1]
+        if issubclass(other, Scheduler):
+            return joined
+        logger.warning(
+            "scheduler_cls=%s.%s is no subclass of vLLM's Scheduler: a request whose numbers are "
+            "not finite, or whose grammar is slow, does not end with an error, and may spoil or "
+            "delay the answers of others",
+            other.__module__,
+            other.__qualname__,
+        )
+        return other
+
+
+class GuardedScheduler(EndsHarmfulRequests, Scheduler):  # type: ignore[misc,unused-ignore]
     """vLLM's scheduler, which ends requests that harm others."""
 
 
-class GuardedAsyncScheduler(_EndsHarmfulRequests, AsyncScheduler):  # type: ignore[misc,unused-ignore]
+class GuardedAsyncScheduler(EndsHarmfulRequests, AsyncScheduler):  # type: ignore[misc,unused-ignore]
     """vLLM's scheduler that is a step ahead, which ends requests that harm others."""

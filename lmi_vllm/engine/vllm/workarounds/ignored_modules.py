@@ -14,22 +14,20 @@ was refused made every later one fail. So workers answer with the reason, and ra
 May go: when vLLM refuses such adapters (`tests/contract/test_ignored_modules.py` holds without it).
 
 Workers come by it by `worker_extension_cls`, vLLM's own way to add methods to them, on every
-platform and node. An operator's own class there is joined with ours: vLLM takes one name, which
-here says both. This module imports no vLLM.
+platform and node. An operator's own class there is joined with ours. This module imports no vLLM.
 """
 
-import functools
 import importlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from lmi_vllm.engine.vllm.workarounds.joined_classes import joined_class, joined_name
 from lmi_vllm.errors import AdapterRefusedError
 
 logger = logging.getLogger(__name__)
 
 EXTENSION: Final = "lmi_vllm.engine.vllm.workarounds.ignored_modules.AdapterInspection"
-_BESIDE: Final = "|"  # stands for dots: what follows the last one is looked up in this module
 METHOD: Final = "lmi_ignored_modules"
 ADD_METHOD: Final = "lmi_add_adapter"
 PIN_METHOD: Final = "lmi_pin_adapter"
@@ -78,26 +76,15 @@ def _reason(call: Callable[[], object]) -> str:
 def inspect_adapters(config: Any) -> None:
     """Have the workers of this configuration answer `METHOD`, beside an extension that is there."""
     if config.lora_config is not None:
-        others = config.parallel_config.worker_extension_cls
-        config.parallel_config.worker_extension_cls = f"{EXTENSION}{_with(others)}"
-
-
-def _with(others: str) -> str:
-    """What is added to the name of our class, so that every worker finds both."""
-    return f"{_BESIDE}{others.replace('.', _BESIDE)}" if others else ""
+        other = config.parallel_config.worker_extension_cls
+        config.parallel_config.worker_extension_cls = joined_name(EXTENSION, other)
 
 
 if not TYPE_CHECKING:  # or every name would count as one of this module
 
-    @functools.cache  # a worker compares classes
     def __getattr__(name: str) -> type:
         """Return our class joined with the one that the rest of `name` says; workers ask for it."""
-        ours, is_both, others = name.partition(_BESIDE)
-        module, _, qualified = others.replace(_BESIDE, ".").rpartition(".")
-        if not is_both or ours != AdapterInspection.__name__:
-            raise AttributeError(f"module {__name__} has no attribute {name}")
-        other = getattr(importlib.import_module(module), qualified)
-        return type(name, (AdapterInspection, other), {})
+        return joined_class(AdapterInspection, name)
 
 
 def ignored_by_all(answers: Sequence[Sequence[str] | None]) -> list[str] | None:

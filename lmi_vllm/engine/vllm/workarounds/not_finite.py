@@ -19,36 +19,43 @@ May go: when vLLM ends such requests, and `tests/contract/test_not_finite.py` an
 `test_pooling_not_finite.py` hold without it.
 
 The scheduler is replaced (by `hostile_requests`) with `scheduler_cls`, vLLM's own way, on every
-platform. This module imports neither vLLM nor torch.
+platform; an operator's own is joined with ours. This module imports neither vLLM nor torch.
 """
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+from lmi_vllm.engine.vllm.workarounds.joined_classes import BESIDE, joined_name
+
 logger = logging.getLogger(__name__)
 
 NOT_FINITE_COUNT: Final = "VLLM_COMPUTE_NANS_IN_LOGITS"
 REASON: Final = "the model's numbers for this request are not finite (NaN or infinite)"
+GUARD: Final = "EndsHarmfulRequests"
+_VLLM: Final = "vllm."
 _SCHEDULERS: Final = "lmi_vllm.engine.vllm.workarounds.hostile_requests"
 
 
 def end_not_finite(config: Any) -> None:
-    """Have the engine of this configuration end such requests, unless its scheduler is replaced."""
+    """Have the engine of this configuration end such requests, beside a scheduler that is there."""
     scheduler = config.scheduler_config
-    if scheduler.scheduler_cls is not None:
-        logger.warning(
-            "scheduler_cls=%s: requests whose numbers are not finite do not end with an error",
-            scheduler.scheduler_cls,
-        )
+    other = scheduler.scheduler_cls
+    if other is None:
+        name = "GuardedAsyncScheduler" if scheduler.async_scheduling else "GuardedScheduler"
+        scheduler.scheduler_cls = f"{_SCHEDULERS}.{name}"
         return
-    name = "GuardedAsyncScheduler" if scheduler.async_scheduling else "GuardedScheduler"
-    scheduler.scheduler_cls = f"{_SCHEDULERS}.{name}"
+    other = other if isinstance(other, str) else f"{other.__module__}.{other.__qualname__}"
+    if other.startswith(_VLLM):  # its own, of models of diffusion, whose steps were not tried
+        logger.warning("%s: a request whose numbers are not finite ends without an error", other)
+        return
+    scheduler.scheduler_cls = joined_name(f"{_SCHEDULERS}.{GUARD}", other)
 
 
 def is_expected(record: logging.LogRecord) -> bool:
     """Whether a line of vLLM's is worth writing: it warns of every scheduler but its own."""
-    return _SCHEDULERS not in str(record.args)
+    name = str(record.args)
+    return _SCHEDULERS not in name or BESIDE in name
 
 
 def mark_not_finite(computed: Any, known: Collection[str]) -> list[str]:
