@@ -70,6 +70,11 @@ class Hooks:
     output: OutputHook | None = None
     forget: Callable[[], None] = nothing  # removes the file's modules
 
+    @property
+    def are_some(self) -> bool:
+        """Whether there is any that sees a request."""
+        return bool(self.handle or self.input or self.output)
+
     def over(self, base: "Hooks") -> "Hooks":
         """Return these hooks, and each that is missing from `base`; the handler is the base's."""
         return Hooks(base.handle, self.input or base.input, self.output or base.output)

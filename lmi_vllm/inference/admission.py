@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Protocol
 
 from lmi_vllm.clock import Clock
@@ -90,6 +91,18 @@ class Admission:
         """Hold `count` slots in the queue while the body runs.
 
         Raises:
+            LmiError: see `take`.
+        """
+        give_back = self.take(count)
+        try:
+            yield
+        finally:
+            give_back()
+
+    def take(self, count: int = 1) -> Callable[[], None]:
+        """Take `count` slots in the queue; return what gives them back, to be called once.
+
+        Raises:
             NotReadyError: see `Lifecycle.check_ready`.
             OverloadError: the slots would pass the limit; requests in flight are not touched.
         """
@@ -103,15 +116,15 @@ class Admission:
         task = asyncio.current_task()
         if task is not None:
             self._tasks.add(task)
-        try:
-            yield
-        finally:
-            if task is not None:
-                self._tasks.discard(task)
-            self._in_flight -= count
-            self._slots.add(-count)
-            if not self._in_flight:
-                self._idle.set()
+        return partial(self._give_back, count, task)
+
+    def _give_back(self, count: int, task: asyncio.Task[object] | None) -> None:
+        if task is not None:
+            self._tasks.discard(task)
+        self._in_flight -= count
+        self._slots.add(-count)
+        if not self._in_flight:
+            self._idle.set()
 
     def subscribe_end(self, on_end: Callable[[], None]) -> None:
         """Call `on_end` when `cancel_all` is called."""

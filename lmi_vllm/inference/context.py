@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -43,12 +43,6 @@ class Runtime:
     hooks: Hooks = NO_HOOKS
     unread_names: UnreadNames = field(default_factory=UnreadNames)
 
-    def has_hooks(self, names: Iterable[str | None]) -> bool:
-        """Whether a hook of the base model, or of an adapter of these names, sees a request."""
-        known = (self.adapters.describe(name) for name in names if name in self.adapters and name)
-        found = (self.hooks, *(adapter.hooks for adapter in known))
-        return any(hooks.handle or hooks.input or hooks.output for hooks in found)
-
 
 class RequestContext:
     """Owns what a request holds, and releases it once: when it is left, or its stream is closed.
@@ -68,7 +62,9 @@ class RequestContext:
         self.stream_ends = StreamEnds(queue, runtime.profile, statuses)
         self.adapters: tuple[Adapter | None, ...] = (None,)  # one for all prompts, or for each
         self._held: dict[str, Adapter] = {}
-        self._resources = contextlib.AsyncExitStack()
+        # Called last: most requests hold nothing else, and a stack costs more than all they do.
+        self._on_release: list[Callable[[], None]] = []
+        self._stack: contextlib.AsyncExitStack | None = None
         self._connect: Callable[[RowSink], None] | None = None
         self._is_delivered = False
 
@@ -79,23 +75,39 @@ class RequestContext:
             NotReadyError: the server starts, drains or has failed.
             OverloadError: the queue is full.
         """
-        self._resources.enter_context(self.queue.admit())
+        self._on_release.append(self.queue.take())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if not self._is_delivered:
-            await self._resources.aclose()
+            await self._release()
+
+    async def _release(self) -> None:
+        """Release everything; may be called twice."""
+        try:
+            if self._stack is not None:
+                await self._stack.aclose()
+        finally:
+            while self._on_release:
+                self._on_release.pop()()
+
+    @property
+    def _resources(self) -> contextlib.AsyncExitStack:
+        if self._stack is None:
+            self._stack = contextlib.AsyncExitStack()
+        return self._stack
 
     def deliver(self, reply: Reply) -> Reply:
         """Return the reply; a stream owns what is held from here on."""
         if reply.stream is None:
             return reply
         self._is_delivered = True
-        stream = ReplyStream(reply.stream, self._resources.aclose, self._connect)
+        stream = ReplyStream(reply.stream, self._release, self._connect)
         return replace(reply, stream=stream)
 
     def part(self, position: int) -> "RequestContext":
         """Return the context of one prompt of a list: a request of its own in the engine."""
+        _ = self._resources  # one for all parts
         part = copy.copy(self)
         part.call = replace(self.call, request_id=f"{self.call.request_id}-{position}")
         return part
@@ -112,7 +124,7 @@ class RequestContext:
                 f"{name}: {sequences} sequences; job_queue_size allows {self.queue.limit}"
             )
         if sequences > 1:
-            self._resources.enter_context(self.queue.admit(sequences - 1))
+            self._on_release.append(self.queue.take(sequences - 1))
 
     async def hold_adapters(self, payload: Any) -> None:
         """Take the adapters that the request names.
@@ -127,11 +139,9 @@ class RequestContext:
         names = adapter_names(self.call, fields, adapters.__contains__)
         if names == [None] and adapters.find is not None and fields.get("adapters") is None:
             names = [await _found(adapters, fields.get("model"), self.deadline())]
-        self.adapters = tuple([await self._hold(name) for name in names])
+        self.adapters = tuple([await self._hold(name) if name else None for name in names])
 
-    async def _hold(self, name: str | None) -> Adapter | None:
-        if not name:
-            return None
+    async def _hold(self, name: str) -> Adapter:
         if name not in self._held:
             alias = self.call.properties.get(ADAPTER_ALIAS_HEADER)
             held = self.runtime.adapters.hold(name, alias)
@@ -160,6 +170,13 @@ class RequestContext:
         return own.over(base) if own.input or own.output else base
 
     @property
+    def is_hooked(self) -> bool:
+        """Whether code of the base model's, or of an adapter that is held, sees the request."""
+        if self.runtime.hooks.are_some:
+            return True
+        return any(adapter is not None and adapter.hooks.are_some for adapter in self.adapters)
+
+    @property
     def needs_parts(self) -> bool:
         """Whether prompts of a list have different adapters, of which one brings a formatter."""
         found = [adapter.hooks for adapter in self.adapters if adapter]
@@ -180,7 +197,7 @@ class RequestContext:
     def silence_limit(self) -> SilenceLimit:
         """Return the limit of a stream's silences; its timer ends with the request."""
         limit = SilenceLimit(self.runtime.profile.predict_timeout, _TIME_LIMIT)
-        self._resources.callback(limit.close)
+        self._on_release.append(limit.close)
         return limit
 
     def own_stream(

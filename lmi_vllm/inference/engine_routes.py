@@ -13,8 +13,8 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import NotReadyError
-from lmi_vllm.inference.context import RequestContext, adapter_names
-from lmi_vllm.inference.pipeline import ask
+from lmi_vllm.inference.context import RequestContext
+from lmi_vllm.inference.pipeline import ask_admitted
 from lmi_vllm.inference.request.body import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import event_stream
 from lmi_vllm.inference.response.streams import DirectEventWriter
@@ -51,13 +51,11 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
             is_asleep = await application.is_asleep()
             context.queue.lifecycle.set_asleep(is_asleep=is_asleep)
         return _reply(answer)
-    payload = _payload(context.call)
-    names = adapter_names(context.call, payload, context.runtime.adapters.__contains__)
-    if context.runtime.has_hooks(names) and "json" in (context.call.content_type or "json"):
-        return await ask(context, http.path.removeprefix("/v1").removeprefix("/"))
     async with context:
+        payload = _payload(context.call)
+        if await _is_hooked(context, payload):
+            return await ask_admitted(context, http.path.removeprefix("/v1").removeprefix("/"))
         _check(context, payload)
-        await context.hold_adapters(payload)
         if context.adapter is not None:
             http = replace(http, adapter=context.adapter.ref)
         if "request_id" in payload:
@@ -73,6 +71,19 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
             events = context.stream_ends.events(stream.events(answer.stream), stream.error, limit)
             reply = replace(reply, stream=events)
         return context.deliver(reply)
+
+
+async def _is_hooked(context: RequestContext, payload: Mapping[str, Any]) -> bool:
+    """Whether users' code sees the request; its adapters, which may bring some, are held then.
+
+    Raises:
+        LmiError: see `RequestContext.hold_adapters`.
+    """
+    is_read = "json" in (context.call.content_type or "json")  # what such code can look at
+    if is_read and context.runtime.hooks.are_some:  # its handler may need no adapter
+        return True
+    await context.hold_adapters(payload)
+    return is_read and context.is_hooked
 
 
 def plain_payload(call: InferenceCall) -> dict[str, Any] | None:

@@ -61,18 +61,23 @@ async def ask(context: RequestContext, kind: str, payload: Any = None) -> Reply:
     `payload` is the body's object where it has been read already.
     """
     async with context:
-        is_hooked = kind not in _UNHOOKED_KINDS
-        if is_hooked and (own := await _handle(context)) is not None:
-            return context.deliver(own)
-        if payload is None:
-            payload = decode_body(context.call.body, "application/json")
-        await context.hold_adapters(payload)
-        output = None
-        if is_hooked:
-            output = context.hooks.output
-            payload = await prepare(context, payload)
-        prepared = Prepared(payload, kind, output=output, reply=_unchanged)
-        return context.deliver(await render(context, prepared, await execute(context, prepared)))
+        return await ask_admitted(context, kind, payload)
+
+
+async def ask_admitted(context: RequestContext, kind: str, payload: Any = None) -> Reply:
+    """As `ask`, for a request that has its slot in the queue."""
+    is_hooked = kind not in _UNHOOKED_KINDS
+    if is_hooked and (own := await _handle(context)) is not None:
+        return context.deliver(own)
+    if payload is None:
+        payload = decode_body(context.call.body, "application/json")
+    await context.hold_adapters(payload)
+    output = None
+    if is_hooked:
+        output = context.hooks.output
+        payload = await prepare(context, payload)
+    prepared = Prepared(payload, kind, output=output, reply=_unchanged)
+    return context.deliver(await render(context, prepared, await execute(context, prepared)))
 
 
 async def prepare(context: RequestContext, payload: Any) -> dict[str, Any]:

@@ -57,8 +57,13 @@ class RequestCounter:
         ):
             if seconds is not None:
                 self._child(histogram, dialect).observe(seconds)
-        self._child(PROMPT_TOKENS, adapter).inc(summary.prompt_tokens)
-        self._child(GENERATED_TOKENS, adapter).inc(summary.generated_tokens)
+        for counter, tokens in (
+            (PROMPT_TOKENS, summary.prompt_tokens),
+            (GENERATED_TOKENS, summary.generated_tokens),
+        ):
+            child = self._child(counter, adapter)  # its series is there in any case
+            if tokens:
+                child.inc(tokens)
 
     def _child(self, metric: Any, *labels: str) -> Any:
         key = (metric, *labels)
@@ -87,11 +92,12 @@ def log_request(summary: RequestSummary) -> None:
     level = logging.DEBUG if is_poll else logging.INFO
     if not request_logger.isEnabledFor(level):
         return
-    fields = _fields(summary)
-    figures = "".join(f" {name}={value}" for name, value in _figures(summary).items())
+    figures = _figures(summary)
+    fields = _fields(summary) | figures
+    shown = "".join([f" {name}={value}" for name, value in figures.items()])
     text = (
         f'{summary.remote} "{summary.method} {summary.shown_path} HTTP/1.1" {summary.status} '
-        f"{fields['milliseconds']} RequestId=[{summary.request_id}]{figures}"
+        f"{fields['milliseconds']} RequestId=[{summary.request_id}]{shown}"
     )
     # As `request_logger.log` does, which would look for the place in the code first.
     record = request_logger.makeRecord(
@@ -110,7 +116,6 @@ def _fields(summary: RequestSummary) -> dict[str, object]:
         "dialect": summary.dialect,
         "status": summary.status,
         "milliseconds": round(summary.seconds * _MILLISECONDS),
-        **_figures(summary),
     }
 
 

@@ -77,9 +77,9 @@ class ClientConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Begin to wait for the rest of the headers with the first byte of a request."""
-        if self._is_idle and data:
-            self._start("LMI_HEADER_TIMEOUT", self._timeouts.header)
         super().data_received(data)
+        if self._is_idle and data and not self._messages:
+            self._start("LMI_HEADER_TIMEOUT", self._timeouts.header)
 
     def pause_writing(self) -> None:
         """Begin to wait for the client to read."""

@@ -26,6 +26,7 @@ from lmi_vllm.web.request import (
     SERVICE,
     Routes,
     check_method,
+    found_route,
 )
 
 _VERSIONED = ("/v1/", "/v2/")  # where such routes are: before there is a model none is known
@@ -64,6 +65,7 @@ def _lane(kind: str) -> Handler:
         check_method(request, ("POST",))
         service.expect_room()
         call = await read_call(request, request_properties(request.headers))
+        service.expect_room()  # others may have come with the body: none is parsed in vain
         payload = None if service.sees_every_request else plain_payload(call)
         if payload is None and (route := service.find_route("POST", request.path)):
             return await _hand_on(request, call, route)
@@ -79,7 +81,7 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
         ResourceNotFoundError: it has none, or not for this listener.
     """
     service = request.app[SERVICE]
-    route = service.find_route(request.method, request.path)
+    route = found_route(request)
     if route is None:
         if service.loaded_engine is None and request.path.startswith(_VERSIONED):
             service.lifecycle.check_ready()

@@ -115,7 +115,9 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
 
 def request_properties(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers by lower-case name, SageMaker's custom attributes split into theirs."""
-    properties = {name.lower(): _text(value) for name, value in headers.items()}
+    properties = {name.lower(): value for name, value in headers.items()}
+    if not "".join(properties.values()).isascii():
+        properties = {name: _text(value) for name, value in properties.items()}
     for piece in properties.pop(CUSTOM_ATTRIBUTES, "").split(";"):
         name, separator, value = piece.partition("=")
         if separator:
@@ -125,7 +127,7 @@ def request_properties(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _text(value: str) -> str:
     """Return a header's value as text that can be encoded: other bytes become question marks."""
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return value.encode("utf-8", "replace").decode()
 
 
 def json_answer(document: object, status: int = 200) -> web.Response:

@@ -1,10 +1,11 @@
 """What every request passes: its id and record, who may ask, and errors becoming answers."""
 
+import asyncio
 import contextlib
 import hmac
 import logging
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -81,15 +82,16 @@ def request_middleware(options: "WebOptions") -> Middleware:
         request[REQUEST_ID] = _request_id(request, options)
         record = request[RECORD] = begin_record(request, request[REQUEST_ID], service.telemetry)
         status = DISCONNECTED  # unless an answer comes of it
+        timer = _began(request, options)
         try:
-            with _one_request(request, options):
-                if options.cors_headers and is_preflight(request):
-                    response: web.StreamResponse = preflight_answer(request, options.cors_headers)
-                else:
-                    response = await _answer(request, handler, options)
+            if options.cors_headers and is_preflight(request):
+                response: web.StreamResponse = preflight_answer(request, options.cors_headers)
+            else:
+                response = await _answer(request, handler, options)
             if request.transport is not None:
                 status = response.status
         finally:
+            _ended(request, timer)
             record.end(status)
         return response
 
@@ -101,28 +103,28 @@ async def _forwarded(
 ) -> web.StreamResponse:
     """Let the other process answer; it checks, counts and logs the request as well."""
     request[REQUEST_ID] = _request_id(request, options)
+    timer = _began(request, options)
     try:
         check_expectation(request)
-        with _one_request(request, options):
-            return await proxy.answer(request)
+        return await proxy.answer(request)
     except LmiError as error:
         return error_answer(request, error)
-
-
-@contextlib.contextmanager
-def _one_request(request: web.Request, options: "WebOptions") -> Iterator[None]:
-    """Bound the time of the body while one request is answered."""
-    connection = request.protocol
-    if isinstance(connection, ClientConnection):
-        connection.request_began()
-    timer = watch_body(request, options.timeouts.body)
-    try:
-        yield
     finally:
-        if timer is not None:
-            timer.cancel()
-        if isinstance(connection, ClientConnection):
-            connection.request_ended()
+        _ended(request, timer)
+
+
+def _began(request: web.Request, options: "WebOptions") -> asyncio.TimerHandle | None:
+    """Bound the time of the body from here on, no longer that of the headers."""
+    if isinstance(connection := request.protocol, ClientConnection):
+        connection.request_began()
+    return watch_body(request, options.timeouts.body)
+
+
+def _ended(request: web.Request, timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+    if isinstance(connection := request.protocol, ClientConnection):
+        connection.request_ended()
 
 
 async def _answer(
@@ -200,10 +202,10 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if request.get(FORWARDED):
         return
     response.headers.extend(NO_CACHE_HEADERS)
-    group = group_of(request)
-    configured = request.app[OPTIONS].cors_headers
-    if configured and (group is None or group.allows_cors):
-        response.headers.extend(cors_headers(request, configured))
+    if configured := request.app[OPTIONS].cors_headers:
+        group = group_of(request)
+        if group is None or group.allows_cors:
+            response.headers.extend(cors_headers(request, configured))
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if response.status < FIRST_ERROR_STATUS:
         return

@@ -81,7 +81,7 @@ class RouteGroup:
     allows_cors: bool = False
     error_body: Callable[[str], bytes] | None = None
     error_dialect: Dialect = Dialect.SERVER
-    dialect_of: Callable[[str, ServingProfile], Dialect | None] = lambda _path, _profile: None
+    dialect_of: Callable[[str, ServingProfile], Dialect | None] | None = None
     is_shared: Callable[[str], bool] = lambda _: False
     # What people open in a browser, and what it is: linked from `/`.
     pages: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -115,8 +115,10 @@ def dialect_of(path: str, profile: ServingProfile, groups: tuple[RouteGroup, ...
         return Dialect.OPENAI
     if path.startswith(("/invocations", "/predictions")) or path.endswith("/invoke"):
         return Dialect.TGI if profile.tgi_compat else Dialect.LMI
-    found = (group.dialect_of(path, profile) for group in groups)
-    return next((dialect for dialect in found if dialect is not None), Dialect.SERVER)
+    for group in groups:
+        if group.dialect_of is not None and (dialect := group.dialect_of(path, profile)):
+            return dialect
+    return Dialect.SERVER
 
 
 def path_dialect(request: web.Request) -> Dialect:
@@ -130,10 +132,16 @@ def _engine_route(request: web.Request) -> HttpRoute | None:
     """Return the route of the engine's application that a request means, if it is none of ours."""
     if request.match_info.http_exception is None:
         return None
-    if ENGINE_ROUTE not in request:  # asked several times of a request
-        found = request.app[SERVICE].find_route(request.method, request.path)
-        request[ENGINE_ROUTE] = (found,)
-    return request[ENGINE_ROUTE][0]
+    return found_route(request)
+
+
+def found_route(request: web.Request) -> HttpRoute | None:
+    """Return the route of the engine's application that method and path mean."""
+    found = request.get(ENGINE_ROUTE)
+    if found is None:  # asked several times of a request
+        found = (request.app[SERVICE].find_route(request.method, request.path),)
+        request[ENGINE_ROUTE] = found
+    return found[0]
 
 
 def group_of(request: web.Request) -> RouteGroup | None:

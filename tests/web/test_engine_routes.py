@@ -1,5 +1,6 @@
 """Routes of the engine's own HTTP application: keys, queue, adapters and limits are around them."""
 
+import contextlib
 import io
 import json
 from collections.abc import AsyncGenerator
@@ -251,6 +252,34 @@ async def test_full_queue_refuses(serve: ServeScripted, application: Application
         assert (await client.get("/version")).status == 200
     assert [call.path for call in application.calls] == ["/version"]
     assert queue_of(client).in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "parser"),
+    [
+        ("/v1/messages", "lmi_vllm.inference.engine_routes._payload"),
+        ("/v1/completions", "lmi_vllm.web.engine_routes.plain_payload"),
+    ],
+)
+async def test_body_is_not_parsed_where_the_queue_filled_up_while_it_came(
+    serve: ServeScripted,
+    application: Application,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    parser: str,
+) -> None:
+    """Parsing holds up every other request."""
+    client = await serve(limit=1)
+    parsed: list[object] = []
+    monkeypatch.setattr(parser, parsed.append)
+    with contextlib.ExitStack() as others:
+
+        def fill(_: bytes) -> None:
+            others.enter_context(queue_of(client).admit())
+
+        monkeypatch.setattr("lmi_vllm.web.inference_routes.check_values", fill)
+        assert (await client.post(path, data=b"{}")).status == 503
+    assert (parsed, application.calls) == ([], [])
 
 
 async def test_named_adapter_answers(

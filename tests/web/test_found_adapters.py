@@ -10,7 +10,8 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import Dialect, NotReadyError
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
+from lmi_vllm.hooks import Hooks
+from lmi_vllm.messages import HttpRoute, InferenceCall, RouteKind, ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.web.conftest import call
@@ -70,6 +71,39 @@ async def test_every_way_of_naming_an_adapter_finds_it(
     used = [one.adapter for one in (*engine.jobs, *engine.calls, *application.calls)]
     assert engine.adapters["fr"] in used
     assert [one for one in used if one is not None and one.name != "fr"] == []
+
+
+class Marking:
+    """An input hook that leaves its mark."""
+
+    def undecoded(self, _: InferenceCall) -> object:
+        """Read nothing."""
+        raise AssertionError
+
+    async def __call__(self, _: InferenceCall, payload: Any) -> dict[str, Any]:
+        """Return the payload with it."""
+        return {**payload, "marked": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "headers"), [("fr", {}), ("demo", HEADER)], ids=["model", "header"]
+)
+async def test_code_that_an_adapter_brings_sees_its_first_request(
+    lora: TestClient, engine: ScriptedEngine, model: str, headers: dict[str, str]
+) -> None:
+    """Also on a route of vLLM's, where the adapter was not known as the request came."""
+    engine.http = application = Application((MESSAGES,))
+    finder_of(lora)
+
+    async def code(*_: object) -> Hooks:
+        return Hooks(input=Marking())
+
+    lora.app[SERVICE].runtime.adapters._loads._load_code = code
+    body = {"messages": [], "model": model}
+    for _ in range(2):
+        assert (await call(lora, "POST", "/v1/messages", json=body, headers=headers))[0] == 200
+    assert [one.body["marked"] for one in engine.calls] == [True, True]
+    assert application.calls == []
 
 
 async def test_requests_that_name_nothing_find_nothing(lora: TestClient) -> None:

@@ -23,6 +23,7 @@ _NOT_HANDED_IN: Final = frozenset(
     {b"content-length", b"content-encoding", b"transfer-encoding", b"connection", b"host"}
 )
 _REQUEST_ID: Final = b"x-request-id"
+_OURS: Final = _NOT_HANDED_IN | {_REQUEST_ID}
 
 
 class Exchange(AsyncIterator[bytes]):
@@ -107,9 +108,11 @@ class Exchange(AsyncIterator[bytes]):
         if start is None or start["type"] != "http.response.start":
             raise EngineFailureError("vLLM's application gave no answer") from self._error
         headers = CIMultiDict(
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in start.get("headers", ())
-            if name.lower() not in _NOT_GIVEN_ON
+            [
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in start.get("headers", ())
+                if name.lower() not in _NOT_GIVEN_ON
+            ]
         )
         status, content_type = int(start["status"]), headers.pop("content-type", "")
         content = b"" if body is None else bytes(body.get("body", b""))
@@ -180,11 +183,12 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 def _scope(call: HttpCall, length: int) -> Message:
-    headers = [(name.lower(), value) for name, value in call.headers]
-    headers = [pair for pair in headers if pair[0] not in _NOT_HANDED_IN]
+    left_out = _OURS if call.request_id else _NOT_HANDED_IN
+    headers = [
+        (name, value) for given, value in call.headers if (name := given.lower()) not in left_out
+    ]
     headers.append((b"content-length", b"%d" % length))
     if call.request_id:
-        headers = [pair for pair in headers if pair[0] != _REQUEST_ID]
         headers.append((_REQUEST_ID, call.request_id.encode("latin-1", "replace")))
     return {
         "type": "http",

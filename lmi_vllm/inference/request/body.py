@@ -206,14 +206,14 @@ def _length(value: object) -> int:
 
 
 def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
-    for name in _SEQUENCES:
-        count = _as_number(given.get(name))
+    for name in filter(given.__contains__, _SEQUENCES):  # most bodies have few of all these
+        count = _as_number(given[name])
         if count is not None and count > limits.max_sequences:
             yield f"{name}: at most {limits.max_sequences} (LMI_MAX_SEQUENCES) (got {count})"
-    for name in _STRINGS:
-        yield from _long_strings(name, given.get(name), limits)
-    for name in _TOKEN_IDS:
-        value = given.get(name)
+    for name in filter(given.__contains__, _STRINGS):
+        yield from _long_strings(name, given[name], limits)
+    for name in filter(given.__contains__, _TOKEN_IDS):
+        value = given[name]
         if isinstance(value, (list, dict)) and len(value) > limits.max_logit_bias:
             most = f"{limits.max_logit_bias} entries (LMI_MAX_LOGIT_BIAS)"
             yield f"{name}: at most {most} (got {len(value)})"
@@ -268,8 +268,8 @@ def _long_strings(name: str, value: object, limits: RequestLimits) -> Iterator[s
 
 def _grammars(given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     """Yield what a grammar is made of, tools' parameters and the responses route's included."""
-    for name in _GRAMMARS:
-        yield name, given.get(name)
+    for name in filter(given.__contains__, _GRAMMARS):
+        yield name, given[name]
     text = given.get("text")
     if isinstance(text, dict):
         yield "text.format", text.get("format")

@@ -79,7 +79,8 @@ class LengthGuard:
         """
         if params.max_total_tokens is None:
             for part in (prompt, prompt.get("encoder_prompt"), prompt.get("decoder_prompt")):
-                self._check(part or {})
+                if part:
+                    self._check(part)
         return await self.convert(prompt, params)
 
     def _check(self, prompt: Any) -> None:
