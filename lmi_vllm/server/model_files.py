@@ -5,7 +5,7 @@ The engine then gets local paths only, so that it works with the network cut.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,7 @@ from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, is_streamed_by_vllm
-from lmi_vllm.translate.arguments import translate_checkpoint
-from lmi_vllm.translate.devices import detect_devices
+from lmi_vllm.translate.arguments import Translation, translate_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +39,16 @@ _ADDITIONAL_REPOSITORIES: Final = {"tokenizer": "tokenizer_revision", "hf_config
 
 @dataclass(frozen=True, slots=True)
 class ReadyFiles:
-    """The model with local paths, what the engine is started with, and what it must find set."""
+    """The model with local paths, the final translation, and what the engine must find set."""
 
     model: ModelArtifacts
-    arguments: EngineArguments
+    translation: Translation
     exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def arguments(self) -> EngineArguments:
+        """What the engine is started with."""
+        return self.translation.arguments
 
 
 class ModelPackages(Protocol):
@@ -69,18 +73,16 @@ class ModelFetch:
     def __init__(
         self,
         model: ModelArtifacts,
-        arguments: EngineArguments,
-        settings: Settings,
+        planned: Translation,
         environ: Mapping[str, str],
         report: Callable[[DownloadProgress], None],
-        said: Collection[str] = (),
     ) -> None:
         self._model = model
-        self._arguments = arguments
-        self._settings = settings
+        self._planned = planned
+        self._arguments = planned.arguments
+        self._settings = settings = planned.settings
         self._environ = {**environ, **settings.environment_exports}
         self._report = report
-        self._said = said  # what the plan has warned of already
         self._packages = tuple(
             extra.packages.load()(model, self._environ)
             for extra in extras().values()
@@ -108,7 +110,8 @@ class ModelFetch:
             DownloadError: the text says what cannot be had and why.
             ConfigurationError: secure mode forbids what was fetched, or an extra cannot be set up.
         """
-        model, arguments = await self._fetch_model()
+        model, translation = await self._fetch_model()
+        arguments = translation.arguments
         for extra in extras().values():
             for beside in extra.additional_downloads:
                 arguments = await beside.load()(arguments, self._fetched)
@@ -117,7 +120,7 @@ class ModelFetch:
         for packages in self._packages:
             await packages.install_fetched(model)
         exports = await asyncio.to_thread(self._variables, model, arguments)
-        return ReadyFiles(model, arguments, exports)
+        return ReadyFiles(model, replace(translation, arguments=arguments), exports)
 
     def _variables(self, model: ModelArtifacts, arguments: EngineArguments) -> Mapping[str, str]:
         """What extras have the engine's libraries find in the environment."""
@@ -133,9 +136,10 @@ class ModelFetch:
             reason = packages.with_failure(reason)
         return reason
 
-    async def _fetch_model(self) -> tuple[ModelArtifacts, EngineArguments]:
+    async def _fetch_model(self) -> tuple[ModelArtifacts, Translation]:
+        planned = self._planned
         if self._model.is_local:
-            return self._model, self._arguments
+            return self._model, planned
         local = await self._fetched(
             self._model.model,
             self._model.revision,
@@ -148,14 +152,14 @@ class ModelFetch:
         if self.is_streamed:  # what was fetched are the small files beside the weights
             values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
         fetched = replace(self._arguments, values=values)
-        devices = detect_devices(self._environ)
-        translation = translate_checkpoint(self._settings, model, devices, fetched)
-        if translation.errors:
-            raise ConfigurationError(translation.errors)
-        for warning in (*translation.warnings, *self._unread(model)):
-            if warning not in self._said:
-                logger.warning("%s", warning)
-        return model, translation.arguments
+        found = translate_checkpoint(self._settings, model, planned.devices, fetched)
+        if found.errors:
+            raise ConfigurationError(found.errors)
+        late = (*found.warnings, *self._unread(model))
+        new = [warning for warning in dict.fromkeys(late) if warning not in planned.warnings]
+        for warning in new:
+            logger.warning("%s", warning)
+        return model, replace(found, warnings=(*planned.warnings, *new))
 
     def _unread(self, model: ModelArtifacts) -> Iterator[str]:
         """Options that came too late: of a prefix that held nothing but one archive."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 from lmi_vllm.config.settings import CommandLine, Settings
@@ -46,7 +46,7 @@ class ModelManager:
         self._settings = settings
         self._typed = typed
         self._running: ModelRun | None = None  # what has an engine to close
-        self._translation: Translation | None = None  # a registered model brings its own
+        self._start: ModelStart | None = None  # of a registered model, too
 
     async def run(self, url: str, curl: str) -> Outcome:
         """Serve at `url`; returns only when that is over. `curl` is a command that tries it."""
@@ -81,11 +81,14 @@ class ModelManager:
 
     def explained(self) -> Mapping[str, object]:
         """Return what `lmi-vllm explain --format json` would print, secrets masked."""
-        environ = self._context.environ
-        translation = self._translation or translate_start(
-            self._settings, environ, detect_devices(environ)
-        )
+        translation = self._unplanned if self._start is None else self._start.translation
         return as_document(explain(translation))
+
+    @cached_property
+    def _unplanned(self) -> Translation:
+        """What the settings mean as long as no start is planned."""
+        environ = self._context.environ
+        return translate_start(self._settings, environ, detect_devices(environ))
 
     async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
         """Be healthy without a model; POST /models loads one."""
@@ -104,15 +107,14 @@ class ModelManager:
         self, url: str, curl: str, plan: StartPlan, settings: Settings
     ) -> Supervisor:
         """Return what starts and keeps the planned model; the service knows of it from here on."""
-        self._translation = plan.translation
         service, policy = self._context.service, FailurePolicy.of(settings)
         service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
         service.queue.resize(settings.server.job_queue_size)  # which the model may have brought
-        service.expect(plan.model.reference, plan.profile)
+        service.expect(plan.model.reference, plan.translation.profile)
         for prepare in self._context.events.on_plan:
             prepare(settings, plan.arguments)
         plan.log()
-        start = ModelStart(self._context, settings, plan)
+        self._start = start = ModelStart(self._context, settings, plan)
         return Supervisor(self._context, start, policy, partial(self._announce, url, curl, plan))
 
     def _announce(self, url: str, curl: str, plan: StartPlan) -> None:

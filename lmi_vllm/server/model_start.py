@@ -30,12 +30,11 @@ class ModelStart:
         self._progress = context.service.lifecycle.start
         self._files = ModelFetch(
             plan.model,
-            plan.arguments,
-            settings,
+            plan.translation,
             context.environ,
             lambda progress: self._progress.report(asdict(progress)),
-            said=() if plan.translation is None else plan.translation.warnings,
         )
+        self.translation = plan.translation  # the final one from `prepare` on
         self._code: ModelCode | None = None
         self._around: tuple[AroundStart, ...] = ()
 
@@ -48,7 +47,7 @@ class ModelStart:
         self._progress.enter(Phase.DOWNLOAD)
         self._export(self._plan.exports)
         if not self._context.engine_factory.reads_model and not self._plan.model.is_local:
-            return ReadyFiles(self._plan.model, self._plan.arguments)
+            return ReadyFiles(self._plan.model, self._plan.translation)
         self._export(await asyncio.to_thread(self._folders_of_code))
         imports_last = await self._files.install_first()
         self._around = await asyncio.to_thread(self._extensions)
@@ -62,6 +61,7 @@ class ModelStart:
             ready, _ = await asyncio.gather(self._fetch(), self._load_engine())
         await preparing
         self._export(ready.exports)
+        self.translation = ready.translation
         return ready
 
     async def start_runtime(
@@ -116,10 +116,10 @@ class ModelStart:
         has_logprobs = ready.arguments.values.get("max_logprobs") != 0
         await warm_up(engine, has_logprobs=has_logprobs)
         await self._code.call_handler_at_start()
-        await self._context.processes.join(engine, self._plan.profile, adapters)
+        await self._context.processes.join(engine, ready.translation.profile, adapters)
         for each in self._around:
             each.after_ready()
-        profile = replace(self._plan.profile, task=engine.task)
+        profile = replace(ready.translation.profile, task=engine.task)
         return Runtime(engine, profile, adapters, self._code.hooks)
 
     def _folders_of_code(self) -> Mapping[str, str]:
@@ -159,7 +159,7 @@ class ModelStart:
         slots = self._context.processes.new_slots()
         try:
             return await self._context.engine_factory.start(
-                ready.arguments, self._plan.profile, slots
+                ready.arguments, ready.translation.profile, slots
             )
         except EngineStartError as error:
             raise EngineStartError(self._files.with_failures(error.text)) from error
@@ -167,7 +167,7 @@ class ModelStart:
     async def _load_code(self, engine: Engine, ready: ReadyFiles) -> ModelCode:
         settings, environ = self._settings, self._context.environ
         return await code_loader(settings).load(
-            settings, environ, ready.model, self._plan.profile, engine
+            settings, environ, ready.model, ready.translation.profile, engine
         )
 
     async def _load_adapters(
@@ -176,7 +176,7 @@ class ModelStart:
         return await load_adapters(
             ready.model,
             ready.arguments,
-            self._plan.profile,
+            ready.translation.profile,
             self._settings,
             self._context.environ,
             engine,

@@ -15,7 +15,7 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
-from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.server.code_start import code_loader
 from lmi_vllm.translate.arguments import Translation, detect_devices, translate_start
@@ -31,12 +31,15 @@ class StartPlan:
     """What the settings mean."""
 
     model: ModelArtifacts
-    arguments: EngineArguments
-    profile: ServingProfile
+    translation: Translation  # as far as it can be before the model is fetched
     shown_arguments: Mapping[str, object]  # the arguments as they may be printed
     # What libraries find in the environment.
     exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    translation: Translation | None = None  # what the plan was made of
+
+    @property
+    def arguments(self) -> EngineArguments:
+        """What the engine is started with."""
+        return self.translation.arguments
 
     def log(self) -> None:
         """Log the model and its source at the beginning of a start."""
@@ -112,7 +115,7 @@ def plan_start(
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}
     chosen = _exports(settings, arguments, environ)
-    return StartPlan(model, arguments, translation.profile, shown, chosen, translation)
+    return StartPlan(model, translation, shown, chosen)
 
 
 def _exports(

@@ -214,11 +214,9 @@ def _named(plan: StartPlan, name: str) -> StartPlan:
     """Return the plan under the name that was asked for, if any was."""
     if not name:
         return plan
-    return replace(
-        plan,
-        model=replace(plan.model, name=name),
-        profile=replace(plan.profile, model_name=name),
-    )
+    profile = replace(plan.translation.profile, model_name=name)
+    translation = replace(plan.translation, profile=profile)
+    return replace(plan, model=replace(plan.model, name=name), translation=translation)
 
 
 def _load_error(error: BaseException | None) -> LmiError:

@@ -1,5 +1,6 @@
 """The summary of a start: what it says, and that it stays on one screen."""
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.start_summary.summary import StartSummary
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
@@ -7,6 +8,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.server.plan import StartPlan
+from lmi_vllm.translate.arguments import Devices, Translation
 
 
 def summary(given: int) -> StartSummary:
@@ -19,7 +21,9 @@ def summary(given: int) -> StartSummary:
     lifecycle.start.enter(Phase.ENGINE)
     lifecycle.set_state(State.HEALTHY)
     model = ModelArtifacts("tiny", "https://user:SENTINEL@host/m", "/m")
-    plan = StartPlan(model, EngineArguments(values, origins), ServingProfile(), values)
+    arguments = EngineArguments(values, origins)
+    found = Translation(load_settings({}), model, Devices(), arguments, ServingProfile())
+    plan = StartPlan(model, found, values)
     return StartSummary(
         plan, InferenceService(Admission(lifecycle)), "http://h:1", "curl -s http://h:1"
     )

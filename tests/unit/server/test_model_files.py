@@ -1,0 +1,28 @@
+"""What the engine is started with, once the model's files are here."""
+
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.server import model_files
+from lmi_vllm.server.model_files import ModelFetch
+from lmi_vllm.translate.arguments import Devices, translate
+
+
+async def test_final_translation_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the fetched files, and with all that was said of the settings before."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    monkeypatch.setattr(model_files, "fetch_model", lambda *_, **__: tmp_path)
+    settings = load_settings({"HF_MODEL_ID": "a/b", "OPTION_SERVED_MODEL_NAME": "served"})
+    model = ModelArtifacts("b", "a/b", "a/b", revision="main")
+    planned = translate(settings, model, Devices())
+    ready = await ModelFetch(model, planned, {}, lambda _: None).fetch()
+    final = ready.translation
+    assert (final.model, final.settings) == (ready.model, settings)
+    assert (final.arguments.values["model"], ready.model.model) == (str(tmp_path),) * 2
+    assert final.profile.served_names == ("served",)
+    assert set(planned.warnings) <= set(final.warnings)
