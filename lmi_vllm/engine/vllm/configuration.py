@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from argparse import BooleanOptionalAction, Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
@@ -65,25 +65,33 @@ def parse_vllm_arguments(
     """
     parser = make_arg_parser(_RaisingParser(add_help=False))
     actions = {action.dest: action for action in parser._actions}
-    problems, words = [], []
-    flagless = {name: values[name] for name in _FLAGLESS if name in values}
+    flags = {name: value for name, value in values.items() if name not in _FLAGLESS}
+    try:
+        words = [word for name, value in flags.items() for word in _words(actions[name], value)]
+        parsed = vars(parser.parse_args(words))
+    except (KeyError, ValueError, TypeError) as error:
+        if problems := list(_problems(parser, actions, flags, origins or {})):
+            raise ConfigurationError(problems) from error
+        raise  # it is none of them alone
+    return Namespace(**{**parsed, **{name: values[name] for name in _FLAGLESS if name in values}})
+
+
+def _problems(
+    parser: FlexibleArgumentParser,
+    actions: Mapping[str, Any],
+    values: Mapping[str, object],
+    origins: Mapping[str, object],
+) -> Iterator[str]:
+    """Name each value that vLLM refuses: its parser ends at the first, and may not say which."""
     for name, value in values.items():
-        if name in flagless:
-            continue
-        shown = f"{name} ({(origins or {}).get(name, 'default')})"
+        shown = f"{name} ({origins.get(name, 'default')})"
         if name not in actions:
-            problems.append(f"{shown}: the installed vLLM has no such engine argument")
+            yield f"{shown}: the installed vLLM has no such engine argument"
             continue
         try:
-            flag_words = _words(actions[name], value)
-            parser.parse_args(flag_words)
+            parser.parse_args(_words(actions[name], value))
         except (ValueError, TypeError) as error:
-            problems.append(f"{shown}: vLLM refuses it: {error}")
-        else:
-            words += flag_words
-    if problems:
-        raise ConfigurationError(problems)
-    return Namespace(**{**vars(parser.parse_args(words)), **flagless})
+            yield f"{shown}: vLLM refuses it: {error}"
 
 
 def engine_args_from(namespace: Namespace) -> AsyncEngineArgs:
