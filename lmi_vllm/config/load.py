@@ -67,7 +67,7 @@ class _Load:
         self.report = Report()
         self.passed = Report()  # what was said of arguments that pass through
         self.server_report = Report()
-        self.resolver = Resolver(self.report)
+        self.model = Resolver(Layers({}), self.report)  # until the model's files are read
 
     def settings(self, extra_properties: PropertiesFile | None) -> Settings:
         """The settings; `load_settings` says of what."""
@@ -79,13 +79,12 @@ class _Load:
                 self.report.warn(sentence)
         model_order = model_sources(self.environ, self.command_line, file)
         model: ModelSettings = ModelSettings.read(*model_order, Reading(self._model_fields))
-        self.resolver.report = self.server_report
         server: ServerSettings = ServerSettings.read(*server_order, Reading(self._server_fields))
         others = tuple(self._extra(kind) for kind in self.extra_kinds)
         self.report.add(self.server_report)
         self.report.add(self.passed)
         names = self._unknown_names(config, server)
-        unread = (*self.resolver.extra, *names.collect())
+        unread = (*self.model.extra, *names.collect())
         names.report_without_extra((*model.details.values(), *server.details.values()))
         self._check(model, server, others)
         return Settings(
@@ -105,12 +104,11 @@ class _Load:
 
     def _model_fields(self, layers: Layers) -> Mapping[str, object]:
         """The fields of the model's settings out of the texts that won."""
-        self.resolver.model = layers
-        options = self.resolver.options(OPTIONS)
+        self.model = Resolver(layers, self.report)
+        options = self.model.options(OPTIONS)
         for kind in self.extra_kinds:
-            self.brought[kind] = self.resolver.options(Rows.of(kind.rows).options)
-        self.resolver.report = self.passed
-        passed = self.resolver.pass_through()
+            self.brought[kind] = self.model.options(Rows.of(kind.rows).options)
+        passed = Resolver(layers, self.passed, self.model).pass_through()
         return {
             **_fields(OPTIONS, options),
             "arguments": {name: setting.value for name, setting in passed.items()},
@@ -119,21 +117,21 @@ class _Load:
 
     def _server_fields(self, layers: Layers) -> Mapping[str, object]:
         """The fields of the server's settings out of the texts that won."""
-        self.resolver.server = layers
-        found = self.resolver.server_settings(SERVER_SETTINGS)
-        found |= self.resolver.variables(ENVIRONMENT_SETTINGS, self.environ)
+        self.server = Resolver(layers, self.server_report, self.model)
+        found = self.server.server_settings(SERVER_SETTINGS)
+        found |= self.server.variables(ENVIRONMENT_SETTINGS, self.environ)
         if self.command_line.strict:
             origin = Origin(OriginKind.FLAG, "--strict")
             found["LMI_STRICT"] = replace(found["LMI_STRICT"], value=True, origin=origin)
         found["inference_address"] = resolve_address(
-            found["inference_address"], self.environ, self.command_line, self.resolver.report.fail
+            found["inference_address"], self.environ, self.command_line, self.server_report.fail
         )
         rows = (*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
         return {**_fields(rows, found), "details": MappingProxyType(found)}
 
     def _extra(self, kind: type[ExtraSettings]) -> ExtraSettings:
         """The settings of one extra."""
-        rows, resolver = Rows.of(kind.rows), self.resolver
+        rows, resolver = Rows.of(kind.rows), self.server
         found = self.brought[kind] | resolver.server_settings(rows.server)
         found |= resolver.variables(rows.variables, self.environ)
         fields = {**_fields(kind.rows, found), "details": MappingProxyType(found)}
@@ -148,10 +146,10 @@ class _Load:
         rows = Rows.of((*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
         return UnknownNames(
             environ=self.environ,
-            model=self.resolver.model,
-            server=self.resolver.server,
+            model=self.model.layers,
+            server=self.server.layers,
             config=config,
-            used=self.resolver.used,
+            used=self.model.used,
             server_rows=rows.server,
             variables=[row.name for row in rows.variables],
             report=self.report,
@@ -165,7 +163,7 @@ class _Load:
         check_listen(server.details, self.report.fail)
         for extra in others:
             extra.check(server, self.report.fail)
-        report_model_ids(self.resolver.model, self.report)
+        report_model_ids(self.model.layers, self.report)
         queue, batch = server.details["job_queue_size"], model.details["max_rolling_batch_size"]
         report_queue(queue, batch, self.report)
 

@@ -22,17 +22,18 @@ _UNPREFIXED_OPTIONS: Final = ("model_loading_timeout", "normalize")
 
 
 class Resolver:
-    """Turns rows and texts into settings; what is found on the way goes into `report`.
+    """Turns rows and texts of one level into settings; what is found goes into `report`.
 
-    `extra` are second names of settings, `used` the model's keys that meant something.
+    `first` read the model's level, which has server settings too. `extra` are second names of
+    settings, `used` the model's keys that meant something: those of `first` go on in it.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, layers: Layers, report: Report, first: "Resolver | None" = None) -> None:
         self.report = report
-        self.model = Layers({})
-        self.server = Layers({})
-        self.used: set[str] = set()
-        self.extra: list[Setting] = []
+        self.layers = layers
+        self.model = layers if first is None else first.layers
+        self.used: set[str] = set() if first is None else first.used
+        self.extra: list[Setting] = [] if first is None else first.extra
 
     def options(self, rows: Iterable[Option]) -> dict[str, Setting]:
         """Every option of these rows that is set or has a default."""
@@ -65,7 +66,7 @@ class Resolver:
             if FILE in row.written:
                 found += self._texts_of(self.model, (row.name, *row.aliases))
             if not found and row.written != (FILE,):
-                found += [raw for raw in (self.server.winners.get(row.name),) if raw]
+                found += [raw for raw in (self.layers.winners.get(row.name),) if raw]
             setting = self._resolve(row, found)
             if setting is not None:
                 resolved[row.name] = setting
@@ -138,18 +139,18 @@ class Resolver:
     def _setting(self, row: Option, raw: RawValue, value: object, note: str) -> Setting:
         """A setting that was written."""
         effect = row.effect
-        target = ", ".join(effect.targets)
-        return Setting(row.name, value, raw.origin, effect.word, target, note, raw.key)
+        return Setting(row.name, value, raw.origin, effect.word, effect.targets, note, raw.key)
 
     def _default(self, row: Option) -> Setting:
         """The row's default as a setting."""
         effect = row.effect
-        target = ", ".join(effect.targets)
-        return Setting(row.name, row.default, DEFAULT_ORIGIN, effect.word, target, row.note)
+        word, targets = effect.word, effect.targets
+        return Setting(row.name, row.default, DEFAULT_ORIGIN, word, targets, row.note)
 
     def _note(self, row: Option, raw: RawValue) -> str:
         """The row's note, and what the value hides."""
-        hidden = [other.stated for other in (*self.model.hidden, *self.server.hidden)
+        written = dict.fromkeys((*self.model.hidden, *self.layers.hidden))
+        hidden = [other.stated for other in written
                   if other.key == raw.key and other.origin != raw.origin]  # fmt: skip
         note = row.note or row.effect.text
         return f"{note} Hides {', '.join(hidden)}." if hidden else note

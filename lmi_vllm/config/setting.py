@@ -47,7 +47,7 @@ class Setting:
     value: object
     origin: Origin
     effect: EffectWord
-    target: str = ""
+    targets: tuple[str, ...] = ()  # the engine arguments that it becomes
     note: str = ""
     written: str = ""
 

@@ -140,7 +140,7 @@ class UnknownNames:
         (self.report.fail if self.is_strict else self.report.warn)(sentence)
         name = raw.key.removeprefix(FILE_PREFIX)
         text = MASK if is_secret(raw.origin.name) else mask_text(name, raw.text)
-        return Setting(name, text, raw.origin, EffectWord.UNKNOWN, "", sentence, raw.key)
+        return Setting(name, text, raw.origin, EffectWord.UNKNOWN, (), sentence, raw.key)
 
 
 def _needs(key: str) -> str:

@@ -94,7 +94,7 @@ def _rows(
             "value": setting.shown_value,
             "origin": str(setting.origin),
             "effect": str(setting.effect),
-            "target": setting.target,
+            "target": ", ".join(setting.targets),
             "note": mask_urls(_note(setting, translation)),
         }
 
@@ -106,10 +106,10 @@ def _explained() -> Iterable[Explained]:
 def _model_row(model: ModelArtifacts | None) -> Setting:
     """The row for a model that no id names."""
     if model is None:
-        return Setting("model_id", None, DEFAULT_ORIGIN, EffectWord.MAPS_TO, "model", _NO_MODEL)
+        return Setting("model_id", None, DEFAULT_ORIGIN, EffectWord.MAPS_TO, ("model",), _NO_MODEL)
     note = "The model directory itself."
     origin = Origin(OriginKind.DERIVED, str(model.directory))
-    return Setting("model_id", model.model, origin, EffectWord.MAPS_TO, "model", note)
+    return Setting("model_id", model.model, origin, EffectWord.MAPS_TO, ("model",), note)
 
 
 def _shown_name(setting: Setting) -> str:
@@ -122,7 +122,7 @@ def _note(setting: Setting, translation: Translation) -> str:
     values = translation.arguments.values
     became = [
         f"{target}={_compact(mask_value(target, values[target]))}"
-        for target in setting.target.split(", ")
+        for target in setting.targets
         if setting.is_set and target in values and values[target] != setting.value
         and translation.arguments.origins.get(target) == setting.origin
     ]  # fmt: skip

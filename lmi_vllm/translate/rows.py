@@ -43,7 +43,7 @@ def put_plain(draft: ArgumentDraft) -> None:
     """Options that become their argument as they are, pass-through ones included."""
     for setting, row in _rows(draft):
         if row is None or not (row.effect.is_computed or row.effect.is_fallback):
-            draft.put(setting.target, setting.value, setting.origin)
+            draft.put(setting.targets[0], setting.value, setting.origin)
 
 
 def put_fallbacks(draft: ArgumentDraft) -> None:
@@ -51,14 +51,13 @@ def put_fallbacks(draft: ArgumentDraft) -> None:
     for setting, row in _rows(draft):
         if row is None or not row.effect.is_fallback:
             continue
-        if setting.target in draft.values:
-            draft.warn(f"{setting.label} has no effect: {draft.label(setting.target)} is set")
+        (target,) = setting.targets
+        if target in draft.values:
+            draft.warn(f"{setting.label} has no effect: {draft.label(target)} is set")
             continue
-        draft.put(setting.target, setting.value, setting.origin)
+        draft.put(target, setting.value, setting.origin)
         if row.effect.text:
-            draft.warn(
-                f"{setting.label} is used as {setting.target}={setting.value}: {row.effect.text}"
-            )
+            draft.warn(f"{setting.label} is used as {target}={setting.value}: {row.effect.text}")
 
 
 def put_defaults(draft: ArgumentDraft) -> None:
@@ -68,5 +67,5 @@ def put_defaults(draft: ArgumentDraft) -> None:
         if setting.is_set or row is None or setting.effect != EffectWord.MAPS_TO:
             continue
         if not (row.effect.is_computed or row.effect.is_fallback):
-            draft.put_if_unset(setting.target, setting.value, DEFAULT_ORIGIN)
+            draft.put_if_unset(setting.targets[0], setting.value, DEFAULT_ORIGIN)
     draft.put_if_unset("revision", None, DEFAULT_ORIGIN)

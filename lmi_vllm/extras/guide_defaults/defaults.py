@@ -86,5 +86,5 @@ def rows_of_defaults(settings: Settings) -> Iterator[Setting]:
     for name, default in GUIDE_DEFAULTS.items():
         if name not in known and name not in {other.name for other in settings.others}:
             value = arguments[name].default if default.now is None else default.now
-            target = default.argument or name
-            yield Setting(name, value, DEFAULT_ORIGIN, EffectWord.MAPS_TO, target)
+            targets = (default.argument or name,)
+            yield Setting(name, value, DEFAULT_ORIGIN, EffectWord.MAPS_TO, targets)

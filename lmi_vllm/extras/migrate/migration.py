@@ -301,7 +301,7 @@ def _replacement_of_setting(setting: Setting, warnings: list[str]) -> Replacemen
     if setting.value is None:  # such as the name of the built-in handler
         return Replacement(None, why=why or "it is the default here")
     if row is not None and row.effect.is_fallback and "no effect" not in why:
-        key = f"{FILE_PREFIX}{setting.target}"
+        key = f"{FILE_PREFIX}{setting.targets[0]}"
     server = _SERVER_ROWS.get(setting.name)
     if server is not None and FILE not in server.written:
         key = f"{SERVING_PREFIX}{setting.name.upper()}"
