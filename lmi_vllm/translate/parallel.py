@@ -13,13 +13,14 @@ FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
 def assign_devices(draft: ArgumentDraft) -> None:
     """Put the parallel sizes, the copies and the devices."""
     nodes = _node_count(draft)
-    stages = draft.settings.model.details["pipeline_parallel_degree"]
-    pipeline = stages.value if isinstance(stages.value, int) and stages.value > 0 else 1
+    model = draft.settings.model
+    degree = model.details["tensor_parallel_degree"]
+    pipeline = max(1, model.pipeline_parallel_degree)
     first_devices = _chosen_devices(draft)
-    degree = draft.settings.model.details["tensor_parallel_degree"]
-    tensor = _tensor_size(draft, degree, pipeline, nodes, first_devices)
+    tensor = _tensor_size(draft, degree.is_set, pipeline, nodes, first_devices)
     draft.put("tensor_parallel_size", tensor, degree.origin)
-    draft.put("pipeline_parallel_size", pipeline, stages.origin)
+    stages = model.details["pipeline_parallel_degree"].origin
+    draft.put("pipeline_parallel_size", pipeline, stages)
     span = tensor * pipeline
     if span % nodes:
         draft.fail(
@@ -43,11 +44,12 @@ def _node_count(draft: ArgumentDraft) -> int:
 
 
 def _tensor_size(
-    draft: ArgumentDraft, degree: Setting, pipeline: int, nodes: int, first_devices: list[int]
+    draft: ArgumentDraft, is_set: bool, pipeline: int, nodes: int, first_devices: list[int]
 ) -> int:
     """The number asked for, or what `max` and unset mean on these devices."""
-    if isinstance(degree.value, int) and degree.value > 0:
-        return degree.value
+    degree = draft.settings.model.tensor_parallel_degree
+    if isinstance(degree, int) and degree > 0:
+        return degree
     gpus = draft.devices.gpu_count
     if first_devices:
         gaps = [
@@ -55,7 +57,7 @@ def _tensor_size(
             for start, after in zip(first_devices, [*first_devices[1:], gpus], strict=True)
         ]
         gpus = max(0, min(gaps))
-    if degree.is_set and degree.value == "max":
+    if is_set and degree == "max":
         gpus *= nodes  # only an explicit `max` counts the other nodes' GPUs
     return max(1, gpus // pipeline)
 
@@ -63,11 +65,7 @@ def _tensor_size(
 def _assign_cpu_ranks(draft: ArgumentDraft, degree: Setting, span: int) -> None:
     """Put copies only where asked for; fail beyond the CPU ranks that vLLM can place."""
     limit = draft.devices.cpu_rank_limit
-    copies = draft.given("data_parallel_size")
-    wanted = span
-    if copies is not None and isinstance(copies.value, int):
-        draft.put("data_parallel_size", copies.value, copies.origin)
-        wanted = span * max(1, copies.value)
+    wanted = span * max(1, _put_copies(draft) or 1)
     if limit is not None and wanted > limit:
         label = degree.label if degree.is_set else "pipeline_parallel_degree"
         draft.fail(
@@ -76,11 +74,18 @@ def _assign_cpu_ranks(draft: ArgumentDraft, degree: Setting, span: int) -> None:
         )
 
 
+def _put_copies(draft: ArgumentDraft) -> int | None:
+    """Put the copies that are asked for, and return how many."""
+    model = draft.settings.model
+    if model.data_parallel_size is not None:
+        origin = model.details["data_parallel_size"].origin
+        draft.put("data_parallel_size", model.data_parallel_size, origin)
+    return model.data_parallel_size
+
+
 def _leave_to_ray(draft: ArgumentDraft, first_devices: list[int]) -> None:
     """Put copies only where asked for: the GPUs of a Ray cluster cannot be counted here."""
-    copies = draft.given("data_parallel_size")
-    if copies is not None:
-        draft.put("data_parallel_size", copies.value, copies.origin)
+    _put_copies(draft)
     if first_devices:
         chosen = draft.settings.server.details["load_on_devices"]
         draft.warn(f"{chosen.stated} has no effect: Ray chooses the devices")
@@ -92,10 +97,9 @@ def _assign_gpus(draft: ArgumentDraft, span: int, first_devices: list[int]) -> N
     if span > gpus:
         draft.fail(_not_enough(draft, span, gpus))
         return
-    explicit = draft.given("data_parallel_size")
-    if explicit is not None and isinstance(explicit.value, int):
-        copies, origin = max(1, explicit.value), explicit.origin
-        draft.put("data_parallel_size", explicit.value, origin)
+    explicit = _put_copies(draft)
+    if explicit is not None:
+        copies, origin = max(1, explicit), draft.origins["data_parallel_size"]
         if span * copies > gpus:
             draft.fail(_not_enough(draft, span * copies, gpus))
             return
@@ -132,28 +136,27 @@ def _copies(draft: ArgumentDraft, fitting: int) -> int:
     """Copies of the model: those that fit, within maxWorkers; one with LoRA."""
     if draft.settings.model.enable_lora or not draft.takes_copies:
         return 1
-    cap = worker_cap(draft)
-    if cap is not None and isinstance(cap.value, int):
-        fitting = min(fitting, cap.value)
-    return max(1, fitting)
+    cap, _ = worker_cap(draft)
+    return max(1, min(fitting, cap) if cap else fitting)
 
 
-def worker_cap(draft: ArgumentDraft) -> Setting | None:
-    """The setting that bounds the copies: SageMaker's count, else the most special one."""
-    server = draft.settings.server.details
-    general = server.get("maxWorkers")
-    names = ["gpu.maxWorkers", "maxWorkers", "max_workers"]
+def worker_cap(draft: ArgumentDraft) -> tuple[int, str]:
+    """Most copies (0: any), and the label of what says so: SageMaker, else the most special."""
+    server = draft.settings.server
+    caps = {"gpu.maxWorkers": server.gpu_max_workers, "maxWorkers": server.file_max_workers}
+    general = server.detail("maxWorkers")
     if general is not None and general.origin.kind is OriginKind.PLATFORM:
-        names = ["maxWorkers"]
-    found = [server[name] for name in names if name in server]
-    caps = [setting for setting in found if isinstance(setting.value, int) and setting.value > 0]
-    return caps[0] if caps else None
+        del caps["gpu.maxWorkers"]
+    else:
+        caps["max_workers"] = server.max_workers
+    found = ((cap, server.details[name].label) for name, cap in caps.items() if cap)
+    return next(found, (0, ""))
 
 
 def _chosen_devices(draft: ArgumentDraft) -> list[int]:
     """The first device of every copy that load_on_devices asks for; empty for all devices."""
     setting = draft.settings.server.details["load_on_devices"]
-    text = str(setting.value).strip()
+    text = draft.settings.server.load_on_devices.strip()
     if text in ("*", "") or not setting.is_set:
         return []
     parts = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]

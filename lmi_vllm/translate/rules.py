@@ -37,47 +37,49 @@ _W8A8: Final = "use a compressed-tensors W8A8 checkpoint, or option.quantize=fp8
 
 def load_format(draft: ArgumentDraft) -> None:
     """Refuse the one format that only another container reads."""
-    setting = draft.given("load_format")
-    if setting is None:
+    wanted = draft.settings.model.load_format
+    if wanted is None:
         return
-    if setting.value == "sagemaker_fast_model_loader":
+    setting = draft.settings.model.details["load_format"]
+    if wanted == "sagemaker_fast_model_loader":
         draft.fail(
             f"{setting.label}: sagemaker_fast_model_loader is not available here; use "
             f"runai_streamer, sharded_state or leave it out"
         )
         return
-    draft.put("load_format", setting.value, setting.origin)
+    draft.put("load_format", wanted, setting.origin)
 
 
 def model_dir(draft: ArgumentDraft) -> None:
     """Name a directory of weights that something else takes the place of."""
-    setting, model = draft.given("model_dir"), draft.model
-    if setting is None or model is None or not isinstance(setting.value, str):
+    settings, model = draft.settings.model, draft.model
+    if settings.model_dir is None or model is None:
         return
-    if str(Path(without_file_scheme(setting.value))) != model.reference:
-        named = draft.given("model_id")
+    if str(Path(without_file_scheme(settings.model_dir))) != model.reference:
+        named = settings.detail("model_id")
         other = model.reference if named is None else named.stated
-        draft.warn(f"{setting.label} has no effect: the model is {mask_urls(other)}")
+        label = settings.details["model_dir"].label
+        draft.warn(f"{label} has no effect: the model is {mask_urls(other)}")
 
 
 def tokenizer_mode(draft: ArgumentDraft) -> None:
     """VLLM has no slow tokenizers any more."""
-    setting = draft.given("tokenizer_mode")
-    if setting is None:
+    mode = draft.settings.model.tokenizer_mode
+    if mode is None:
         return
-    if setting.value == "slow":
+    setting = draft.settings.model.details["tokenizer_mode"]
+    if mode == "slow":
         draft.warn(f"{setting.label}: slow is gone from vLLM; auto is used")
-    value = "auto" if setting.value == "slow" else setting.value
-    draft.put("tokenizer_mode", value, setting.origin)
+    draft.put("tokenizer_mode", "auto" if mode == "slow" else mode, setting.origin)
 
 
 def task(draft: ArgumentDraft) -> None:
     """Runner and convert of the task; explicit ones win."""
-    setting = draft.settings.model.details["task"]
-    text = str(setting.value).replace("_", "-")
+    named, setting = draft.settings.model.task, draft.settings.model.details["task"]
+    text = named.replace("_", "-")
     if setting.is_set and text not in _TASKS:
         draft.warn(
-            f"{setting.label}: task {setting.value} is not known and counts as auto; known are "
+            f"{setting.label}: task {named} is not known and counts as auto; known are "
             f"{', '.join(_TASKS)}"
         )
     runner, convert = _TASKS.get(text, ("auto", "auto"))
@@ -95,23 +97,25 @@ def task(draft: ArgumentDraft) -> None:
 
 def batch_sizes(draft: ArgumentDraft) -> None:
     """Warn of sizes of LMI's batches; those of its other engines go with the engine."""
-    if draft.settings.server.engine in EMBEDDING_ENGINES:
+    server = draft.settings.server
+    if server.engine in EMBEDDING_ENGINES:
         return
-    for name in ("batch_size", "max_dynamic_batch_size"):
-        setting = draft.settings.server.given(name)
-        if setting is not None and setting.value != "1":
-            draft.warn(f"{setting.label} has no effect: continuous batching is always on")
+    sizes = (server.batch_size, server.max_dynamic_batch_size)
+    for name, size in zip(("batch_size", "max_dynamic_batch_size"), sizes, strict=True):
+        if size not in (None, "1"):
+            label = server.details[name].label
+            draft.warn(f"{label} has no effect: continuous batching is always on")
 
 
 def quantization(draft: ArgumentDraft) -> None:
     """The quantization method out of `quantize`, `load_in_8bit` and `load_in_4bit`."""
-    chosen = draft.given("quantize")
-    result = None if chosen is None else _quantization_method(draft, chosen, str(chosen.value))
-    origin = DEFAULT_ORIGIN if chosen is None else chosen.origin
-    for flag, stands_for in (("load_in_8bit", "bitsandbytes8"), ("load_in_4bit", "bitsandbytes4")):
-        setting = draft.given(flag)
-        if setting is None or setting.value is not True:
-            continue
+    model = draft.settings.model
+    chosen, result, origin = model.detail("quantize"), None, DEFAULT_ORIGIN
+    if chosen is not None and model.quantize is not None:
+        result, origin = _quantization_method(draft, chosen, model.quantize), chosen.origin
+    bits = {8: model.load_in_8bit, 4: model.load_in_4bit}
+    for width in (width for width, is_on in bits.items() if is_on):
+        setting, stands_for = model.details[f"load_in_{width}bit"], f"bitsandbytes{width}"
         method = _quantization_method(draft, setting, stands_for)
         if chosen is not None and method != result:
             draft.fail(
@@ -155,48 +159,43 @@ def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> s
 
 def lora(draft: ArgumentDraft) -> None:
     """Ranks vLLM has, and slots that fit each other."""
-    rank = draft.given("max_lora_rank")
-    if rank is not None and isinstance(rank.value, int):
+    model = draft.settings.model
+    rank, said = model.max_lora_rank, model.details
+    if rank is not None:
         allowed = [c for c in load_release().engine["max_lora_rank"].choices if isinstance(c, int)]
-        rounded = next((size for size in sorted(allowed) if size >= rank.value), None)
+        rounded = next((size for size in sorted(allowed) if size >= rank), None)
+        written = said["max_lora_rank"]
         if rounded is None:
-            draft.fail(f"{rank.stated} is above {max(allowed)}, the most vLLM has")
+            draft.fail(f"{written.stated} is above {max(allowed)}, the most vLLM has")
         else:
-            if rounded != rank.value:
-                draft.warn(f"{rank.stated} is rounded up to {rounded}, which vLLM has")
-            draft.put("max_lora_rank", rounded, rank.origin)
-    cpu, slots = draft.given("max_cpu_loras"), draft.settings.model.detail("max_loras")
-    if cpu is None or slots is None:
-        return
-    if isinstance(cpu.value, int) and isinstance(slots.value, int) and cpu.value < slots.value:
-        draft.fail(f"{cpu.stated} must be at least max_loras={slots.value} ({slots.origin})")
+            if rounded != rank:
+                draft.warn(f"{written.stated} is rounded up to {rounded}, which vLLM has")
+            draft.put("max_lora_rank", rounded, written.origin)
+    if model.max_cpu_loras is not None and model.max_cpu_loras < model.max_loras:
+        draft.fail(
+            f"{said['max_cpu_loras'].stated} must be at least max_loras={model.max_loras} "
+            f"({said['max_loras'].origin})"
+        )
 
 
 def parsers(draft: ArgumentDraft) -> None:
     """Tool and reasoning parsers must be known where they are asked for."""
-    release = load_release()
-    choice, tool = draft.given("enable_auto_tool_choice"), draft.given("tool_call_parser")
-    if choice is not None and choice.value is True and draft.given("tool_parser_plugin") is None:
-        _check_parser(draft, choice, tool, "tool_call_parser", release.tool_parsers)
-    switch, reasoning = draft.given("enable_reasoning"), draft.given("reasoning_parser")
-    if draft.given("reasoning_parser_plugin") is not None:
+    release, model = load_release(), draft.settings.model
+    if model.enable_auto_tool_choice and model.tool_parser_plugin is None:
+        _check_parser(draft, "enable_auto_tool_choice", "tool_call_parser", release.tool_parsers)
+    if model.arguments.get("reasoning_parser_plugin") is not None:  # vLLM's own, no row of ours
         return
-    if switch is not None and switch.value is True:
-        _check_parser(draft, switch, reasoning, "reasoning_parser", release.reasoning_parsers)
-    elif reasoning is not None:
-        _check_parser(draft, reasoning, reasoning, "reasoning_parser", release.reasoning_parsers)
+    if model.enable_reasoning or model.reasoning_parser is not None:
+        switch = "enable_reasoning" if model.enable_reasoning else "reasoning_parser"
+        _check_parser(draft, switch, "reasoning_parser", release.reasoning_parsers)
 
 
-def _check_parser(
-    draft: ArgumentDraft,
-    switch: Setting,
-    parser: Setting | None,
-    name: str,
-    known: tuple[str, ...],
-) -> None:
+def _check_parser(draft: ArgumentDraft, switch: str, name: str, known: tuple[str, ...]) -> None:
     """Fail where `switch` needs a parser and the one set is missing or unknown."""
+    said = draft.settings.model.details
+    parser = said.get(name)
     if parser is None:
-        draft.fail(f"{switch.label} needs option.{name}; known are {', '.join(known)}")
+        draft.fail(f"{said[switch].label} needs option.{name}; known are {', '.join(known)}")
     elif parser.value not in known:
         recorded, installed = load_release().release, installed_release()
         names = f"known are {', '.join(known)}"
@@ -210,28 +209,30 @@ def _check_parser(
 
 def remote_code(draft: ArgumentDraft) -> None:
     """Code from the hub should be pinned to what was looked at."""
-    trust, model = draft.given("trust_remote_code"), draft.model
-    if trust is None or trust.value is not True or model is None:
+    settings, model = draft.settings.model, draft.model
+    if not settings.trust_remote_code or model is None:
         return
     is_hub_id = "://" not in model.model and not is_directory(model.model)
-    if is_hub_id and draft.given("revision") is None:
+    if is_hub_id and settings.revision is None:
+        label = settings.details["trust_remote_code"].label
         draft.warn(
-            f"{trust.label} runs code of {model.model} that may change at any time: set "
+            f"{label} runs code of {model.model} that may change at any time: set "
             f"option.revision to the commit you validated"
         )
 
 
 def entry_point(draft: ArgumentDraft) -> None:
     """A local entry point must exist."""
-    setting, model = draft.given("entryPoint"), draft.model
-    if setting is None or not isinstance(setting.value, str) or model is None:
+    file, model = draft.settings.model.entry_point, draft.model
+    if file is None or model is None:
         return
-    if setting.value.startswith(("http://", "https://")) or is_store(model.reference):
+    if file.startswith(("http://", "https://")) or is_store(model.reference):
         return
-    path = (model.directory or Path("/nonexistent")) / setting.value
+    path = (model.directory or Path("/nonexistent")) / file
     if not is_file(path):
         place = f"in {model.directory}" if model.directory else "(there is no model directory)"
-        draft.fail(f"{setting.label}: {setting.value} does not exist {place}")
+        label = draft.settings.model.details["entryPoint"].label
+        draft.fail(f"{label}: {file} does not exist {place}")
 
 
 def served_task(values: Mapping[str, object]) -> str:

@@ -31,20 +31,24 @@ class LmcacheSettings(ExtraSettings):
 
 def kv_transfer(draft: ArgumentDraft) -> None:
     """Put the KV connector; refuse options that exclude LMCache's automatic sizes."""
-    config, auto = draft.given("kv_transfer_config"), draft.given("lmcache_auto_config")
+    asked = draft.settings.extra(LmcacheSettings)
+    config, said = asked.kv_transfer_config, asked.details
     if config is not None:
-        draft.put("kv_transfer_config", config.value, config.origin)
-        if isinstance(config.value, dict) and not config.value.get("kv_role"):
+        draft.put("kv_transfer_config", config, said["kv_transfer_config"].origin)
+        if not config.get("kv_role"):
             draft.fail(
-                f"{config.label} lacks kv_role; allowed are kv_producer, kv_consumer and kv_both"
+                f"{said['kv_transfer_config'].label} lacks kv_role; allowed are kv_producer, "
+                f"kv_consumer and kv_both"
             )
-    if auto is None or auto.value is not True:
+    if not asked.lmcache_auto_config:
         return
+    auto = said["lmcache_auto_config"]
     draft.takes_copies = False  # the automatic sizes are for one copy
     connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
     draft.put_if_unset("kv_transfer_config", connector, auto.origin)
-    file, experts = draft.given("lmcache_config_file"), draft.given("enable_expert_parallel")
-    if file is not None:
+    experts = draft.given("enable_expert_parallel")
+    if asked.lmcache_config_file is not None:
+        file = said["lmcache_config_file"]
         draft.fail(f"{auto.label} and {file.label} exclude each other: set one of them")
     if experts is not None and experts.value is True:
         draft.fail(f"{auto.label} and {experts.label} exclude each other: set one of them")
@@ -52,11 +56,10 @@ def kv_transfer(draft: ArgumentDraft) -> None:
 
 def check_workers(draft: ArgumentDraft) -> None:
     """Refuse several copies with LMCache's automatic sizes, which are for one."""
-    auto, cap = draft.given("lmcache_auto_config"), worker_cap(draft)
-    if auto is None or auto.value is not True or cap is None:
-        return
-    if isinstance(cap.value, int) and cap.value > 1:
-        draft.fail(f"{auto.label} allows one copy and {cap.label} is {cap.value}")
+    asked, (cap, label) = draft.settings.extra(LmcacheSettings), worker_cap(draft)
+    if asked.lmcache_auto_config and cap > 1:
+        auto = asked.details["lmcache_auto_config"].label
+        draft.fail(f"{auto} allows one copy and {label} is {cap}")
 
 
 def check_package(draft: ArgumentDraft) -> None:
