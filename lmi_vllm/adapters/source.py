@@ -31,10 +31,6 @@ MAX_FILES: Final = 10_000
 _SHOWN_CHARACTERS: Final = 200
 
 
-def _none_forbidden(_: Path) -> tuple[str, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class AdapterPolicy:
     """What the server's settings allow: `roots` are the folders that adapters may come from."""
@@ -44,7 +40,7 @@ class AdapterPolicy:
     max_bytes: int = 16 << 30
     code: str = "local"
     is_secure: bool = False
-    forbidden: Callable[[Path], tuple[str, ...]] = _none_forbidden  # in the folder of an adapter
+    forbidden: Callable[[Path], tuple[str, ...]] = lambda _: ()  # in an adapter's folder
 
 
 @dataclass(frozen=True, slots=True)

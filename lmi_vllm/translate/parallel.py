@@ -12,8 +12,7 @@ FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
 
 def assign_devices(draft: ArgumentDraft) -> None:
     """Put the parallel sizes, the copies and the devices."""
-    nodes = _node_count(draft)
-    model = draft.settings.model
+    nodes, model = _node_count(draft), draft.settings.model
     degree = model.details["tensor_parallel_degree"]
     pipeline = max(1, model.pipeline_parallel_degree)
     first_devices = _chosen_devices(draft)

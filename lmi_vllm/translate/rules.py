@@ -37,17 +37,14 @@ _W8A8: Final = "use a compressed-tensors W8A8 checkpoint, or option.quantize=fp8
 
 def load_format(draft: ArgumentDraft) -> None:
     """Refuse the one format that only another container reads."""
-    wanted = draft.settings.model.load_format
-    if wanted is None:
-        return
-    setting = draft.settings.model.details["load_format"]
-    if wanted == "sagemaker_fast_model_loader":
+    model = draft.settings.model
+    if model.load_format == "sagemaker_fast_model_loader":
         draft.fail(
-            f"{setting.label}: sagemaker_fast_model_loader is not available here; use "
-            f"runai_streamer, sharded_state or leave it out"
+            f"{model.details['load_format'].label}: sagemaker_fast_model_loader is not available "
+            f"here; use runai_streamer, sharded_state or leave it out"
         )
-        return
-    draft.put("load_format", wanted, setting.origin)
+    elif model.load_format is not None:
+        draft.put("load_format", model.load_format, model.details["load_format"].origin)
 
 
 def model_dir(draft: ArgumentDraft) -> None:
@@ -64,10 +61,10 @@ def model_dir(draft: ArgumentDraft) -> None:
 
 def tokenizer_mode(draft: ArgumentDraft) -> None:
     """VLLM has no slow tokenizers any more."""
-    mode = draft.settings.model.tokenizer_mode
-    if mode is None:
+    model = draft.settings.model
+    if model.tokenizer_mode is None:
         return
-    setting = draft.settings.model.details["tokenizer_mode"]
+    mode, setting = model.tokenizer_mode, model.details["tokenizer_mode"]
     if mode == "slow":
         draft.warn(f"{setting.label}: slow is gone from vLLM; auto is used")
     draft.put("tokenizer_mode", "auto" if mode == "slow" else mode, setting.origin)
