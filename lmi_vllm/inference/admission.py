@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.errors import NotReadyError, OverloadError
@@ -57,7 +57,7 @@ class Admission:
         self._clock = clock or Clock()
         self._on_end: list[Callable[[], None]] = []
         self._in_flight = 0  # of this process
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._is_ending = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -118,13 +118,18 @@ class Admission:
             self._tasks.add(task)
         return partial(self._give_back, count, task)
 
-    def _give_back(self, count: int, task: asyncio.Task[object] | None) -> None:
+    def _give_back(self, count: int, task: asyncio.Task[Any] | None) -> None:
         if task is not None:
             self._tasks.discard(task)
         self._in_flight -= count
         self._slots.add(-count)
         if not self._in_flight:
             self._idle.set()
+
+    def follow(self, work: asyncio.Task[Any]) -> None:
+        """Cancel `work`, which goes on after its request was answered, with the others."""
+        self._tasks.add(work)
+        work.add_done_callback(self._tasks.discard)
 
     def subscribe_end(self, on_end: Callable[[], None]) -> None:
         """Call `on_end` when `cancel_all` is called."""

@@ -1,5 +1,6 @@
 """The context of one admitted request: the model it uses and every resource it holds."""
 
+import asyncio
 import contextlib
 import copy
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -23,12 +24,13 @@ from lmi_vllm.inference.response.streams import (
     deadline,
 )
 from lmi_vllm.messages import Framing, InferenceCall, Reply, ServingProfile
-from lmi_vllm.telemetry.records import current_record
+from lmi_vllm.telemetry.records import DISCONNECTED, RequestRecord, current_record
 
 ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
 _LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
 _TIME_LIMIT: Final = "predict_timeout"
+_SUCCESS: Final = 200
 
 IsAdapter = Callable[[str], bool]
 
@@ -65,6 +67,11 @@ class RequestContext:
         # Called last: most requests hold nothing else, and a stack costs more than all they do.
         self._on_release: list[Callable[[], None]] = []
         self._stack: contextlib.AsyncExitStack | None = None
+        if self.record is not None:
+            self.record.keep = self.keep
+        self._work: asyncio.Task[Any] | None = None  # goes on after the answer
+        self._later: RequestRecord | None = None  # of that
+        self._closing: asyncio.Task[None] | None = None
         self._connect: Callable[[RowSink], None] | None = None
         self._is_delivered = False
 
@@ -83,13 +90,30 @@ class RequestContext:
             await self._release()
 
     async def _release(self) -> None:
-        """Release everything; may be called twice."""
+        """Release everything, not before the work that goes on; may be called twice."""
+        if self._work is not None and not self._work.done():
+            if self._later is None and self.record is not None:
+                self._later = self.record.background()
+            self._work.add_done_callback(self._release_later)
+            return
         try:
             if self._stack is not None:
                 await self._stack.aclose()
         finally:
             while self._on_release:
                 self._on_release.pop()()
+
+    def keep(self, work: asyncio.Task[Any]) -> None:
+        """Hold everything until `work` has ended, which goes on after the answer."""
+        self._work = work
+        self.queue.follow(work)
+
+    def _release_later(self, work: asyncio.Task[Any]) -> None:
+        self._closing = asyncio.ensure_future(self._release())
+        later, self._later = self._later, None
+        if later is not None and self.record is not None:
+            later.work += self.record.work
+            later.end(DISCONNECTED if work.cancelled() else _SUCCESS)
 
     @property
     def _resources(self) -> contextlib.AsyncExitStack:

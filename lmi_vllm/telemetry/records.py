@@ -5,11 +5,12 @@ and it is read when the request ends. The record travels in a context variable, 
 handlers lie between the route and the engine on one of the two lanes.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from lmi_vllm.errors import Fault
 
@@ -99,6 +100,8 @@ class RequestRecord:
     key: int | None = None  # which of the server's keys it brought
     trace_headers: Mapping[str, str] | None = None  # what the engine's span continues
     decoded_pixels: int = 0  # of its images
+    # Takes a task that goes on after the answer: what the request holds is held until that ends.
+    keep: Callable[[asyncio.Task[Any]], None] | None = None
     work: list[EngineWork] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     arrived: float = field(default_factory=time.time)
@@ -114,7 +117,8 @@ class RequestRecord:
             self.adapter = name if self.adapter in ("", name) else SEVERAL
 
     def background(self) -> "RequestRecord":
-        """Return a record for the work that continues after the answer (deferred results)."""
+        """Return a record for the work that continues after the answer; it takes what has begun."""
+        work, self.work = self.work, []
         return RequestRecord(
             self.request_id,
             self.method,
@@ -124,15 +128,18 @@ class RequestRecord:
             self.dialect,
             self.observers,
             is_inference=self.is_inference,
+            adapter=self.adapter,
             is_background=True,
             key=self.key,
             trace_headers=self.trace_headers,
+            work=work,
         )
 
     def end(self, status: int) -> None:
         """Notify every observer; `status` is what the client got, or DISCONNECTED."""
         summary = self.summary(status)
         self.work.clear()  # the context of an idle connection keeps the record
+        self.keep = None
         for observe in self.observers:
             observe(summary)
         if self.span is not None:

@@ -20,6 +20,7 @@ from lmi_vllm.engine.vllm.workarounds.model_scripts import warn_of_handlers
 from lmi_vllm.engine.vllm.workarounds.text_lengths import ShortPrompts
 from lmi_vllm.errors import Dialect, RequestError
 from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall, OpenAIReply, RouteKind
+from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from tests.contract.conftest import LoopThread
 
 pytestmark = pytest.mark.vllm
@@ -133,6 +134,31 @@ def test_id_of_the_body_is_the_answer_s(
         asked["messages"] = [asked["messages"]]
     reply = run(vllm_engine.answer_openai(OpenAICall(kind, asked, {}, "an-id")))
     assert json.loads(reply.body)["id"].endswith("-mine" if body else "-an-id")
+
+
+def test_response_in_the_background_is_given_to_its_request_to_keep(
+    run: LoopThread,
+    application: HttpApplication,
+    vllm_engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it has begun, streamed or not: it is in the engine until that task ends."""
+    responses = application.app.state.openai_serving_responses  # type: ignore[attr-defined]
+    monkeypatch.setattr(responses, "enable_store", True)
+
+    async def kept(body: dict[str, Any]) -> list[object]:
+        tasks: list[asyncio.Task[Any]] = []
+        record = RequestRecord("an-id", "POST", "/v1/responses", "/v1/responses", "-", "openai")
+        record.keep = tasks.append
+        enter_record(record)
+        asked = {"model": "lmi", "input": "x", "max_output_tokens": 8, "background": True, **body}
+        reply = await application.call(http_call("/v1/responses", asked))
+        (task,) = tasks
+        await task
+        await whole(reply)
+        return [reply.status, len(record.work), vllm_engine.running_requests]
+
+    assert [run(kept({})), run(kept({"stream": True}))] == [[200, 1, 0]] * 2
 
 
 def test_request_that_a_lane_cannot_read_is_refused_by_the_application(

@@ -1,14 +1,18 @@
 """The double of vLLM's HTTP application: routes of the scripted engine, answered by its calls."""
 
+import asyncio
 import re
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
+from multidict import CIMultiDict
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import Dialect
+from lmi_vllm.errors import Dialect, EngineDeadError
 from lmi_vllm.messages import HttpCall, HttpRoute, OpenAICall, OpenAIReply, RouteKind
+from lmi_vllm.telemetry.records import current_record
 
 POST: Final = frozenset({"POST"})
 KINDS: Final = ("embeddings", "tokenize", "detokenize", "rerank", "score", "classify", "pooling")
@@ -60,15 +64,21 @@ class ScriptedApplication:
                 return each
         return None
 
+    def refusal(self, call: HttpCall) -> OpenAIReply | None:
+        """Return what answers a method that the route does not have."""
+        route = self.find(call.method, call.path)
+        if route is None or call.method in route.methods:
+            return None
+        return OpenAIReply(405, b"{}", headers={"allow": ", ".join(route.methods)})
+
     async def is_asleep(self) -> bool:
         """It never sleeps."""
         return False
 
     async def call(self, call: HttpCall, _: object = None) -> OpenAIReply:
         """Return what the engine answers; 405 for a method that the route does not have."""
-        route = self.find(call.method, call.path)
-        if route is not None and call.method not in route.methods:
-            return OpenAIReply(405, b"{}", headers={"allow": ", ".join(route.methods)})
+        if (refused := self.refusal(call)) is not None:
+            return refused
         kind = re.sub(r"^(/v\d)?/", "", call.path)
         try:
             body = orjson.loads(call.body or b"{}")
@@ -77,3 +87,49 @@ class ScriptedApplication:
         return await self.engine.answer_openai(
             OpenAICall(kind, body, by_name(call), call.request_id, call.adapter)
         )
+
+
+@dataclass
+class EchoingApplication(ScriptedApplication):
+    """Keeps its calls, and answers with the body that was sent, or a stream if it asks for one."""
+
+    calls: list[HttpCall] = field(default_factory=list)
+    dies_after: int | None = None  # so many chunks of a stream
+    content_type: str = "text/event-stream"
+    chunks: int = 3
+    gate: asyncio.Event | None = None  # what a stream waits for after its first chunk
+    closed: int = 0
+
+    async def is_asleep(self) -> bool:
+        """Whether the last call was one for /sleep."""
+        return bool(self.calls) and self.calls[-1].path == "/sleep"
+
+    async def call(self, call: HttpCall, _: object = None) -> OpenAIReply:
+        """Return the body that was sent, or a stream."""
+        self.calls.append(call)
+        if (refused := self.refusal(call)) is not None:
+            return refused
+        headers = CIMultiDict([("x-of-vllm", "1"), ("set-cookie", "a=1"), ("set-cookie", "b=2")])
+        record = current_record()
+        if b'"background"' in call.body and record is not None and record.keep is not None:
+            record.keep(asyncio.create_task(self._drained()))
+        if b'"stream"' in call.body:
+            return OpenAIReply(
+                200, content_type=self.content_type, stream=self._chunks(), headers=headers
+            )
+        return OpenAIReply(200, call.body, "application/json", headers=headers)
+
+    async def _drained(self) -> None:
+        async for _ in self._chunks():
+            pass
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        try:
+            for count in range(self.chunks):
+                if count == self.dies_after:
+                    raise EngineDeadError
+                if count and self.gate is not None:
+                    await self.gate.wait()
+                yield b"data: %d\n\n" % count
+        finally:
+            self.closed += 1

@@ -6,9 +6,7 @@ Refusals in its form, the drain and its deadline, a client that goes, what is co
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -16,10 +14,12 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import Dialect
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, RouteKind, ServingProfile
+from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
-from tests.web.conftest import lifecycle_of, queue_of, until
+from tests.support.scripted_application import EchoingApplication
+from tests.web.conftest import lifecycle_of, queue_of, register, until
 from tests.web.test_metrics import grown, key, samples
 
 POST: Final = frozenset({"POST"})
@@ -45,43 +45,16 @@ EVENTS: Final = b"data: 0\n\ndata: 1\n\n"
 of_each_route = pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
 
 
-@dataclass
-class Gated:
-    """An application whose streams stop after an event until the gate is open."""
+class Gated(EchoingApplication):
+    """Streams stop after an event until the gate is open."""
 
-    routes: tuple[HttpRoute, ...] = ROUTES
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: int = 0
-    sees_every_request: bool = False
-    paths: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def find(self, method: str, path: str) -> HttpRoute | None:
-        """Return the route of that path."""
-        del method
-        return next((route for route in self.routes if route.path == path), None)
-
-    async def is_asleep(self) -> bool:
-        """Never."""
-        return False
-
-    async def call(self, call: HttpCall, _: object = None) -> OpenAIReply:
-        """Return a stream."""
-        del call
-        return OpenAIReply(200, content_type="text/event-stream", stream=self._events())
-
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        try:
-            yield EVENTS[:9]
-            await self.gate.wait()
-            yield EVENTS[9:]
-        finally:
-            self.closed += 1
+    gate: asyncio.Event
 
 
 @pytest.fixture
 def gated(engine: ScriptedEngine) -> Gated:
     """The application of the scripted engine."""
-    engine.http = Gated()
+    engine.http = Gated(engine, ROUTES, chunks=2, gate=asyncio.Event())
     return engine.http
 
 
@@ -243,3 +216,65 @@ async def test_answer_is_counted_and_logged(
     fields = [getattr(record, "fields", {}) for record in caplog.records]
     (line,) = [one for one in fields if one.get("request_id") == "the-one"]
     assert [line[name] for name in ("route", "dialect", "status")] == [route.path, dialect, 200]
+
+
+async def test_work_in_the_background_holds_its_place_until_it_ends(
+    serve: ServeScripted, gated: Gated, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer comes at once; the queue is full as long as the work goes on, and a drain waits.
+
+    Its line of the log is a second one.
+    """
+    caplog.set_level(logging.INFO)
+    client = await serve(limit=1)
+    body = {"background": True}
+    assert (await client.post("/v1/responses", json=body)).status == 200
+    assert (queue_of(client).in_flight, gated.closed) == (1, 0)
+    assert (await client.post("/v1/responses", json=body)).status == 503
+    assert not await queue_of(client).wait_idle(0.01)
+    gated.gate.set()
+    assert await queue_of(client).wait_idle(5)
+    assert gated.closed == 1
+    fields = [getattr(record, "fields", {}) for record in caplog.records]
+    found = [(one["status"], one.get("deferred")) for one in fields if "status" in one]
+    assert found == [(200, None), (503, None), (200, True)]
+
+
+async def test_streamed_work_in_the_background_outlives_its_client(
+    serve: ServeScripted, gated: Gated
+) -> None:
+    """What it holds is released once both have ended."""
+    client = await serve()
+    response = await client.post("/v1/responses", json={"background": True, "stream": True})
+    await response.content.readuntil(b"\n\n")
+    response.close()
+    await until(lambda: gated.closed == 1)  # the stream's
+    assert queue_of(client).in_flight == 1
+    gated.gate.set()
+    assert await queue_of(client).wait_idle(5)
+
+
+async def test_work_in_the_background_that_outlives_the_drain_is_ended(
+    serve: ServeScripted, gated: Gated
+) -> None:
+    """As any other request."""
+    client = await serve()
+    assert (await client.post("/v1/responses", json={"background": True})).status == 200
+    queue_of(client).cancel_all()
+    assert await queue_of(client).wait_idle(5)
+    assert gated.closed == 1
+
+
+async def test_work_in_the_background_keeps_its_adapter(
+    serve: ServeScripted, engine: ScriptedEngine, gated: Gated
+) -> None:
+    """Its removal waits for the work."""
+    client = await serve(ServingProfile(model_name="demo", enable_lora=True))
+    await register(client, "a1")
+    body = {"model": "a1", "background": True}
+    assert (await client.post("/v1/responses", json=body)).status == 200
+    registry = client.app[SERVICE].runtime.adapters
+    assert registry.is_used("a1")
+    gated.gate.set()
+    assert await queue_of(client).wait_idle(5)
+    assert not registry.is_used("a1")

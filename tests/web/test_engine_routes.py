@@ -3,20 +3,18 @@
 import contextlib
 import io
 import json
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from aiohttp import FormData, WSServerHandshakeError
-from multidict import CIMultiDict
 
-from lmi_vllm.errors import Dialect, EngineDeadError, Fault
+from lmi_vllm.errors import Dialect, Fault
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.messages import HttpCall, HttpRoute, OpenAIReply, RouteKind, ServingProfile
+from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import Routes
 from tests.conftest import ServeScripted
+from tests.support.scripted_application import EchoingApplication as Application
 from tests.support.scripted_application import by_name
 from tests.web.conftest import lifecycle_of, queue_of, register
 
@@ -34,57 +32,13 @@ WAKE: Final = HttpRoute("/wake_up", POST, RouteKind.MANAGEMENT, Dialect.OPENAI)
 KEY: Final = {"x-api-key": "secret"}
 
 
-@dataclass
-class Application:
-    """An application with some routes that keeps its calls."""
-
-    routes: tuple[HttpRoute, ...] = (
-        MESSAGES, COHERE, RESPONSES, BATCH, COMPLETIONS, VERSION, SLEEP, WAKE,
-    )  # fmt: skip
-    calls: list[HttpCall] = field(default_factory=list)
-    dies_after: int | None = None  # so many chunks of a stream
-    content_type: str = "text/event-stream"
-    closed: int = 0
-    sees_every_request: bool = False
-
-    paths: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def find(self, method: str, path: str) -> HttpRoute | None:
-        """Return the route of that path."""
-        del method
-        return next((route for route in self.routes if route.path == path), None)
-
-    async def is_asleep(self) -> bool:
-        """Whether the last call was one for /sleep."""
-        return bool(self.calls) and self.calls[-1].path == SLEEP.path
-
-    async def call(self, call: HttpCall, _: object = None) -> OpenAIReply:
-        """Return the body that was sent, or a stream of it."""
-        self.calls.append(call)
-        route = self.find(call.method, call.path)
-        if route is not None and call.method not in route.methods:
-            return OpenAIReply(405, b"{}", headers={"allow": ", ".join(route.methods)})
-        headers = CIMultiDict([("x-of-vllm", "1"), ("set-cookie", "a=1"), ("set-cookie", "b=2")])
-        if b'"stream"' in call.body:
-            return OpenAIReply(
-                200, content_type=self.content_type, stream=self._chunks(), headers=headers
-            )
-        return OpenAIReply(200, call.body, "application/json", headers=headers)
-
-    async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        try:
-            for count in range(3):
-                if count == self.dies_after:
-                    raise EngineDeadError
-                yield b"data: %d\n\n" % count
-        finally:
-            self.closed += 1
+ROUTES: Final = (MESSAGES, COHERE, RESPONSES, BATCH, COMPLETIONS, VERSION, SLEEP, WAKE)
 
 
 @pytest.fixture
 def application(engine: ScriptedEngine) -> Application:
     """The application of the scripted engine."""
-    engine.http = Application()
+    engine.http = Application(engine, ROUTES)
     return engine.http
 
 

@@ -14,8 +14,8 @@ from lmi_vllm.hooks import Hooks
 from lmi_vllm.messages import HttpRoute, InferenceCall, RouteKind, ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.scripted_application import EchoingApplication
 from tests.web.conftest import call
-from tests.web.test_engine_routes import Application
 
 MESSAGES = HttpRoute(
     "/v1/messages", frozenset({"POST"}), RouteKind.INFERENCE, Dialect.ANTHROPIC
@@ -65,7 +65,7 @@ async def test_every_way_of_naming_an_adapter_finds_it(
     options: dict[str, Any],
 ) -> None:
     """The request is answered by the load that was made for it."""
-    engine.http = application = Application((MESSAGES,))
+    engine.http = application = EchoingApplication(engine, (MESSAGES,))
     finder_of(lora)
     assert (await call(lora, "POST", path, json=body, **options))[0] == 200
     used = [one.adapter for one in (*engine.jobs, *engine.calls, *application.calls)]
@@ -92,7 +92,7 @@ async def test_code_that_an_adapter_brings_sees_its_first_request(
     lora: TestClient, engine: ScriptedEngine, model: str, headers: dict[str, str]
 ) -> None:
     """Also on a route of vLLM's, where the adapter was not known as the request came."""
-    engine.http = application = Application((MESSAGES,))
+    engine.http = application = EchoingApplication(engine, (MESSAGES,))
     finder_of(lora)
 
     async def code(*_: object) -> Hooks:

@@ -54,6 +54,7 @@ from lmi_vllm.messages import (
     ServingProfile,
 )
 from lmi_vllm.multipart import boundary_of, with_field
+from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,16 @@ _REPLACED: Final = (
 # What vLLM's validators raise of a body whose shape they take for granted, and vLLM answers with
 # 500: a ValueError and a TypeError are 400 there, too.
 _UNREAD: Final = (AttributeError, LookupError, RecursionError)
+
+
+class BackgroundTasks(dict[str, asyncio.Task[Any]]):
+    """vLLM's responses in the background; what their requests hold is held until they end."""
+
+    def __setitem__(self, response_id: str, task: asyncio.Task[Any]) -> None:
+        super().__setitem__(response_id, task)
+        record = current_record()
+        if record is not None and record.keep is not None:
+            record.keep(task)
 
 
 class Bridge:
@@ -107,6 +118,8 @@ class Bridge:
         for kind in _UNREAD:
             app.add_exception_handler(kind, _unreadable)
         await init_app_state(llm, app.state, namespace, tasks)
+        if (responses := getattr(app.state, "openai_serving_responses", None)) is not None:
+            responses.background_tasks = BackgroundTasks()
         return cls(app, llm)
 
     def add_adapter(self, adapter: AdapterRef) -> None:
