@@ -20,7 +20,7 @@ from lmi_vllm.config.properties import (
     config_properties,
     serving_properties_paths,
 )
-from lmi_vllm.config.resolve import Resolver, report_model_ids, report_queue
+from lmi_vllm.config.resolve import Resolver, report_model_ids
 from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
 from lmi_vllm.config.settings import (
     ExtraSettings,
@@ -164,8 +164,13 @@ class _Load:
         for extra in others:
             extra.check(server, self.report.fail)
         report_model_ids(self.model.layers, self.report)
-        queue, batch = server.details["job_queue_size"], model.details["max_rolling_batch_size"]
-        report_queue(queue, batch, self.report)
+        if server.job_queue_size < model.max_rolling_batch_size:
+            queue = server.details["job_queue_size"]
+            batch = model.details["max_rolling_batch_size"]
+            self.report.warn(
+                f"{queue.name}={queue.value} ({queue.origin}) is below {batch.name}={batch.value} "
+                f"({batch.origin}): the batch can never be full"
+            )
 
 
 def _fields(rows: Sequence[Option], found: Mapping[str, Setting]) -> dict[str, object]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ModelSourceError, NoModelError
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.origin import OriginKind
+from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.sources.archives import is_archive, without_archive_ending
 from lmi_vllm.sources.local import (
     file_url_path,
@@ -40,9 +39,8 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
         raise ModelSourceError(finding.problem)
     if finding.directory is not None:
         _refuse_adapter(finding.directory)
-    model_id = settings.model.detail("model_id")
-    if model_id is not None:
-        return _named_model(settings, model_id, finding)
+    if settings.model.model_id is not None:
+        return _named_model(settings, settings.model.model_id, finding)
     if finding.url is not None:
         return _listed_model(settings, finding)
     if finding.archive is not None and finding.directory is None:
@@ -69,11 +67,12 @@ def _load_models(settings: Settings) -> str:
     return settings.server.load_models.strip().upper()
 
 
-def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -> ModelArtifacts:
+def _named_model(settings: Settings, model_id: str, finding: StoreFinding) -> ModelArtifacts:
     """The model that a model id names: hub id, URL or path."""
-    reference = _without_file_scheme(model_id)
+    origin = settings.model.details["model_id"].origin
+    reference = _without_file_scheme(model_id, origin)
     path = Path(reference)
-    is_named_by_id = model_id.origin.kind is not OriginKind.FILE
+    is_named_by_id = origin.kind is not OriginKind.FILE
     directory = finding.directory
     if is_directory(path):
         _refuse_adapter(path)
@@ -83,10 +82,10 @@ def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -
         advice = "name its directory"
         if is_archive(path.name):
             advice = "put it into the model store, or name it with --models"
-        raise ModelSourceError(f"model id {reference} ({model_id.origin}) is a file: {advice}")
+        raise ModelSourceError(f"model id {reference} ({origin}) is a file: {advice}")
     elif looks_like_path(reference):
         raise ModelSourceError(
-            f"model id {mask_urls(reference)} ({model_id.origin}) is a path that does not exist"
+            f"model id {mask_urls(reference)} ({origin}) is a path that does not exist"
         )
     name = finding.name
     if name is None:
@@ -95,23 +94,22 @@ def _named_model(settings: Settings, model_id: Setting, finding: StoreFinding) -
         name=clean_name(name),
         reference=reference,
         model=reference,
-        revision=_revision(settings),
+        revision=settings.model.revision,
         directory=directory,
     )
 
 
-def _without_file_scheme(model_id: Setting) -> str:
+def _without_file_scheme(reference: str, origin: Origin) -> str:
     """The path of a `file:` URL, the hub id of DJL's model zoo; any other model id as it is."""
-    reference = str(model_id.value)
     if reference.startswith(_ZOO):
         _, _, hub_id = reference.removeprefix(_ZOO).partition("/")
         if not hub_id:
-            raise ModelSourceError(f"model id {reference} ({model_id.origin}) names no hub id")
+            raise ModelSourceError(f"model id {reference} ({origin}) names no hub id")
         return hub_id
     try:
         path = file_url_path(reference)
     except ValueError as error:
-        raise ModelSourceError(f"model id ({model_id.origin}): {error}") from error
+        raise ModelSourceError(f"model id ({origin}): {error}") from error
     return reference if path is None else str(path)
 
 
@@ -141,23 +139,23 @@ def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
     if looks_like_path(url):
         raise ModelSourceError(f"load_models names {url}, which does not exist")
     name = clean_name(finding.name or model_name(url))
-    return ModelArtifacts(name=name, reference=url, model=url, revision=_revision(settings))
+    return ModelArtifacts(name=name, reference=url, model=url, revision=settings.model.revision)
 
 
 def _packed_model(settings: Settings, archive: Path, name: str) -> ModelArtifacts:
     """An archive of the store that is not unpacked yet; `serve` does so before it plans."""
     place = str(archive)
-    return ModelArtifacts(clean_name(name), place, place, revision=_revision(settings))
+    return ModelArtifacts(clean_name(name), place, place, revision=settings.model.revision)
 
 
 def _model_of_directory(settings: Settings, directory: Path, name: str | None) -> ModelArtifacts:
     """The weights in the model directory itself, or where `model_dir` points."""
     weights = directory
-    model_dir = settings.model.detail("model_dir")
-    if model_dir is not None and model_dir.value is not None:
-        weights = Path(without_file_scheme(str(model_dir.value)))
+    if settings.model.model_dir is not None:
+        weights = Path(without_file_scheme(settings.model.model_dir))
         if not is_directory(weights):
-            raise ModelSourceError(f"{model_dir.stated} names a directory that does not exist")
+            stated = settings.model.details["model_dir"].stated
+            raise ModelSourceError(f"{stated} names a directory that does not exist")
     if not is_model_directory(weights):
         # A file that names an engine means a model beside it: then its absence is a mistake.
         engine = settings.server.details["engine"]
@@ -170,7 +168,7 @@ def _model_of_directory(settings: Settings, directory: Path, name: str | None) -
         name=clean_name(name or directory.name),
         reference=str(weights),
         model=str(weights),
-        revision=_revision(settings),
+        revision=settings.model.revision,
         directory=directory,
     )
 
@@ -192,12 +190,6 @@ def _refuse_adapter(directory: Path) -> None:
             f"{directory} holds a LoRA adapter (adapter_config.json) and no model: serve its base "
             f"model with option.enable_lora=true and put the adapter below adapters/"
         )
-
-
-def _revision(settings: Settings) -> str | None:
-    """The configured revision."""
-    revision = settings.model.revision
-    return None if revision is None else str(revision)
 
 
 def model_name(reference: str) -> str:

@@ -221,12 +221,3 @@ def report_model_ids(model: Layers, report: Report) -> None:
             f"model id {mask_text('model_id', winner.text)} ({winner.origin}) is served; "
             f"not used: {names}"
         )
-
-
-def report_queue(queue: Setting, batch: Setting, report: Report) -> None:
-    """Warn about a queue that cannot fill one batch."""
-    if isinstance(queue.value, int) and isinstance(batch.value, int) and queue.value < batch.value:
-        report.warn(
-            f"job_queue_size={queue.value} ({queue.origin}) is below max_rolling_batch_size="
-            f"{batch.value} ({batch.origin}): the batch can never be full"
-        )

@@ -46,7 +46,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     Raises:
         ModelSourceError: an adapter of the model directory is not usable.
     """
-    folder = str(settings.model.adapters or "adapters")
+    folder = settings.model.adapters
     local = _local(model, folder)
     rank = arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
     # Its path is where the files are by now; its reference is what adapters may name.

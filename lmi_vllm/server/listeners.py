@@ -166,10 +166,10 @@ def _web_options(settings: Settings) -> WebOptions:
         if value
     }
     return WebOptions(
-        max_request_size=settings.server.max_request_size,
-        request_id_header=str(settings.server.request_id_header_key or "x-request-id"),
+        max_request_size=server.max_request_size,
+        request_id_header=server.request_id_header_key,
         api_keys=api_keys(server),
-        allows_handler_override=settings.server.allow_request_handler_override,
+        allows_handler_override=server.allow_request_handler_override,
         root_path=root_path_of(settings.model.root_path),
         cors_headers=MappingProxyType(cors),
         default_accept=server.sagemaker_default_invocations_accept or "",

@@ -90,7 +90,7 @@ async def _load(
         path = await thread.run(_fetch_entry_point, str(entry_point), environ)
     if path is None:
         return NO_FUNCTIONS
-    handler = str(settings.model.handler or "handle")
+    handler = settings.model.handler
     formatter = formatter_function(settings.model.output_formatter)
     try:
         functions: FileFunctions = await thread.run(load_model_code, path, handler, formatter)

@@ -17,18 +17,17 @@ class FrontEndSettings(ExtraSettings):
 
     def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
         """Report settings that exclude several front-end processes."""
-        setting = server.detail(PROCESSES)
-        if setting is None or not isinstance(setting.value, int) or setting.value == 1:
+        count = server.lmi_frontend_processes
+        if count == 1:
             return
-        if setting.value > MAX_PROCESSES:
+        setting = server.details[PROCESSES]
+        if count > MAX_PROCESSES:
             fail(f"{setting.stated}: at most {MAX_PROCESSES} are possible")
         if sys.platform != "linux":
             fail(f"{setting.stated}: only Linux spreads the connections of one port over processes")
-        address = server.detail(INFERENCE)
-        if address is not None and read_address(str(address.value)).path:
-            fail(
-                f"{setting.stated}: {address.stated} is a Unix socket, which one process can answer"
-            )
+        if read_address(server.inference_address).path:
+            address = server.details[INFERENCE].stated
+            fail(f"{setting.stated}: {address} is a Unix socket, which one process can answer")
 
 
 def variables(environ: Mapping[str, str]) -> Mapping[str, str]:

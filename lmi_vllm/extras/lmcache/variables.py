@@ -45,8 +45,9 @@ def lmcache_variables(
         ConfigurationError: the configuration file is missing, or the model's size is unknown.
     """
     found = _of_file(settings, model)
-    auto = settings.extra(LmcacheSettings).detail("lmcache_auto_config")
-    if auto is not None and auto.value is True:
+    asked = settings.extra(LmcacheSettings)
+    if asked.lmcache_auto_config:
+        auto = asked.details["lmcache_auto_config"]
         size = _model_bytes(Path(model.model))
         if not size:
             raise ConfigurationError(
@@ -73,10 +74,11 @@ def measure_machine() -> Machine:
 
 
 def _of_file(settings: Settings, model: ModelArtifacts) -> dict[str, str]:
-    setting = settings.extra(LmcacheSettings).detail("lmcache_config_file")
-    if setting is None or not setting.is_set:
+    asked = settings.extra(LmcacheSettings)
+    if asked.lmcache_config_file is None:
         return {}
-    path = (model.directory or Path.cwd()) / str(setting.value)
+    setting = asked.details["lmcache_config_file"]
+    path = (model.directory or Path.cwd()) / asked.lmcache_config_file
     if not path.is_file():
         raise ConfigurationError(
             [

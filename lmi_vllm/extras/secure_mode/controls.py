@@ -173,14 +173,13 @@ def _may_be_true(text: str) -> bool:
 
 
 def _entry_point(mode: SecureMode, settings: Settings) -> Iterator[str]:
-    setting = settings.model.detail("entryPoint")
-    if not mode.forbids(NO_SCRIPTS) or setting is None or not setting.is_set:
+    file = settings.model.entry_point  # none for upstream's own handlers, which vLLM stands for
+    if file is None or not mode.forbids(NO_SCRIPTS):
         return
-    if setting.value is None:  # upstream's own handlers, which vLLM's engine stands for
-        return
-    if not str(setting.value).startswith(_OWN_ENTRY_POINTS):
+    if not file.startswith(_OWN_ENTRY_POINTS):
         allowed = f"only those that begin with {_OWN_ENTRY_POINTS} are allowed"
-        yield f"{setting.stated} is forbidden by {NO_SCRIPTS}: {allowed}"
+        stated = settings.model.details["entryPoint"].stated
+        yield f"{stated} is forbidden by {NO_SCRIPTS}: {allowed}"
 
 
 def _model_directory(mode: SecureMode, directory: Path | None) -> Iterator[str]:
@@ -206,7 +205,7 @@ def _channels(mode: SecureMode, finding: StoreFinding) -> Iterator[str]:
 
 def _adapter_folders(settings: Settings, directory: Path | None) -> Iterator[Path]:
     """Yield the folders of the adapters that a start loads by itself."""
-    folder = directory / str(settings.model.adapters or "adapters") if directory else None
+    folder = directory / settings.model.adapters if directory else None
     if folder is not None and folder.is_dir():
         yield from sorted(child for child in folder.iterdir() if child.is_dir())
 
