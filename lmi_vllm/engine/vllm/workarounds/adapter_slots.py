@@ -1,10 +1,13 @@
 """Which adapters may be in the engine at once, so that no step ever needs one slot too many.
 
-Defect: vLLM's scheduler counts the distinct adapters of a step against `max_loras`, but not the
-slots that pinned adapters hold: a step with more distinct adapters than free slots evicts one of
-its own. Releases: all that we support. Shows as: the engine ends, or an answer of another adapter.
+vLLM's scheduler counts the distinct adapters of a step against `max_loras`, but not the slots that
+pinned adapters hold: a step with more distinct adapters than free slots evicts one of its own.
+
+Upstream: not reported that we know of.
+Releases: 0.31 and later.
+Shows: the engine ends, or an answer of another adapter.
 May go: when test_all_slots_pinned_refuses_the_next_adapter and
-test_pin_in_place_keeps_weights_and_waits_for_running_requests hold without it.
+    test_pin_in_place_keeps_weights_and_waits_for_running_requests hold without it.
 """
 
 import asyncio

@@ -1,12 +1,13 @@
 """Base rows beside adapters' rows on a CPU (DECISIONS.md 9, 56).
 
-Defect: under LoRA, `PunicaWrapperCPU` computes rows of the base model that share a step with an
-adapter's rows with the adapter in the last slot: their index is -1, and `weights[-1]` is the last.
-Releases: vLLM 0.31 and 0.32 are wrong. 0.33 masks such rows in `lora_ops`, but still computes LoRA
-for every row of a step without any adapter, which halves the tokens of a server with LoRA enabled.
-Shows as: answers of the base model that change when an adapter is in use.
-Here: such rows stay as they were, and a step without any adapter passes LoRA by.
-May go: when `tests/contract/test_base_rows.py` holds without it, and base steps cost no LoRA.
+Under LoRA, `PunicaWrapperCPU` computes rows of the base model that share a step with an adapter's
+rows with the adapter in the last slot: their index is -1, and `weights[-1]` is the last. Here such
+rows stay as they were, and a step without any adapter passes LoRA by.
+
+Upstream: https://github.com/vllm-project/vllm/pull/48421 and 49656.
+Releases: 0.31 and 0.32 are wrong; 0.33 masks the rows, and computes LoRA for every base step.
+Shows: answers of the base model that change when an adapter is in use; since 0.33 half the tokens.
+May go: when tests/contract/test_base_rows.py holds without it, and base steps cost no LoRA.
 """
 
 from collections.abc import Callable

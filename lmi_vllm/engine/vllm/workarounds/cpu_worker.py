@@ -1,16 +1,17 @@
 """vLLM's CPU worker with what works around its defects in force.
 
 Named by `worker_cls`, vLLM's own way to replace the worker: it reaches workers however their
-processes start. It applies the rows of `WORKAROUNDS` that belong to a worker.
+processes start. It applies the rows of `WORKAROUNDS` that belong to a worker, counts the requests
+whose logits are not finite as the model gave them, and clears blocks of the KV cache in every
+attention layer, where vLLM passes over those with a window (see `not_finite` for both).
 
 And one of its own: every pipeline stage but the first finds its input in buffers that a warm-up of
-vLLM makes, and without compilation there is no warm-up: the engine dies at the first request (seen
-with vLLM 0.32, integration/parallel_ranks.py). Here they are made with the model.
+vLLM makes, and without compilation there is no warm-up. Here they are made with the model.
 
-Logits that are not finite are counted as the model gave them, for each request (see `not_finite`).
-
-Blocks of the KV cache are cleared in every attention layer (see `not_finite`): vLLM's way passes
-over those with a window.
+Upstream: not reported that we know of.
+Releases: 0.31 and later.
+Shows: with pipeline stages on a CPU, the engine ends at the first request.
+May go: when integration/parallel_ranks.py and the tests of `not_finite` hold without it.
 """
 
 from collections.abc import Sequence

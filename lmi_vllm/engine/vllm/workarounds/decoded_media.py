@@ -1,10 +1,13 @@
 """What the images of a request may come to once they are decoded.
 
 vLLM decodes images of up to 179 million pixels (VLLM_MAX_IMAGE_PIXELS), as many as a request has.
-One such PNG is 656 KB, takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s
-of them. So the size is read from the head of the file first; what cannot be read is left to vLLM to
-refuse. Of a video it keeps 32 frames (of some models: more), and decodes all before the last of
-them: 64 MB of one colour are hours of that, in one of the few threads that decode.
+So the size is read from the head of the file first; what cannot be read is left to vLLM to refuse.
+Of a video it keeps 32 frames (of some models: more), and decodes all before the last of them.
+
+Upstream: https://github.com/vllm-project/vllm/pull/47010 (images), 57525 (videos).
+Releases: 0.31 and later.
+Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s;
+    64 MB of one colour as a video are hours in one of the few threads that decode.
 May go: when tests/contract/test_media_guard.py holds without it.
 """
 

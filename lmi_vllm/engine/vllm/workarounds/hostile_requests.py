@@ -2,21 +2,22 @@
 
 Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine, which
 cannot be stopped, and then asks it for each token inside the engine's step. Both can be made to
-take minutes by a request of a few bytes (seen with xgrammar 0.2.8): `minProperties` over 200
-optional ones compiles for 15 s, `((a{1,100}){1,100}){1,100}` takes over a second a token after 90
-tokens, and every other request waits. So a child process of the extra grammar_trials does both
+take minutes by a request of a few bytes. So a child process of the extra grammar_trials does both
 first, and only what was quick reaches the engine. What an answer seldom comes to (behind a rare
 word that `logit_bias` writes) is not tried: the scheduler ends a request whose grammar has become
-slow. May go: when tests/contract/test_hostile_grammars.py holds without it.
+slow.
 
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
 tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
-of the extra media_urls by its own registry, and fetches nothing without it. May go: when
-tests/contract/test_media_guard.py does.
+of the extra media_urls by its own registry, and fetches nothing without it.
 
 Numbers that are not finite: see `not_finite`; the schedulers that end such requests are here.
 
-Releases: all that we support.
+Upstream: https://github.com/vllm-project/vllm/issues/54003 (grammars), 57157 (media).
+Releases: 0.31 and later, with xgrammar 0.2.8.
+Shows: `minProperties` over 200 optional ones compiles for 15 s, `((a{1,100}){1,100}){1,100}` takes
+    over a second a token after 90, and all others wait; a URL is fetched from inside the network.
+May go: when test_hostile_grammars.py and test_media_guard.py of tests/contract hold without it.
 """
 
 import asyncio

@@ -1,20 +1,23 @@
 """Modules that an adapter changes and that vLLM silently ignores.
 
-Defect: a layer that none of vLLM's LoRA layers can stand for (`c_attn` of GPT-BigCode on the
-Transformers backend, a vision tower) stays as it is, with one warning at the start that "it will be
-ignored"; adapters with weights for it are loaded all the same.
-Releases: 0.31 to 0.33.
-Shows as: an adapter that answers as the base model, or as half of itself, with 200.
-Here: once an adapter was read, every worker says which of its modules have no LoRA layer there, and
-it is refused when one has none in any worker: a pipeline stage wraps only its own layers. The names
-compared are those of vLLM's own tables, after it has mapped and packed them.
-And a second one, in vLLM 0.31 to 0.33: where several workers fail at a call, the executor reads the
-first failure and leaves the others, which then count as answers to later calls: one adapter that
-was refused made every later one fail. So workers answer with the reason, and raise nothing.
-May go: when vLLM refuses such adapters (`tests/contract/test_ignored_modules.py` holds without it).
+A layer that none of vLLM's LoRA layers can stand for (`c_attn` of GPT-BigCode on the Transformers
+backend, a vision tower) stays as it is, with one warning at the start; adapters with weights for it
+are loaded all the same. Here every worker says which modules of an adapter that was read have no
+LoRA layer there, and it is refused when one has none in any worker: a pipeline stage wraps only its
+own layers. The names compared are those of vLLM's own tables, after it has mapped and packed them.
+
+And where several workers fail at a call, the executor reads the first failure and leaves the
+others, which then count as answers to later calls. So workers answer with the reason, and raise
+nothing.
 
 Workers come by it by `worker_extension_cls`, vLLM's own way to add methods to them, on every
 platform and node. An operator's own class there is joined with ours. This module imports no vLLM.
+
+Upstream: https://github.com/vllm-project/vllm/issues/34186 (modules), pull/57846 (failures).
+Releases: 0.31 and later.
+Shows: an adapter that answers as the base model, or as half of itself, with 200; after one adapter
+    that was refused, every later one fails.
+May go: when tests/contract/test_ignored_modules.py holds without it.
 """
 
 import importlib

@@ -2,10 +2,13 @@
 
 `build_app` calls its `bootstrap`, which imports `$SAGEMAKER_MODEL_PATH/$CUSTOM_SCRIPT_FILENAME`. By
 default that is /opt/ml/model/model.py: LMI's own place for code, of which `LMI_CUSTOM_CODE`, secure
-mode and the check of its owner decide here. An error in it would end the start. What else
-`bootstrap` adds are `/ping`, `/invocations` and adapters by path, which this server has itself.
-Affected: all supported releases (model-hosting-container-standards 0.1). May go: when
-tests/contract/test_bridge.py holds without it.
+mode and the check of its owner decide here. What else it adds are `/ping`, `/invocations` and
+adapters by path, which this server has itself.
+
+Upstream: not reported that we know of; it is meant so.
+Releases: 0.31 and later, with model-hosting-container-standards 0.1.
+Shows: code of the model runs where it is forbidden, and an error in it ends the start.
+May go: when tests/contract/test_bridge.py holds without it.
 """
 
 import logging

@@ -1,12 +1,11 @@
 """Requests whose logits are not finite, and what they leave behind in the KV cache.
 
-Defect: the token of logits that are not finite is the first of the vocabulary or the end token, and
-the answer is empty, with 200. Keys and values that are not finite stay in freed blocks. The
-attention kernel of the CPU multiplies what lies behind the end of a sequence in its last block by
-zero, and zero times NaN is NaN: who gets such a block next answers nothing either, and so on, until
-the engine is started again. The kernels of GPUs leave out what lies behind the end.
-Releases: all that we support.
-Here: vLLM's own count (`VLLM_COMPUTE_NANS_IN_LOGITS`) is acted upon: such a request ends with an
+The token of such logits is the first of the vocabulary or the end token. Keys and values that are
+not finite stay in freed blocks. The attention kernel of the CPU multiplies what lies behind the end
+of a sequence in its last block by zero, and zero times NaN is NaN. The kernels of GPUs leave that
+out.
+
+Here vLLM's own count (`VLLM_COMPUTE_NANS_IN_LOGITS`) is acted upon: such a request ends with an
 error, and no later one finds its blocks by their prefix. On a CPU every block is cleared before a
 request gets it, by the way that vLLM has for Mamba (`cpu_worker` has the other half): a request
 that its client ends in the very step that makes it so is not seen here any more. Vectors and scores
@@ -15,11 +14,14 @@ the engine, and `async_llm` refuses that. vLLM counts NaN alone, after the masks
 with +Inf, or of nothing but -Inf, would answer anything, with 200. With speculative decoding a
 request has several rows, and vLLM takes each for a request. So `cpu_worker` counts what the model
 gave; with any other worker it is vLLM's count, and with speculative decoding none.
-May go: when vLLM ends such requests, and `tests/contract/test_not_finite.py` and
-`test_pooling_not_finite.py` hold without it.
 
 The scheduler is replaced (by `hostile_requests`) with `scheduler_cls`, vLLM's own way, on every
 platform; an operator's own is joined with ours. This module imports neither vLLM nor torch.
+
+Upstream: https://github.com/vllm-project/vllm/pull/50283.
+Releases: 0.31 and later.
+Shows: an empty answer with 200; on a CPU so do all that get its blocks, until the engine restarts.
+May go: when tests/contract/test_not_finite.py and test_pooling_not_finite.py hold without it.
 """
 
 import logging

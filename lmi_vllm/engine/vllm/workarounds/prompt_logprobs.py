@@ -1,11 +1,13 @@
 """Prompt log probabilities beside any other request under LoRA on a CPU (DECISIONS.md 41).
 
-Defect: `GPUModelRunner._get_prompt_logprobs_dict` computes the logits of one request's prompt (n
-rows) with the adapter rows of the whole step (one for each request).
-Releases: all that we support, with model runner V1; V2 has no such method, and `generate` refuses.
-Shows as: numbers that differ as soon as another request shares the step; where the shapes do not
-agree `einsum` raises inside the step, and the engine ends.
-Here: each prompt is computed by itself, with the adapter row of its own request.
+`GPUModelRunner._get_prompt_logprobs_dict` computes the logits of one request's prompt (n rows) with
+the adapter rows of the whole step (one for each request). Here each prompt is computed by itself,
+with the adapter row of its own request. Model runner V2 has no such method: `generate` refuses.
+
+Upstream: https://github.com/vllm-project/vllm/issues/16668.
+Releases: 0.31 and later, with model runner V1.
+Shows: numbers that differ as soon as another request shares the step; where the shapes do not
+    agree `einsum` raises inside the step, and the engine ends.
 May go: when test_prompt_logprobs_in_a_batch_equal_those_alone holds without it.
 """
 

@@ -2,8 +2,12 @@
 
 The defect is that of `base_rows`, which a `worker_cls` of the user's does not have. The engine gets
 one slot more, and requests of the base model carry a pinned adapter whose product is zero in it.
-Releases: vLLM 0.31 and 0.32. May go: with 0.33 as the least release that we support; then
-test_base_rows_stay_base_with_a_foreign_worker holds without it.
+
+Upstream: https://github.com/vllm-project/vllm/pull/48421.
+Releases: 0.31 and 0.32.
+Shows: answers of the base model that change when an adapter is in use.
+May go: with 0.33 as the least release that we support; then
+    test_base_rows_stay_base_with_a_foreign_worker holds without it.
 """
 
 import json
