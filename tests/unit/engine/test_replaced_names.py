@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from lmi_vllm.engine.vllm import workarounds
-from lmi_vllm.engine.vllm.workarounds import WORKAROUNDS
+from lmi_vllm.engine.vllm.workarounds import ELSEWHERE, WORKAROUNDS
 
 ROOT: Final = Path(workarounds.__file__).parents[4]
 SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
@@ -187,6 +187,15 @@ def test_replaced_names_are_the_committed_ones() -> None:
     assert all(text.count(line) == 1 for line in FEATURES)
 
 
+def test_the_list_has_every_workaround_and_where_it_acts() -> None:
+    """Each module of the folder is there, each place uses it, and so is a name for a feature."""
+    applied = {row.replacement.__module__.rpartition(".")[2] for row in WORKAROUNDS}
+    elsewhere = {name for name in ELSEWHERE if ":" not in name}
+    assert applied | elsewhere == {file.stem for file in workaround_modules()}
+    for name, row in ELSEWHERE.items():
+        assert name in (SEAM / row.place).read_text(encoding="utf-8"), row.place
+
+
 def test_only_listed_names_are_replaced() -> None:
     """No `setattr` and no changed class anywhere else; fields that are set are known."""
     found = dict(modules())
@@ -218,12 +227,10 @@ def test_few_modules_import_vllm() -> None:
     assert len(found) <= MAX_MODULES, found
 
 
-@pytest.mark.parametrize("row", WORKAROUNDS, ids=lambda row: row.target)
-def test_each_workaround_names_a_test_that_says_when_it_may_go(
-    row: workarounds.Workaround,
-) -> None:
+@pytest.mark.parametrize("test", sorted({row.test for row in (*WORKAROUNDS, *ELSEWHERE.values())}))
+def test_each_workaround_names_a_test_that_says_when_it_may_go(test: str) -> None:
     """The named test is there."""
-    file, _, function = row.test.partition(":")
+    file, _, function = test.partition(":")
     assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
 
 

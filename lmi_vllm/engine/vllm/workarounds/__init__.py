@@ -1,9 +1,8 @@
-"""What works around a defect of vLLM or torch: one module each, and the one list of replaced names.
+"""What works around a defect of vLLM or torch: one module each, and the one list of all of it.
 
-`WORKAROUNDS` is that list. Each row is in force only in its scope and for the releases it is for,
-can be undone, and names the test that says when it may go. What needs no replaced name is used
-where it belongs: `adapter_slots`, `zero_adapter`, `companions`, `hostile_requests`,
-`text_lengths`, `not_finite`, `cpu_worker`, `decoded_media`.
+A row of `WORKAROUNDS` replaces a name. It is in force only in its scope and for the releases it is
+for, and can be undone. A row of `ELSEWHERE` is used where it belongs, which it names. Each row
+names the test that says when it may go.
 This module imports no vLLM: a row names what it replaces, and it is imported when it is applied.
 """
 
@@ -113,6 +112,65 @@ WORKAROUNDS: Final = (
         "tests/contract/test_bridge.py:test_script_of_the_model_is_not_vllm_s_to_run",
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What acts outside `apply`: a module of this folder, or a name of vLLM's for a feature."""
+
+    place: str  # what applies it, below engine/vllm/
+    test: str
+    fixed_in: str = ""
+
+
+ELSEWHERE: Final = {
+    "vllm.v1.engine.core_client:launch_core_engines": Elsewhere(
+        "async_llm.py", "integration/front_ends_share_one_engine.py:test_the_queue_is_one"
+    ),
+    "adapter_slots": Elsewhere(
+        "adapters.py",
+        "tests/contract/test_adapter_isolation.py:test_all_slots_pinned_refuses_the_next_adapter",
+    ),
+    "companions": Elsewhere(
+        "factory.py",
+        "tests/unit/engine/test_vllm_companions.py:"
+        "test_companions_are_checked_only_with_a_cpu_torch",
+    ),
+    "cpu_worker": Elsewhere(
+        "workarounds/__init__.py", "integration/parallel_ranks.py:test_two_ranks_answer_as_one"
+    ),
+    "decoded_media": Elsewhere(
+        "workarounds/hostile_requests.py",
+        "tests/contract/test_media_guard.py:test_large_image_is_refused_before_it_is_decoded",
+    ),
+    "hostile_requests": Elsewhere(
+        "engine.py",
+        "tests/contract/test_hostile_grammars.py:"
+        "test_hostile_constraint_is_refused_and_others_go_on",
+    ),
+    "ignored_modules": Elsewhere(
+        "configuration.py",
+        "tests/contract/test_ignored_modules.py:test_modules_that_vllm_ignores_are_refused",
+    ),
+    "not_finite": Elsewhere(
+        "configuration.py",
+        "tests/contract/test_not_finite.py:test_plain_vllm_corrupts_every_later_answer",
+    ),
+    "text_lengths": Elsewhere(
+        "engine.py",
+        "tests/contract/test_long_texts.py:test_long_text_is_refused_before_it_is_converted",
+    ),
+    "zero_adapter": Elsewhere(
+        "async_llm.py",
+        "tests/contract/test_base_rows.py:test_base_rows_stay_base_with_a_foreign_worker",
+        fixed_in="0.33",
+    ),
+}
+
+
+def is_needed(name: str) -> bool:
+    """Whether the installed vLLM has the defect of a row of `ELSEWHERE`."""
+    return is_affected("vllm", ELSEWHERE[name].fixed_in)
 
 
 def apply(scope: Scope) -> contextlib.ExitStack:
