@@ -7,6 +7,7 @@
     │   │   └── NoModelError         no model is named or found
     │   ├── DownloadError            a model or an adapter could not be fetched
     │   └── EngineStartError         vLLM refused to start
+    │       └── EngineMemoryError    for want of memory
     ├── RequestError                 the client's payload caused it (424 on LMI routes)
     │   ├── PayloadError             a field is missing, of the wrong type or out of range
     │   ├── UnknownAdapterError      the request names an adapter that is not registered
@@ -123,6 +124,10 @@ class DownloadError(StartupError):
 
 class EngineStartError(StartupError):
     """The engine refused to start; the text carries its root cause."""
+
+
+class EngineMemoryError(EngineStartError):
+    """There is not enough memory for the model."""
 
 
 class RequestError(LmiError):

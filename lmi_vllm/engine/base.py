@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from lmi_vllm.errors import EngineMemoryError, EngineStartError
 from lmi_vllm.messages import (
     AdapterRef,
     GenerationChunk,
@@ -19,6 +20,20 @@ from lmi_vllm.messages import (
     OpenAISchemas,
     PromptToken,
 )
+
+# What torch and vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) say where memory is short.
+_NO_MEMORY: Final = (
+    "out of memory", "outofmemory", "memoryerror", "can't allocate memory", "no available memory",
+    "not enough memory", "not enough gpu memory", "less than requested memory",
+    "less than desired gpu memory", "less than desired cpu memory",
+    "larger than the available kv cache memory",
+)  # fmt: skip
+
+
+def start_error(text: str) -> EngineStartError:
+    """Return the error of a start that failed so, in the words of torch or vLLM."""
+    is_memory = any(words in text.lower() for words in _NO_MEMORY)
+    return (EngineMemoryError if is_memory else EngineStartError)(text)
 
 
 class DirectChunks(Protocol):

@@ -153,7 +153,7 @@ class ModelStart:
         try:
             await self._context.engine_factory.load(self._plan.arguments)
         except EngineStartError as error:
-            raise EngineStartError(self._files.with_failures(error.text)) from error
+            raise type(error)(self._files.with_failures(error.text)) from error
 
     async def _start_engine(self, ready: ReadyFiles) -> Engine:
         slots = self._context.processes.new_slots()
@@ -162,7 +162,7 @@ class ModelStart:
                 ready.arguments, ready.translation.profile, slots
             )
         except EngineStartError as error:
-            raise EngineStartError(self._files.with_failures(error.text)) from error
+            raise type(error)(self._files.with_failures(error.text)) from error
 
     async def _load_code(self, engine: Engine, ready: ReadyFiles) -> ModelCode:
         settings, environ = self._settings, self._context.environ

@@ -20,6 +20,7 @@ from lmi_vllm.engine.base import (
     DirectChunks,
     DirectEvents,
     OtherClients,
+    start_error,
 )
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.bridge import Bridge
@@ -33,7 +34,7 @@ from lmi_vllm.engine.vllm.workarounds.text_lengths import (
     guard_lengths,
     tokenize_short_prompts_here,
 )
-from lmi_vllm.errors import EngineDeadError, EngineStartError, LmiError
+from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import (
     AdapterRef,
@@ -92,7 +93,7 @@ async def ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
         started.llm.clean_up()
         started.llm.shutdown()
         if isinstance(error, Exception) and not isinstance(error, LmiError):
-            raise EngineStartError(f"the engine did not start: {error}") from error
+            raise start_error(f"the engine did not start: {error}") from error
         raise
 
 

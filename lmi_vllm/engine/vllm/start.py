@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_vllm.engine.base import start_error
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.async_llm import (
     GuardedAsyncLLM,
@@ -236,7 +237,7 @@ def _start_error(
             ". Models that take pictures need it: pip install --no-deps torchvision, in the "
             "release made for the installed torch"
         )
-    return EngineStartError(_with_argument(f"the engine did not start: {text}", arguments))
+    return start_error(_with_argument(f"the engine did not start: {text}", arguments))
 
 
 def _with_argument(text: str, arguments: EngineArguments) -> str:

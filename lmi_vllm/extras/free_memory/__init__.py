@@ -6,5 +6,5 @@ from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.free_memory.check:FreeMemorySettings"),),
-    plan_checks=(Lazy("lmi_vllm.extras.free_memory.check:memory_errors"),),
+    plan_checks=(Lazy("lmi_vllm.extras.free_memory.check:check_memory"),),
 )

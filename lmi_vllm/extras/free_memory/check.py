@@ -10,6 +10,7 @@ from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import EVERYWHERE, FILE, option, ours
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.errors import EngineMemoryError
 
 MIB: Final = 1 << 20
 _NVIDIA_SMI_SECONDS: Final = 10.0
@@ -34,6 +35,17 @@ class FreeMemorySettings(ExtraSettings):
         name="gpu.reserved_memory_mb", written=(FILE,), values="MiB",
         note="As reserved_memory_mb, on each GPU.")
     # fmt: on
+
+
+def check_memory(settings: Settings) -> tuple[()]:
+    """Return if there is enough, or nothing is asked.
+
+    Raises:
+        EngineMemoryError: for want of memory; what cannot be known counts as too little.
+    """
+    if errors := memory_errors(settings):
+        raise EngineMemoryError("; ".join(errors))
+    return ()
 
 
 def memory_errors(

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Protocol
 
+from lmi_vllm.engine.base import start_error
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME, UsableAdapters
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.bridge import Bridge
@@ -16,7 +17,7 @@ from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
 from lmi_vllm.engine.vllm.start import StartedEngine
-from lmi_vllm.errors import AdapterRefusedError, EngineStartError
+from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
@@ -170,7 +171,7 @@ async def _start_client(
         return await asyncio.get_running_loop().run_in_executor(thread, join)
     except Exception as error:
         text = f"the engine could not be joined: {type(error).__name__}: {error}"
-        raise EngineStartError(text) from error
+        raise start_error(text) from error
 
 
 def _join(

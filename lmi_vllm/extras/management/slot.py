@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
 from urllib.parse import urlsplit
 
 from lmi_vllm.config.load import load_settings
@@ -18,6 +17,7 @@ from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import (
     BadParameterError,
     DownloadError,
+    EngineMemoryError,
     LmiError,
     ModelSourceError,
     NotReadyError,
@@ -37,21 +37,6 @@ from lmi_vllm.server.supervisor import Outcome, Supervisor
 from lmi_vllm.sources.local import file_url_path
 
 logger = logging.getLogger(__name__)
-
-# Phrases of the errors of torch, vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) and our check.
-_NO_MEMORY: Final = (
-    "out of memory",
-    "outofmemory",
-    "memoryerror",
-    "can't allocate memory",
-    "no available memory",
-    "not enough memory",
-    "not enough gpu memory",
-    "less than requested memory",
-    "less than desired gpu memory",
-    "less than desired cpu memory",
-    "larger than the available kv cache memory",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +152,8 @@ class ModelSlot:
         except (ModelSourceError, DownloadError) as error:
             raise ResourceNotFoundError(error.text, "ModelNotFoundException") from error
         except LmiError as error:
-            kind = ModelCapacityError if _is_about_memory(error.text) else BadParameterError
-            raise kind(error.text) from error
+            is_memory = isinstance(error, EngineMemoryError)
+            raise (ModelCapacityError if is_memory else BadParameterError)(error.text) from error
         if plan is None:
             raise ResourceNotFoundError(f"there is no model at {new.url}", "ModelNotFoundException")
         return _named(plan, new.name), settings
@@ -222,15 +207,11 @@ def _named(plan: StartPlan, name: str) -> StartPlan:
 def _load_error(error: BaseException | None) -> LmiError:
     """Return the answer to POST /models when the start has failed."""
     text = error.text if isinstance(error, LmiError) else f"{type(error).__name__}: {error}"
-    if _is_about_memory(text):
+    if isinstance(error, (EngineMemoryError, MemoryError)):
         return ModelCapacityError(text)
     if isinstance(error, DownloadError):
         return ResourceNotFoundError(text, "ModelNotFoundException")
     return error if isinstance(error, LmiError) else LmiError(text)
-
-
-def _is_about_memory(text: str) -> bool:
-    return any(word in text.lower() for word in _NO_MEMORY)
 
 
 def _log_failure(loaded: "asyncio.Future[None]") -> None:

@@ -10,11 +10,16 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from lmi_vllm.engine.base import ActiveAdapters, DirectChunks, DirectEvents, HttpApplication
+from lmi_vllm.engine.base import (
+    ActiveAdapters,
+    DirectChunks,
+    DirectEvents,
+    HttpApplication,
+    start_error,
+)
 from lmi_vllm.errors import (
     AdapterRefusedError,
     EngineDeadError,
-    EngineStartError,
     LmiError,
     PayloadError,
 )
@@ -53,7 +58,7 @@ async def start_transformers_engine(
         raise
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise EngineStartError(f"the engine did not start: {text}") from error
+        raise start_error(f"the engine did not start: {text}") from error
     logger.info(
         "Transformers engine: %s on %s in %s, max_model_len %d",
         type(loaded.model).__name__,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.errors import EngineStartError
+from lmi_vllm.errors import EngineMemoryError, EngineStartError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import Phase, State
 from lmi_vllm.server import model_manager
@@ -106,17 +106,17 @@ async def test_there_is_one_place(empty: Serving) -> None:
 
 
 FAILURES = {
-    "memory": ("CUDA out of memory", 507),
-    "other": ("no such architecture", 500),
+    "memory": (EngineMemoryError, "it does not fit", 507),
+    "other": (EngineStartError, "the tokenizer of out of memory is broken", 500),
 }
 
 
-@pytest.mark.parametrize(("text", "status"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(("kind", "text", "status"), FAILURES.values(), ids=FAILURES)
 async def test_a_model_that_does_not_start_leaves_the_place_free(
-    empty: Serving, engines: Engines, text: str, status: int
+    empty: Serving, engines: Engines, kind: type[EngineStartError], text: str, status: int
 ) -> None:
-    """The caller is told why; the server goes on without a model."""
-    engines.script = [EngineStartError(text)]
+    """The caller is told why, by the error's type; the server goes on without a model."""
+    engines.script = [kind(text)]
     refused = await empty.ask("POST", URL)
     assert refused.status == status
     assert text in refused.json["message"]
