@@ -13,8 +13,10 @@ May go: when tests/contract/test_media_guard.py holds without it.
 
 import io
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+import pybase64
 from PIL import Image
 
 from lmi_vllm.messages import MediaPolicy
@@ -32,28 +34,9 @@ class PixelBudget:
     record: RequestRecord | None = field(default_factory=current_record)
 
     def bound(self, media_io: Any) -> Any:
-        """Return vLLM's decoder of one image or video, which is held to the budget from now on."""
-        decoder = getattr(media_io, "image_io", media_io)  # of a video's frames
-        if hasattr(decoder, "image_mode"):
-            decode = decoder.load_bytes
-
-            def load_bytes(content: bytes) -> Any:
-                self.charge(content)
-                return decode(content)
-
-            decoder.load_bytes = load_bytes
-        if decoder is not media_io:
-            self._bound_video(media_io)
-        return media_io
-
-    def _bound_video(self, media_io: Any) -> None:
-        decode = media_io.load_bytes
-
-        def load_bytes(content: bytes) -> Any:
-            self.charge_video(content, media_io.num_frames)
-            return decode(content)
-
-        media_io.load_bytes = load_bytes
+        """Return what stands for vLLM's decoder of one image or video, held to the budget."""
+        is_visual = hasattr(getattr(media_io, "image_io", media_io), "image_mode")
+        return BoundedMedia(media_io, self) if is_visual else media_io
 
     def charge(self, content: bytes) -> None:
         """Check that the image is within the budget.
@@ -97,6 +80,38 @@ class PixelBudget:
                 f"the images and videos of the request have more than {IMAGES * most} pixels, "
                 f"{IMAGES} times LMI_MEDIA_MAX_PIXELS"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedMedia:
+    """Decodes as vLLM's `media_io` does, once a budget was charged with what it is given."""
+
+    media_io: Any
+    budget: PixelBudget
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.media_io, name)
+
+    def load_bytes(self, content: bytes) -> Any:
+        """Decode an image or an encoded video."""
+        if hasattr(self.media_io, "image_io"):
+            self.budget.charge_video(content, self.media_io.num_frames)
+        else:
+            self.budget.charge(content)
+        return self.media_io.load_bytes(content)
+
+    def load_base64(self, media_type: str, text: str) -> Any:
+        """Decode a data URL: an image or a video, or the frames of one with commas between."""
+        if media_type.lower() != "video/jpeg" or not hasattr(self.media_io, "image_io"):
+            return self.load_bytes(pybase64.b64decode(text, validate=True))
+        most = self.media_io.num_frames
+        for frame in text.split(",", most)[:most] if most > 0 else text.split(","):
+            self.budget.charge(pybase64.b64decode(frame, validate=True))
+        return self.media_io.load_base64(media_type, text)
+
+    def load_file(self, path: Path) -> Any:
+        """Decode a file."""
+        return self.load_bytes(path.read_bytes())
 
 
 def _size_of_video(content: bytes) -> tuple[int, int]:
