@@ -114,25 +114,18 @@ class AdapterSources:
         """Check that the path, links followed, is below an allowed folder."""
         if src in self.own:
             return
-        roots, is_default = self._roots()
+        roots = named = self.policy.roots
+        if self.policy.is_secure and not named:  # it has some of its own then
+            cache = cache_directory("", self.environ).parent.parent
+            roots = (cache, *([self.model_directory] if self.model_directory else []))
         real = path.resolve()
         if not roots or any(real.is_relative_to(root.resolve()) for root in roots):
             return
-        if not is_default:
+        if named:
             raise AdapterRefusedError(f"{src} is not below one of the folders of {ROOTS}")
         found = self.policy.forbidden(path)
         place = f"secure mode takes adapters from the model directory and {ROOTS} only"
         raise BadParameterError(f"{src}: {'; '.join((place, *found))}")
-
-    def _roots(self) -> tuple[tuple[Path, ...], bool]:
-        """The folders that adapters may come from (none: any), and whether they are the default.
-
-        Secure mode has some of its own then.
-        """
-        if self.policy.roots or not self.policy.is_secure:
-            return self.policy.roots, False
-        cache = cache_directory("", self.environ).parent.parent
-        return (cache, *([self.model_directory] if self.model_directory else [])), True
 
     def _unpacked(self, path: Path, src: str) -> Path:
         """Return the folder of an archive's content; other paths as they are."""
