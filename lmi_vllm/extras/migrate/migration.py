@@ -153,6 +153,7 @@ def migrate_tgi(environ: Mapping[str, str]) -> Migration:
         except ValueError as error:
             why = f"{text!r} cannot be read: {error}"
             migration.add(source, Replacement(None, why=why, is_refused=True))
+    _name_secrets(migration, environ)
     _add_pairs(migration, {name: environ[name] for name in TGI_PAIRS if environ.get(name)})
     migration.default("option.tgi_compat", "true", "replies keep TGI's schema")
     migration.default("job_queue_size", "128", "TGI's max_concurrent_requests")
@@ -188,7 +189,9 @@ def migrate_vllm(flags: Sequence[str]) -> Migration:
 
 def migrate_sagemaker_vllm(environ: Mapping[str, str]) -> Migration:
     """Return the migration of `SM_VLLM_*` variables."""
-    return _from_flags(Migration("sm-vllm"), read_variables(environ))
+    migration = Migration("sm-vllm")
+    _name_secrets(migration, environ)
+    return _from_flags(migration, read_variables(environ))
 
 
 def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:

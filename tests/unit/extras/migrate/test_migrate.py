@@ -213,6 +213,17 @@ def test_secret_of_lmi_is_named_as_left_out(name: str, migrated: Migrate) -> Non
     assert "OTHER_TOKEN" not in json.dumps(document)
 
 
+@pytest.mark.parametrize("model", ["MODEL_ID", "SM_VLLM_MODEL"])
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_token_of_the_hub_is_named_from_every_environment(
+    name: str, model: str, migrated: Migrate
+) -> None:
+    """TGI and vLLM's image read it as LMI does: without it a gated model is not fetched."""
+    document = migrated({model: "a/b", "NUM_SHARD": "1", name: "s3cret"})[1]
+    assert "s3cret" not in json.dumps(document)
+    assert f"{name} (set it to the same value)" in json.dumps(document["mapped"])
+
+
 def test_environment_file_may_be_lines_or_json(tmp_path: Path, migrated: Migrate) -> None:
     """As `docker --env-file` takes it, or as SageMaker's Environment is written."""
     lines, document = tmp_path / "a.env", tmp_path / "b.json"
