@@ -1,6 +1,8 @@
 """Many requests, one after another and in bursts, leave the process as it was.
 
 python -m integration.endurance --requests 20000
+
+It measures after each tenth: slow growth shows before the end, and in a run that is cut short.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from integration.conftest import ServerProcess, StartServer, running_server
 from integration.footprint import Footprint, measure
 
 BURST = 100
-WARM_UP_SHARE = 0.2
+WARM_UP_TENTHS = 2
 GREEDY = {"max_new_tokens": 2}
 REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("/invocations", {"inputs": "The sea", "parameters": GREEDY}),
@@ -69,16 +71,18 @@ async def send_all(
 
 async def endure(
     server: ServerProcess, url: str, total: int, clients: int = 1
-) -> tuple[Counter[str], Footprint, Footprint]:
-    """Return what was sent, and the footprint after a warm-up and at the end."""
+) -> tuple[Counter[str], list[Footprint]]:
+    """Return what was sent, and the footprint after each part of it; the first is a warm-up."""
     counts: Counter[str] = Counter()
+    found = []
     timeout = aiohttp.ClientTimeout(total=120)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
-        await send_all(session, int(total * WARM_UP_SHARE), counts, clients)
-        before = await measure(session, server)
-        await send_all(session, total - int(total * WARM_UP_SHARE), counts, clients)
-        return counts, before, await measure(session, server)
+        for share in (WARM_UP_TENTHS, *[1] * (10 - WARM_UP_TENTHS)):
+            await send_all(session, total * share // 10, counts, clients)
+            found.append(await measure(session, server))
+            print(f"{counts.total()} requests: {found[-1]}", flush=True)
+    return counts, found
 
 
 @pytest.mark.vllm
@@ -86,10 +90,9 @@ def test_many_requests_leave_the_process_as_it_was(server_process: StartServer) 
     """1,000 requests of every dialect on the real engine."""
     server = server_process("--demo", "--port", "0")
     url = server.url_when_ready()
-    counts, before, after = asyncio.run(endure(server, url, 1000))
-    print(f"{counts.total()} requests; before: {before}; after: {after}")
+    counts, found = asyncio.run(endure(server, url, 1000))
     assert counts.total() == 1000
-    assert after.leaks_since(before) == []
+    assert found[-1].leaks_since(found[0]) == []
 
 
 def main() -> int:
@@ -100,10 +103,9 @@ def main() -> int:
     given = parser.parse_args()
     with running_server(Path(tempfile.gettempdir()), "--demo") as server:
         run = endure(server.process, server.url, given.requests, given.clients)
-        counts, before, after = asyncio.run(run)
-    leaks = after.leaks_since(before)
-    print(f"{counts.total()} requests: {dict(counts)}", f"before: {before}", f"after:  {after}")
-    print("\n".join(leaks) or "nothing leaked")
+        counts, found = asyncio.run(run)
+    leaks = found[-1].leaks_since(found[0])
+    print(dict(counts), *(leaks or ["nothing leaked"]), sep="\n")
     return 1 if leaks else 0
 
 
