@@ -32,9 +32,13 @@ from lmi_vllm.checks.adapter_weights import Limit, any_base
 from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
-from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
+from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter, WorkerRefusalError
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
-from lmi_vllm.engine.vllm.workarounds.ignored_modules import NO_REASON, refuse_ignored
+from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
+    NO_REASON,
+    Refusal,
+    refuse_ignored,
+)
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRefusedError
 from lmi_vllm.messages import AdapterRef, SharedAdapter
 
@@ -42,13 +46,6 @@ BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters start above
 PIN_WAIT_SECONDS: Final = 10.0  # for running requests to leave a slot free
 _PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
-_FAILURE_PREFIX: Final = "Call to add_lora method failed: "
-_CAPACITY_MARKS: Final = (
-    "No free lora slots",
-    "greater than the number of GPU LoRA slots",
-    "out of memory",
-    "can't allocate memory",
-)
 
 
 class UsableAdapters(Protocol):
@@ -213,10 +210,10 @@ class EngineAdapters:
                 raise
             # After a shape error the id stays usable, half loaded.
             await self._forget(adapter)
-            reason = str(error).removeprefix(_FAILURE_PREFIX) or NO_REASON
+            reason = str(error) or NO_REASON
             reason = reason.replace(adapter.path, shown_path).replace(adapter.name, adapter.shown)
             text = f"Adapter {adapter.shown} cannot be loaded: {reason}"
-            is_full = any(mark in reason for mark in _CAPACITY_MARKS)
+            is_full = _is(error, Refusal.FULL)
             raise (AdapterCapacityError if is_full else AdapterRefusedError)(text) from error
 
     async def _forget(self, adapter: LoadedAdapter) -> None:
@@ -267,12 +264,16 @@ class EngineAdapters:
             except Exception as error:  # vLLM raises a bare Exception here
                 if self._calls.is_dead:
                     raise
-                if attempt + 1 < _PIN_ATTEMPTS and "is not registered" in str(error):
+                if attempt + 1 < _PIN_ATTEMPTS and _is(error, Refusal.EVICTED):
                     continue
                 raise AdapterCapacityError(
                     f"Adapter {adapter.name} cannot be pinned: {error}"
                 ) from error
             return
+
+
+def _is(error: Exception, kind: Refusal) -> bool:
+    return isinstance(error, WorkerRefusalError) and error.kind is kind
 
 
 def _no_slot(name: str, slots: int) -> AdapterCapacityError:

@@ -13,6 +13,7 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
     ADD_METHOD,
     METHOD,
     PIN_METHOD,
+    Refusal,
     ignored_by_all,
 )
 from lmi_vllm.errors import AdapterRefusedError
@@ -32,6 +33,10 @@ class LoadedAdapter:
 
 class WorkerRefusalError(Exception):
     """A worker did not do what was asked of it; the text is its reason."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = Refusal(kind)
 
 
 class EngineCalls:
@@ -76,9 +81,9 @@ class EngineCalls:
 
     async def _each(self, method: str, *args: object) -> None:
         """Have every worker do it; raises the first reason why one did not."""
-        reasons = await self._counted(self._llm.collective_rpc(method, args=args))
-        if failed := [reason for reason in reasons if reason]:
-            raise WorkerRefusalError(failed[0])
+        for kind, reason in await self._counted(self._llm.collective_rpc(method, args=args)):
+            if kind:
+                raise WorkerRefusalError(kind, reason)
 
     async def _counted(self, call: Awaitable[Any]) -> Any:
         """Carry out a call; a failure is an answer, a cancellation is none."""

@@ -23,6 +23,7 @@ May go: when tests/contract/test_ignored_modules.py holds without it.
 import importlib
 import logging
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from lmi_vllm.engine.vllm.workarounds.joined_classes import joined_class, joined_name
@@ -40,17 +41,36 @@ _POOLING_PREFIX: Final = "model."  # adapters of pooling models may lack it
 _EXPERTS_SUFFIX: Final = ".base_layer"  # PEFT's name for the first half of fused experts
 
 
+class Refusal(StrEnum):
+    """Why a worker did not do what was asked of it."""
+
+    NONE = ""
+    FULL = "full"  # no slot or memory is left
+    EVICTED = "evicted"  # a step has taken the adapter out
+    OTHER = "other"
+
+
+# What vLLM and torch say; everything else is another reason.
+_REASONS: Final = {
+    "No free lora slots": Refusal.FULL,
+    "greater than the number of GPU LoRA slots": Refusal.FULL,
+    "out of memory": Refusal.FULL,
+    "can't allocate memory": Refusal.FULL,
+    "is not registered": Refusal.EVICTED,
+}
+
+
 class AdapterInspection:
     """What is added to vLLM's worker class: adapters are read, pinned and asked about."""
 
-    def lmi_add_adapter(self, name: str, engine_id: int, path: str) -> str:
-        """Read an adapter unless it is in; returns why that failed, else nothing."""
+    def lmi_add_adapter(self, name: str, engine_id: int, path: str) -> tuple[str, str]:
+        """Read an adapter unless it is in; returns why that failed, a `Refusal` and words."""
         requests = importlib.import_module("vllm.lora.request")  # the server imports us without
         worker: Any = self
         return _reason(lambda: worker.add_lora(requests.LoRARequest(name, engine_id, path)))
 
-    def lmi_pin_adapter(self, engine_id: int) -> str:
-        """Keep an adapter in its slot; returns why that failed, else nothing."""
+    def lmi_pin_adapter(self, engine_id: int) -> tuple[str, str]:
+        """Keep an adapter in its slot; returns why that failed, as above."""
         worker: Any = self
         return _reason(lambda: worker.pin_lora(engine_id))
 
@@ -67,13 +87,14 @@ class AdapterInspection:
         return [name for name in adapter.loras if name.removesuffix(_EXPERTS_SUFFIX) not in wrapped]
 
 
-def _reason(call: Callable[[], object]) -> str:
+def _reason(call: Callable[[], object]) -> tuple[str, str]:
     try:
         call()
     except Exception as error:
         logger.debug("refused", exc_info=True)
-        return str(error) or NO_REASON
-    return ""
+        kinds = (kind for words, kind in _REASONS.items() if words in str(error))
+        return next(kinds, Refusal.OTHER).value, str(error) or NO_REASON
+    return Refusal.NONE.value, ""
 
 
 def inspect_adapters(config: Any) -> None:

@@ -1,0 +1,66 @@
+"""Why a worker refuses an adapter is a kind beside its words, and the status follows the kind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_vllm.engine.vllm.adapters import EngineAdapters
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter, WorkerRefusalError
+from lmi_vllm.engine.vllm.workarounds.ignored_modules import AdapterInspection
+from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError
+
+SAID = {
+    "No free lora slots": "full",
+    "CUDA out of memory. Tried": "full",
+    "LoRA 7 is not registered": "evicted",
+    "rank 64 is too large": "other",
+}
+
+
+class Worker(AdapterInspection):
+    """VLLM's worker, which refuses."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+
+    def pin_lora(self, _: int) -> None:
+        """Refuse as vLLM does."""
+        raise ValueError(self.said)
+
+
+@pytest.mark.parametrize(("said", "kind"), SAID.items())
+def test_a_worker_names_the_kind_of_its_refusal(said: str, kind: str) -> None:
+    """Where vLLM's words are known; the executor carries both as plain texts."""
+    assert Worker(said).lmi_pin_adapter(7) == (kind, said)
+
+
+class Calls:
+    """The calls of an engine whose workers refuse."""
+
+    is_dead = False
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    async def add_adapter(self, _: LoadedAdapter) -> None:
+        """Refuse; the words are those of another kind."""
+        words = "No free lora slots" if self.kind == "other" else "too much"
+        raise WorkerRefusalError(self.kind, words)
+
+    async def remove_adapter(self, _: int) -> None:
+        """Forget it."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("full", AdapterCapacityError), ("other", AdapterRefusedError)]
+)
+async def test_status_of_a_refusal_follows_its_kind(
+    tmp_path: Path, kind: str, expected: type[AdapterRefusedError]
+) -> None:
+    """507 for want of room, 424 otherwise, whatever the words are."""
+    calls: Any = Calls(kind)
+    adapter = LoadedAdapter(7, "a@7", str(tmp_path / "copy"), "a")
+    with pytest.raises(AdapterRefusedError) as refused:
+        await EngineAdapters(calls).add(adapter, "/store/a")
+    assert type(refused.value) is expected
