@@ -119,50 +119,29 @@ class Elsewhere:
     """What acts outside `apply`: a module of this folder, or a name of vLLM's for a feature."""
 
     place: str  # what applies it, below engine/vllm/
-    test: str
+    test: str  # the function, below tests/ or integration/
     fixed_in: str = ""
 
 
 ELSEWHERE: Final = {
     "vllm.v1.engine.core_client:launch_core_engines": Elsewhere(
-        "async_llm.py", "integration/front_ends_share_one_engine.py:test_the_queue_is_one"
+        "async_llm.py", "test_the_queue_is_one"
     ),
-    "adapter_slots": Elsewhere(
-        "adapters.py",
-        "tests/contract/test_adapter_isolation.py:test_all_slots_pinned_refuses_the_next_adapter",
-    ),
-    "companions": Elsewhere(
-        "factory.py",
-        "tests/unit/engine/test_vllm_companions.py:"
-        "test_companions_are_checked_only_with_a_cpu_torch",
-    ),
-    "cpu_worker": Elsewhere(
-        "workarounds/__init__.py", "integration/parallel_ranks.py:test_two_ranks_answer_as_one"
-    ),
+    "adapter_slots": Elsewhere("adapters.py", "test_all_slots_pinned_refuses_the_next_adapter"),
+    "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
+    "cpu_worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),
     "decoded_media": Elsewhere(
-        "workarounds/hostile_requests.py",
-        "tests/contract/test_media_guard.py:test_large_image_is_refused_before_it_is_decoded",
+        "workarounds/hostile_requests.py", "test_large_image_is_refused_before_it_is_decoded"
     ),
     "hostile_requests": Elsewhere(
-        "engine.py",
-        "tests/contract/test_hostile_grammars.py:"
-        "test_hostile_constraint_is_refused_and_others_go_on",
+        "engine.py", "test_hostile_constraint_is_refused_and_others_go_on"
     ),
-    "ignored_modules": Elsewhere(
-        "configuration.py",
-        "tests/contract/test_ignored_modules.py:test_modules_that_vllm_ignores_are_refused",
-    ),
-    "not_finite": Elsewhere(
-        "configuration.py",
-        "tests/contract/test_not_finite.py:test_plain_vllm_corrupts_every_later_answer",
-    ),
-    "text_lengths": Elsewhere(
-        "engine.py",
-        "tests/contract/test_long_texts.py:test_long_text_is_refused_before_it_is_converted",
-    ),
+    "ignored_modules": Elsewhere("configuration.py", "test_modules_that_vllm_ignores_are_refused"),
+    "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
+    "text_lengths": Elsewhere("engine.py", "test_long_text_is_refused_before_it_is_converted"),
     "zero_adapter": Elsewhere(
         "async_llm.py",
-        "tests/contract/test_base_rows.py:test_base_rows_stay_base_with_a_foreign_worker",
+        "test_base_rows_stay_base_with_a_foreign_worker",
         fixed_in="0.33",
     ),
 }
