@@ -69,6 +69,7 @@ FIELDS_SET: Final = {
         "namespace.enable_auto_tool_choice",
         "namespace.served_model_name",
         "namespace.tool_call_parser",
+        "responses.background_tasks",
     },
     "configuration.py": {
         "engine_args._api_process_count",
