@@ -271,7 +271,8 @@ class AdapterRegistry:
                 await self.publish(tuple(self), timeout_seconds)
                 await self._loads.unload(adapter.ref, timeout_seconds)
             except BaseException:
-                self._put(name, adapter)
+                # Not noted: others may have dropped it by now. `sharing` tries the removal again.
+                self._adapters[name] = adapter
                 await self.publish(tuple(self), 0.0)
                 raise
             adapter.hooks.forget()

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -26,6 +26,17 @@ class Repository:
     commit: str = COMMIT
     revisions: dict[str, str] = field(default_factory=dict)  # branch or tag -> commit
     announced_sizes: dict[str, int] = field(default_factory=dict)  # where they differ
+    history: dict[str, dict[str, bytes]] = field(default_factory=dict)  # earlier commit -> files
+
+    def push(self, commit: str, files: dict[str, bytes]) -> None:
+        """Make this the newest commit; the present one stays."""
+        self.history[self.commit] = self.files
+        self.commit, self.files = commit, files
+
+    def at(self, revision: str | None) -> "Repository":
+        """The repository as it was at a commit; as it is now at any other revision."""
+        files = self.history.get(revision or "")
+        return self if files is None else replace(self, commit=revision or "", files=files)
 
     def size(self, name: str) -> int:
         """What the listing says the size of `name` is."""
@@ -111,10 +122,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(401 if not self._token() else 404, "RepoNotFound")
         elif not allowed and repository.is_gated:
             self._refuse(401 if not self._token() else 403, "GatedRepo")
-        elif revision not in (None, "main", repository.commit, *repository.revisions):
+        elif revision not in (
+            None, "main", repository.commit, *repository.revisions, *repository.history
+        ):  # fmt: skip
             self._refuse(404, "RevisionNotFound")
         else:
-            return repository
+            return repository.at(revision)
         return None
 
     def _token(self) -> str:
@@ -171,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers["X-Linked-ETag"] = f'"{_sha256(repository, file)}"'
         # The real hub redirects to another host with a signed URL; another name will do here.
         host = self.hub.url.replace("127.0.0.1", "localhost")
-        headers["Location"] = f"{host}/lfs/{name}/{file}?{SIGNATURE}"
+        headers["Location"] = f"{host}/lfs/{name}/{file}?{SIGNATURE}&commit={repository.commit}"
         self._send(302, b"", headers)
 
     def _large_file(self, name: str, file: str) -> None:
@@ -180,7 +193,8 @@ class _Handler(BaseHTTPRequestHandler):
             hub.failures_left -= 1
             self._send(500, b"", {})
             return
-        body = hub.repositories[name].files[file]
+        commit = self.query.rpartition("commit=")[2]
+        body = hub.repositories[name].at(commit).files[file]
         start = 0
         if match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             start = int(match[1])

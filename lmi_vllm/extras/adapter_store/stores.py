@@ -51,6 +51,7 @@ class _Remote:
         """Return `target` with the present files, fetched unless an earlier process has."""
         fetch_model(
             found.src,
+            revision=found.version,  # a hub's commit; other stores have no revisions
             environ=self.sources.environ,
             destination=target,
             limits=self.sources.limits,
@@ -101,9 +102,7 @@ class HubRepositories(_Remote):
         sizes = found.sizes
         if CONFIG not in sizes or not found.commit:
             return None
-        return StoredAdapter(
-            name, repository, found.commit[:_VERSION_DIGITS], len(sizes), sum(sizes.values())
-        )
+        return StoredAdapter(name, repository, found.commit, len(sizes), sum(sizes.values()))
 
 
 @dataclass(frozen=True, slots=True)

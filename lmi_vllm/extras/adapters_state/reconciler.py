@@ -147,7 +147,8 @@ class AdapterReconciler:
             text = error.text if isinstance(error, LmiError) else repr(error)
             logger.error("adapter %s cannot be made as it is shared: %s", name, text)
             before = self._failures.get(name)
-            tries = 1 if before is None else before.tries + 1
+            is_repeated = before is not None and are_equal(before.wanted, wanted)
+            tries = before.tries + 1 if before is not None and is_repeated else 1
             pause = min(FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 8), MAX_RETRY_SECONDS)
             self._failures[name] = Failure(wanted, text, self._now() + pause, tries)
         self._on_done()

@@ -424,3 +424,30 @@ async def test_hub_owner_is_a_store(bench: Bench, tmp_path: Path) -> None:
         assert bench.registry.describe("fr").src == "acme/fr"
         with pytest.raises(UnknownAdapterError):
             await use(bench, "de")
+
+
+async def test_hub_adapter_is_fetched_at_the_commit_that_was_looked_up(
+    bench: Bench, other_weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push between the two is another version: it comes with the next comparison."""
+    monkeypatch.setattr(on_demand, "RENEW_WAIT_SECONDS", 60.0)  # a busy machine is slow to renew
+    fetch_model, changed = stores.fetch_model, other_weights(1)
+
+    def weights() -> bytes:
+        return (Path(bench.registry.describe("fr").path) / WEIGHTS).read_bytes()
+
+    with hub_server(acme__fr=(repository := Repository(FILES))) as hub:
+        bench.environ |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        bench.open("hf://acme/")
+
+        def push_and_fetch(*words: Any, **options: Any) -> Path:
+            repository.push("2" * 40, FILES | {WEIGHTS: changed})
+            return fetch_model(*words, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stores, "fetch_model", push_and_fetch)
+            load = await use(bench, "fr")
+        assert weights() == FILES[WEIGHTS]
+        bench.time += REFRESH
+        assert await use(bench, "fr") > load
+        assert weights() == changed

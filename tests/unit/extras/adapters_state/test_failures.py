@@ -216,6 +216,25 @@ async def test_call_that_fails_after_its_change_is_shared_all_the_same(
     assert await all_have("/new", a, b)
 
 
+async def test_removal_that_cannot_be_finished_stands_on_every_replica(
+    start: Start, empty_store: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others, which may have dropped it already, do not load it again; here it is retried."""
+    a, b = await start("a").begin(), await start("b").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    await b.sync()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ScriptedEngine, "unload_adapter", no_answer)
+        with pytest.raises(EngineFailureError):
+            await a.registry.unregister("fr", 5)
+    assert list(a.shared.missing) == ["fr"]
+    b.asked.clear()
+    for one in (a, b, a, b):
+        await one.sync()
+    assert a.names == b.names == document(empty_store)["adapters"] == b.asked == []
+
+
 @pytest.mark.parametrize("lost", [1, 3], ids=["the client repeats it", "the client gives up"])
 async def test_write_with_a_lost_response_is_applied_once(
     start: Start, empty_store: S3Server, lost: int

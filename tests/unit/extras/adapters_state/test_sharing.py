@@ -253,6 +253,22 @@ async def test_tries_become_rarer(start: Start) -> None:
     assert tries == [0, 2, 6, 14, 30]
 
 
+async def test_another_version_begins_the_tries_anew(start: Start) -> None:
+    """A version that stumbles once does not pay for one that was broken for good."""
+    a, b = await start("a").begin(), await start("b").begin()
+    b.refused |= {"/fr", "/fr2"}
+    await a.registry.register(Adapter("fr", "/fr"))
+    for _ in range(40):
+        await b.sync()
+        b.time += 1.0
+    await a.registry.replace(Adapter("fr", "/fr2"), 5)
+    await b.sync()
+    b.refused.clear()
+    b.time += reconciler.FIRST_RETRY_SECONDS
+    await b.sync()
+    assert b.engine.adapters["fr"].path == "/fr2"
+
+
 async def test_calls_at_rest(start: Start, empty_store: S3Server) -> None:
     """One conditional read in each period, and a report now and then."""
     a = await start("a").begin()
