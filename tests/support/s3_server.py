@@ -52,6 +52,7 @@ class S3Server:
     refuse_objects: Refusal | None = None  # the answer to every GET of an object
     pause: threading.Event | None = None  # large objects stop halfway until it is set
     pause_lists: threading.Event | None = None  # listings are not answered until it is set
+    stall: threading.Event | None = None  # nothing is answered until it is set
     listed_size: int | None = None  # what listings claim every object's size to be
     wrong_bytes_left: int = 0  # so many object transfers are altered on the way
     lost_answers_left: int = 0  # so many writes are carried out, and their answers lost
@@ -87,7 +88,7 @@ class S3Server:
         self.payers.clear()
         self.cuts_left = self.wrong_bytes_left = self.lost_answers_left = 0
         self.refusal = self.refuse_objects = self.pause = self.listed_size = None
-        self.pause_lists = None
+        self.pause_lists = self.stall = None
         self.client.create_bucket(Bucket=BUCKET)
 
     @cached_property
@@ -125,8 +126,8 @@ def s3_server() -> Iterator[S3Server]:
     try:
         yield store
     finally:
-        if store.pause:
-            store.pause.set()
+        for pause in filter(None, (store.pause, store.stall)):
+            pause.set()
         proxy.shutdown()
         proxy.server_close()
         thread.join()
@@ -222,6 +223,8 @@ class _Proxy(BaseHTTPRequestHandler):
         """Stay silent."""
 
     def _note(self, path: str, is_object: bool) -> None:
+        if self.store.stall:
+            self.store.stall.wait(120)
         self.store.signed.append("authorization" in self.headers)
         self.store.payers.append(self.headers.get("x-amz-request-payer", ""))
         if is_object:

@@ -13,11 +13,11 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, ParamSpec, TypeVar
 
 import orjson
 
@@ -37,6 +37,8 @@ from lmi_vllm.sources.table import store_of
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
 SESSION_HEADER: Final = "X-Amzn-SageMaker-Session-Id"
 SESSION_PROPERTY: Final = SESSION_HEADER.lower()
 CLOSED_HEADER: Final = "X-Amzn-SageMaker-Closed-Session-Id"
@@ -47,6 +49,9 @@ DEFAULT_ROOT: Final = Path("/dev/shm/djl_sessions")
 # A limit on sessions that are never closed: the directory is in memory (/dev/shm) by default.
 MAX_SESSIONS: Final = 10_000
 
+STORE_SECONDS: Final = 5.0  # that S3 has to answer
+AWAY_SECONDS: Final = 5.0  # before it is asked again
+MAX_CALLS: Final = 16
 STORE_ERRORS: Final = (UnreachableError, InterruptedTransferError, DownloadError)
 FILE: Final = ".session.json"
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -70,19 +75,26 @@ class SessionSettings(ExtraSettings):
     # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
 class SharedSessions:
-    """The small objects below `option.sessions_s3url`; calls block, may raise `STORE_ERRORS`."""
+    """The small objects below `option.sessions_s3url`; calls block, may raise `STORE_ERRORS`.
 
-    store: ObjectStore
+    No call takes longer than `STORE_SECONDS`. After one that had no answer in this time, calls fail
+    at once for `AWAY_SECONDS`: else every request that names a session would wait.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._pool = ThreadPoolExecutor(MAX_CALLS, "sessions-store")
+        self._away_until = 0.0
 
     def put(self, name: str, expires: float) -> None:
         """Write the session's object; `expires` is in seconds since the epoch."""
-        self.store.write(f"{name}/{FILE}", orjson.dumps({"expires": expires}))
+        content = orjson.dumps({"expires": expires})
+        self._call(self._store.write, f"{name}/{FILE}", content)
 
     def expiry(self, name: str) -> float | None:
         """Return the session's expiry in seconds since the epoch; None if missing or unreadable."""
-        content = self.store.read(f"{name}/{FILE}")
+        content = self._call(self._store.read, f"{name}/{FILE}")
         try:
             return None if content is None else float(orjson.loads(content)["expires"])
         except (ValueError, TypeError, KeyError):
@@ -90,7 +102,18 @@ class SharedSessions:
 
     def delete(self, name: str) -> None:
         """Delete the session's object, for all replicas."""
-        self.store.delete(f"{name}/{FILE}")
+        self._call(self._store.delete, f"{name}/{FILE}")
+
+    def _call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if time.monotonic() < self._away_until:
+            raise UnreachableError("it did not answer a moment ago")
+        waiting = self._pool.submit(call, *args, **kwargs)
+        try:
+            return waiting.result(STORE_SECONDS)
+        except TimeoutError as error:
+            waiting.cancel()
+            self._away_until = time.monotonic() + AWAY_SECONDS
+            raise UnreachableError(f"no answer within {STORE_SECONDS:g} s") from error
 
 
 def shared_sessions(url: str | None, environ: Mapping[str, str]) -> SharedSessions | None:
@@ -119,6 +142,8 @@ class Sessions:
         self._shared = shared
         self._now = now
         self._lock = asyncio.Lock()
+        # Not asyncio's own, which prompts and adapters share: a store that hangs would fill it.
+        self._pool = ThreadPoolExecutor(MAX_CALLS, "sessions")
 
     async def check(self, properties: Mapping[str, str]) -> None:
         """Check the session of a request: a known one, an expired one and none are accepted.
@@ -133,7 +158,7 @@ class Sessions:
         name = _session_id(properties)
         if not name:
             return
-        expires = await asyncio.to_thread(self._find, name)
+        expires = await self._in_pool(self._find, name)
         if expires is None:
             raise PayloadError("session not found")
         if expires <= self._now():
@@ -157,11 +182,14 @@ class Sessions:
         async with self._lock:
             try:
                 if kind == CLOSE:
-                    return await asyncio.to_thread(self._close, name)
-                return await asyncio.to_thread(self._create)
+                    return await self._in_pool(self._close, name)
+                return await self._in_pool(self._create)
             except OSError as error:
                 text = f"sessions_path {self.root}: {error.strerror or error}"
                 raise EngineFailureError(text) from error
+
+    def _in_pool(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
     def _create(self) -> Reply:
         """Create a session, after expired ones are removed."""

@@ -234,7 +234,8 @@ async def test_request_on_the_old_load_keeps_it_until_its_end(
         assert running.ref is not None
         bench.put("fr", **{"adapter_model.safetensors": other_weights(1)})
         bench.time += REFRESH
-        assert await use(bench, "fr") != running.ref.engine_id
+        while await use(bench, "fr") == running.ref.engine_id:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)  # a busy machine is slow to renew
         assert dropped == []
     while not dropped:  # noqa: ASYNC110 (the renewal goes on by itself)
         await asyncio.sleep(0.005)

@@ -1,12 +1,16 @@
 """Sessions of several replicas over one prefix in a real S3 store."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from lmi_vllm.errors import NotReadyError, PayloadError
+from lmi_vllm.extras.sessions import sessions
 from lmi_vllm.extras.sessions.sessions import (
     CLOSE,
     NEW_SESSION,
@@ -117,6 +121,63 @@ async def test_unavailable_store_keeps_local_sessions(
     await a.check(elsewhere)
     await copy_sessions(a, URL, empty_store.environ)
     await b.check(own)
+
+
+async def test_store_that_hangs_holds_no_request(
+    replica: Replica, empty_store: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is answered as where S3 refuses, and only some of them wait for it at all."""
+    monkeypatch.setattr(sessions, "STORE_SECONDS", 60.0)  # for a busy machine
+    a, b = replica("a"), replica("b")
+    own, elsewhere = await create(a), await create(b)
+    monkeypatch.setattr(sessions, "STORE_SECONDS", 0.5)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    empty_store.stall = threading.Event()
+    try:
+        async with asyncio.timeout(20):
+            checks = [asyncio.create_task(a.check(elsewhere)) for _ in range(40)]
+            await asyncio.sleep(0.1)
+            assert await asyncio.to_thread(str, 1) == "1"  # other work has its threads
+            failures = await asyncio.gather(*checks, return_exceptions=True)
+            assert [type(one) for one in failures] == [NotReadyError] * 40
+            await a.check(own)
+            with pytest.raises(NotReadyError):
+                await a.answer({REQUEST_TYPE: CLOSE}, own)
+            new = await create(a)
+            await a.check(new)
+    finally:
+        empty_store.stall.set()
+    monkeypatch.setattr(sessions, "STORE_SECONDS", 60.0)
+    async with asyncio.timeout(60):
+        while not await is_found(a, elsewhere):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def is_found(at: Sessions, session: dict[str, str]) -> bool:
+    """Return whether a session that is not known there can be looked up now."""
+    try:
+        await at.check(session)
+    except NotReadyError:
+        return False
+    return True
+
+
+async def test_clocks_that_differ_close_no_session(tmp_path: Path, empty_store: S3Server) -> None:
+    """The time of the creation counts on all; a server whose clock is ahead removes only files."""
+    shared = shared_sessions(URL, empty_store.environ)
+    behind, ahead = Clock(), Clock()
+    ahead.now = behind.now + 600
+    a, b = (
+        Sessions(tmp_path / name, 60, shared=shared, now=clock)
+        for name, clock in (("a", behind), ("b", ahead))
+    )
+    session = await create(a)
+    await b.check(session)
+    await create(b)
+    for one in (a, b, a):
+        await one.check(session)
+    files = [tmp_path / name / session[SESSION_PROPERTY] / ".session.json" for name in "ab"]
+    assert [json.loads(file.read_text()) for file in files] == [{"expires": 1060.0}] * 2
 
 
 async def test_unknown_and_malformed_ids_are_refused(
