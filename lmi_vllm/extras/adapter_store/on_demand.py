@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RENEW_WAIT_SECONDS: Final = 2.0  # then the request goes on with the adapter that is loaded
+LOOKUP_SECONDS: Final = 20.0  # that the store has to answer, the wait for a turn included
 MAX_LOOKUPS: Final = 8
 # Look-ups and loads that run or wait: they go on when their clients disconnect, so that neither the
 # queue of requests nor its slots bound them.
@@ -140,8 +141,9 @@ class OnDemandAdapters:
 
     async def _look_up(self, name: str) -> StoredAdapter | None:
         try:
-            found = await _run_in(self._lookups, self._store.look_up, name)
-        except (UnreachableError, InterruptedTransferError, DownloadError) as error:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                found = await _run_in(self._lookups, self._store.look_up, name)
+        except (UnreachableError, InterruptedTransferError, DownloadError, TimeoutError) as error:
             ADAPTER_LOOKUPS.labels("failed").inc()
             raise self._failure(
                 name, error, may_pass=not isinstance(error, DownloadError)
@@ -154,7 +156,8 @@ class OnDemandAdapters:
 
         A failure that may pass is 503, so that a client retries: another replica may have it.
         """
-        logger.error("adapter %s cannot be had from the store: %s", name, error)
+        reason = "no answer in time" if isinstance(error, TimeoutError) else error
+        logger.error("adapter %s cannot be had from the store: %s", name, reason)
         failure = NotReadyError if may_pass else RequestError
         text = f"The adapter {name} cannot be had from the store of adapters now"
         if name not in self._registry:

