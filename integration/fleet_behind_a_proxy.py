@@ -1,4 +1,4 @@
-"""Three servers behind HAProxy and nginx, 24 adapters in S3: killed, rolled, joined by a fourth.
+"""Three servers behind HAProxy, nginx or Envoy, 24 adapters in S3: killed, rolled, a fourth joins.
 
 The short form of `make fleet`, on the scripted engine: proves that no request is lost (the proxy
 tries 503 and cut connections on another server), that each is answered by the adapter it names, and
@@ -19,13 +19,13 @@ from integration.fleet.events import Plan, called_adapters, run
 from integration.fleet.proxies import PROXIES, free_ports, is_installed
 from tests.support.adapter_files import CAPITALS
 
-ALWAYS = "haproxy"  # the second takes a minute more, for the same course
+ALWAYS = "haproxy"  # each of the others takes a minute more, for the same course
 CASES = [
     pytest.param(
         name,
         marks=[
             pytest.mark.skipif(
-                not is_installed(name), reason=f"needs {name}: apt-get install {name}"
+                not is_installed(name), reason=f"needs {name}: {PROXIES[name].how_to_install}"
             ),
             pytest.mark.skipif(
                 name != ALWAYS and "LMI_TEST_PROXIES" not in os.environ,
@@ -51,7 +51,7 @@ def test_fleet_loses_no_request_and_crosses_no_adapter(
     assert removed.count("has not read the change") == removed.startswith("removed: 202")
 
 
-@pytest.mark.skipif(not is_installed(ALWAYS), reason=f"needs {ALWAYS}: apt-get install {ALWAYS}")
+@pytest.mark.skipif(not is_installed(ALWAYS), reason=f"needs {ALWAYS}")
 def test_server_that_is_slow_to_say_ready_is_not_left_out(tmp_path: Path) -> None:
     """On a machine that is busy for a moment all checks are late: every request would be lost."""
     checks: list[str] = []

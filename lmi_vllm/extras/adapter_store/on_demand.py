@@ -40,6 +40,7 @@ MAX_LOOKUPS: Final = 8
 # queue of requests nor its slots bound them.
 MAX_WAITING: Final = 256
 MAX_FETCHES: Final = 4
+STORE_ERRORS: Final = (UnreachableError, InterruptedTransferError, DownloadError)
 
 
 class OnDemandAdapters:
@@ -143,7 +144,7 @@ class OnDemandAdapters:
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
                 found = await _run_in(self._lookups, self._store.look_up, name)
-        except (UnreachableError, InterruptedTransferError, DownloadError, TimeoutError) as error:
+        except (*STORE_ERRORS, OSError) as error:  # of a folder, or the time is up
             ADAPTER_LOOKUPS.labels("failed").inc()
             raise self._failure(
                 name, error, may_pass=not isinstance(error, DownloadError)
@@ -190,7 +191,7 @@ class OnDemandAdapters:
             path = await _run_in(self._fetches, self._store.fetch, found, self._files.path(key))
         except BaseException as error:
             await self._cache.forget(key)
-            if isinstance(error, DownloadError):
+            if isinstance(error, (*STORE_ERRORS, OSError)):
                 raise self._failure(found.name, error, may_pass=True) from error
             raise
         return key, path

@@ -1,6 +1,7 @@
 """Adapters on demand: what is fetched when, what is kept, and what calls have to say about it."""
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -413,6 +414,29 @@ async def test_local_folder_is_a_store(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(UnknownAdapterError):
         await use(bench, "de")
     assert (tmp_path / "store" / "fr").is_dir()
+
+
+@pytest.mark.parametrize("call", ["look_up", "fetch"])
+async def test_folder_that_cannot_be_read_is_not_tried_by_every_request(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A share that is stale for a moment is 503, as any store that is away."""
+    copy_adapter(tmp_path / "store" / "fr")
+    bench.open(str(tmp_path / "store"))
+    calls: list[object] = []
+
+    def fail(*words: object) -> None:
+        calls.append(words)
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores.LocalFolders, call, fail)
+        for _ in range(3):
+            with pytest.raises(NotReadyError, match="fr cannot be had"):
+                await use(bench, "fr")
+    assert len(calls) == 1
+    bench.time += UNREACHABLE_SECONDS + 1
+    assert await use(bench, "fr")
 
 
 async def test_hub_owner_is_a_store(bench: Bench, tmp_path: Path) -> None:
