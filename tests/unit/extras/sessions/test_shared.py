@@ -50,6 +50,7 @@ def replica(
 ) -> Replica:
     """Return what makes the sessions of a replica with a disk of its own."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(sessions, "STORE_SECONDS", 60.0)  # for a busy machine
     shared = shared_sessions(URL, empty_store.environ)
     assert shared is not None
     return lambda name: Sessions(tmp_path / name, 60, shared=shared, now=clock)
@@ -127,7 +128,6 @@ async def test_store_that_hangs_holds_no_request(
     replica: Replica, empty_store: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is answered as where S3 refuses, and only some of them wait for it at all."""
-    monkeypatch.setattr(sessions, "STORE_SECONDS", 60.0)  # for a busy machine
     a, b = replica("a"), replica("b")
     own, elsewhere = await create(a), await create(b)
     monkeypatch.setattr(sessions, "STORE_SECONDS", 0.5)
