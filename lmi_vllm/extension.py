@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.model_files import AdditionalDownload, MakePackages, StartVariables
     from lmi_vllm.server.model_manager import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
-    from lmi_vllm.sources.base import Repositories, Store
+    from lmi_vllm.sources.base import Extract, Repositories, Store
     from lmi_vllm.translate.draft import Rule
     from lmi_vllm.web.request import RouteGroup
 
@@ -126,6 +126,8 @@ class Extra:
     pickled_weights: "Lazy[Callable[[Path, Path], str]] | None" = None
     # Notes and rows that `explain` adds.
     explained: Explained | None = None
+    # What unpacks an archive; at most one extra has it.
+    archives: "Lazy[Extract] | None" = None
     # Stores of models and adapters, one for each URL scheme.
     stores: "tuple[Lazy[Store], ...]" = ()
     # The source of ids that are neither paths nor URLs; at most one extra has it.

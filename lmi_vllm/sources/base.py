@@ -45,6 +45,10 @@ class Limits:
         return f" ({self.setting})" if self.setting else ""
 
 
+# An archive, its destination, how errors call it, bounds: the name and size of each file.
+Extract = Callable[[Path, Path, str, Limits | None], Mapping[str, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
     """One model or adapter to fetch; a source ignores what does not concern it."""

@@ -30,7 +30,7 @@ PACKAGES = {
     r"|engine\.(base\.(FetchMedia|GrammarTrials)|factory\.EngineFactory|vllm\.outputs\.TokenLane)"
     r"|server\.listeners\.ListenerContext"
     r"|server\.plan\.(AroundStart|PlannedStart|PlanVariables)"
-    r"|server\.context\.(ServerLifespan|MakeProcesses)|sources\.base\.(Repositories|Store)",
+    r"|server\.context\.(ServerLifespan|MakeProcesses)|sources\.base\.(Extract|Repositories|Store)",
     "clock": r"",
     "demo": r"",
     "telemetry": SHARED,

@@ -1,8 +1,6 @@
 """Where an adapter may come from, and what is refused on the way."""
 
-import io
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError
 from lmi_vllm.server.adapter_start import adapter_policy
 from tests.support.adapter_files import CAPITALS, copy_adapter
-from tests.support.s3_server import tar_gz, zip_file
 
 
 @pytest.fixture
@@ -25,13 +22,6 @@ def adapter(tmp_path: Path) -> Path:
 def resolve(src: object, **environ: str) -> str:
     """Resolve a source under an environment."""
     return AdapterSources(environ, adapter_policy(load_settings(environ))).resolve(str(src))
-
-
-def packed(folder: Path, target: Path, arcname: str) -> Path:
-    """Return a tar.gz of a folder."""
-    with tarfile.open(target, "w:gz") as tar:
-        tar.add(folder, arcname=arcname)
-    return target
 
 
 def test_local_sources_name_one_folder(
@@ -94,49 +84,6 @@ def test_hub_id_names_its_switch() -> None:
         resolve("someone/french")
 
 
-@pytest.mark.parametrize("arcname", [".", "french"])
-def test_archive_is_unpacked_once(adapter: Path, tmp_path: Path, arcname: str) -> None:
-    """A tar.gz as inference components bring it becomes a folder of the cache."""
-    archive = packed(adapter, tmp_path / "french.tar.gz", arcname)
-    cache = str(tmp_path / "cache")
-    folder = resolve(archive, SERVING_DOWNLOAD_DIR=cache)
-    assert (Path(folder) / "adapter_config.json").is_file()
-    assert folder.startswith(cache)
-    assert resolve(archive, SERVING_DOWNLOAD_DIR=cache) == folder
-    assert not list(Path(cache).rglob(".unpacking-*"))
-
-
-@pytest.mark.parametrize("kind", ["outside", "absolute", "link", "device"])
-def test_archive_entry_outside_of_its_folder_is_refused(tmp_path: Path, kind: str) -> None:
-    """Entries that leave the directory, links and devices are refused, and leave nothing."""
-    archive = tmp_path / "bad.tar.gz"
-    entry = tarfile.TarInfo({"outside": "../x", "absolute": "/tmp/x"}.get(kind, "x"))
-    entry.type = {"link": tarfile.SYMTYPE, "device": tarfile.CHRTYPE}.get(kind, tarfile.REGTYPE)
-    entry.linkname = "/etc/passwd"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.addfile(entry, io.BytesIO(b""))
-    with pytest.raises(AdapterRefusedError):
-        resolve(archive, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache"))
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
-def test_archive_unpacks_to_no_more_than_allowed(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kilobyte may be a gigabyte of zeros; the number of files is bounded, too."""
-    assert source.MAX_FILES == 10_000  # of which seconds are spent on making them
-    monkeypatch.setattr(source, "MAX_FILES", 100)
-    zeros, many = tmp_path / f"zeros.{kind}", tmp_path / f"many.{kind}"
-    pack = tar_gz if kind == "tar.gz" else zip_file
-    zeros.write_bytes(pack({"zeros": bytes(1 << 20)}))
-    many.write_bytes(pack({str(number): b"" for number in range(101)}))
-    for archive in (zeros, many):
-        with pytest.raises(AdapterRefusedError, match=r"more than|at most 1000000 are taken"):
-            resolve(archive, LMI_ADAPTER_MAX_SIZE="1000000", SERVING_DOWNLOAD_DIR=str(tmp_path))
-    assert not list(tmp_path.rglob("100"))
-
-
 def test_roots_confine_links_too(adapter: Path, tmp_path: Path) -> None:
     """Below the roots is decided after links are followed."""
     inside = copy_adapter(tmp_path / "allowed" / "inside")
@@ -162,9 +109,8 @@ def test_code_of_a_registered_adapter_needs_two_settings(code: Path, tmp_path: P
     """Off by default; on with a value of its own and roots; unread with none."""
     roots = {"LMI_ADAPTER_ROOTS": str(tmp_path / "root")}
     for environ in ({}, roots, {"LMI_CUSTOM_CODE": "roots"}, {"LMI_CUSTOM_CODE": "all"}):
-        for src in (code, packed(code, tmp_path / "root" / "code.tar.gz", "code")):
-            with pytest.raises(AdapterRefusedError, match="LMI_CUSTOM_CODE=roots and from below"):
-                resolve(src, SERVING_DOWNLOAD_DIR=str(tmp_path / "root" / "cache"), **environ)
+        with pytest.raises(AdapterRefusedError, match="LMI_CUSTOM_CODE=roots and from below"):
+            resolve(code, **environ)
     for value in ("roots", "all"):
         assert resolve(code, LMI_CUSTOM_CODE=value, **roots)
     assert resolve(code, LMI_CUSTOM_CODE="none")

@@ -11,8 +11,6 @@ from lmi_vllm.config.settings import CommandLine
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.sources.archives import unpack
-from tests.support.s3_server import tar_gz, zip_file
 
 Locate = Callable[..., ModelArtifacts | None]
 
@@ -103,45 +101,6 @@ def test_several_models_are_an_error_naming_them(store: Path, locate: Locate) ->
     model = locate({"SERVING_LOAD_MODELS": f"mine={store}/b"})
     assert model is not None
     assert (model.name, model.directory) == ("mine", store / "b")
-
-
-@pytest.mark.parametrize("name", ["m.tar.gz", "m.tgz", "m.zip", "m.mar", "M.ZIP"])
-@pytest.mark.parametrize("by_list", [False, True], ids=["store", "load_models"])
-def test_archive_is_a_model_once_unpacked(
-    store: Path, locate: Locate, tmp_path: Path, name: str, by_list: bool
-) -> None:
-    """Before that it is named as it lies there; afterwards it is a directory like any other."""
-    files = {"inner/config.json": b"{}", "inner/serving.properties": b"option.dtype=fp16"}
-    (store / name).write_bytes(
-        zip_file(files) if name.lower().endswith((".zip", ".mar")) else tar_gz(files)
-    )
-    environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
-    if by_list:
-        environ["SERVING_LOAD_MODELS"] = str(store / name)
-    packed = locate(environ)
-    assert packed == ModelArtifacts(name[0], str(store / name), str(store / name))
-    unpack(store / name, environ, name)
-    located = locate(environ)
-    assert located is not None
-    assert located.name == name[0]
-    assert located.directory is not None
-    assert located.directory.is_relative_to(tmp_path / "cache")
-    assert (located.directory / "config.json").read_bytes() == b"{}"
-    settings = load_settings({"SERVING_MODEL_STORE": str(store), **environ})
-    assert settings.model.dtype == "float16", "the archive's own serving.properties"
-    assert [path.name for path in store.iterdir()] == [name], "the store is only read"
-
-
-def test_archive_that_changes_is_unpacked_anew(store: Path, tmp_path: Path) -> None:
-    """The copy in the cache belongs to one size and time of the archive."""
-    environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
-    (store / "m.zip").write_bytes(zip_file({"config.json": b"1"}))
-    first = unpack(store / "m.zip", environ, "m.zip")
-    assert unpack(store / "m.zip", environ, "m.zip") == first
-    (store / "m.zip").write_bytes(zip_file({"config.json": b"22"}))
-    second = unpack(store / "m.zip", environ, "m.zip")
-    assert (second / "config.json").read_bytes() == b"22"
-    assert not [path for path in second.parent.iterdir() if path.name.startswith(".unpacking")]
 
 
 def test_archive_as_model_id_says_where_it_belongs(locate: Locate, tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""Archives unpacked so that nothing can land outside of the destination.
+
+Only plain files and directories are taken: links and devices are refused, as are names that leave
+the directory. Owners and modes in the archive are not followed.
+"""
+
+import errno
+import gzip
+import io
+import lzma
+import os
+import shutil
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Final
+
+from lmi_vllm.errors import DownloadError
+from lmi_vllm.sources.archives import SPACE_ADVICE, ZIP_SUFFIXES
+from lmi_vllm.sources.base import Limits
+from lmi_vllm.sources.storage import require_space
+
+MAX_LIST_BYTES: Final = 4 << 20  # of a zip's entries: 28000 with names of 100 characters
+_COPY_BYTES: Final = 1 << 20
+_DAMAGE: Final = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,  # a compression that Python does not read
+    # What tarfile and zipfile raise of headers that are cut off or lie (found by fuzzing).
+    TypeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+    struct.error,
+    RuntimeError,
+    lzma.LZMAError,
+    # A name that is a file and a folder at once, or no name at all.
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
+# Names that cannot be one; bz2 raises an OSError without a number for bytes that are none of its.
+_BAD_CONTENT: Final = (None, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
+
+
+class _BoundedReads(io.FileIO):
+    """A file that gives few bytes at a time: `zipfile` reads the whole list of entries at once."""
+
+    def __init__(self, archive: Path, source: str) -> None:
+        super().__init__(archive)
+        self._source = source
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next `size` bytes.
+
+        Raises:
+            DownloadError: more are asked for than a list of entries may have.
+        """
+        if size is None or size < 0:
+            size = os.fstat(self.fileno()).st_size - self.tell()
+        if size > MAX_LIST_BYTES:
+            raise DownloadError(
+                f"{self._source} is not extracted: its list of entries has {size} bytes, more than "
+                f"{MAX_LIST_BYTES}"
+            )
+        return super().read(size) or b""
+
+
+def extract_archive(
+    archive: Path, destination: Path, source: str, limits: Limits | None = None
+) -> dict[str, int]:
+    """See `lmi_vllm.sources.archives.extract_archive`."""
+    destination.mkdir(parents=True)
+    with _reporting_damage(source):
+        if archive.name.lower().endswith(ZIP_SUFFIXES):
+            return _extract_zip(archive, destination, source, limits)
+        return _extract_tar(archive, destination, source, limits)
+
+
+@contextmanager
+def _reporting_damage(source: str) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as e:
+        raise DownloadError(f"{source} is damaged or not an archive of its kind: {e}") from e
+    except OSError as e:
+        if e.errno not in _BAD_CONTENT:
+            raise
+        raise DownloadError(f"{source} holds what cannot be extracted: {e}") from e
+
+
+def _extract_tar(
+    archive: Path, destination: Path, source: str, limits: Limits | None
+) -> dict[str, int]:
+    # How much a tar.gz holds is known only at its end; weights hardly compress.
+    require_space(source, archive.stat().st_size, destination, SPACE_ADVICE)
+    sizes: dict[str, int] = {}
+    written = 0
+    # Large blocks: after each, the interpreter's lock is waited for while vLLM is imported.
+    with tarfile.open(archive, "r|*", bufsize=_COPY_BYTES) as members:
+        for count, member in enumerate(members, start=1):
+            written += member.size  # before its bytes are: a link or a device has none
+            if limits is not None and (count > limits.files or written > limits.total_bytes):
+                raise _refused(source, member.name, f"is more than may be unpacked{limits.named}")
+            if not (member.isfile() or member.isdir()):
+                raise _refused(source, member.name, "is a link or a device")
+            path = _safe_path(destination, member.name, source)
+            content = members.extractfile(member) if member.isfile() else None
+            _write(path, content)
+            if content is not None:
+                sizes[str(path.relative_to(destination))] = member.size
+    return sizes
+
+
+def _extract_zip(
+    archive: Path, destination: Path, source: str, limits: Limits | None
+) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    with _BoundedReads(archive, source) as file, zipfile.ZipFile(file) as members:
+        infos = members.infolist()
+        total = sum(info.file_size for info in infos)  # Python writes no more than is declared
+        if limits is not None:
+            limits.check(source, len(infos), total)
+        require_space(source, total, destination, SPACE_ADVICE)
+        for info in infos:
+            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _refused(source, info.filename, "is a link or a device")
+            if info.flag_bits & 0x1:
+                raise _refused(source, info.filename, "is encrypted")
+            path = _safe_path(destination, info.filename, source)
+            if info.is_dir():
+                _write(path, None)
+                continue
+            with members.open(info) as content:
+                _write(path, content)
+            sizes[str(path.relative_to(destination))] = info.file_size
+    return sizes
+
+
+def _safe_path(destination: Path, name: str, source: str) -> Path:
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
+        raise _refused(source, name, "would leave its directory")
+    return destination.joinpath(*pure.parts)
+
+
+def _write(path: Path, content: IO[bytes] | None) -> None:
+    """Create the directory `path`, or the file with `content`."""
+    if content is None:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        shutil.copyfileobj(content, file, _COPY_BYTES)
+
+
+def _refused(source: str, name: str, reason: str) -> DownloadError:
+    return DownloadError(f"{source} is not extracted: its entry {name!r} {reason}")

@@ -1,0 +1,84 @@
+"""Archives are unpacked safely: what would leave the directory is refused, damage is named."""
+
+import io
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.errors import DownloadError
+from lmi_vllm.extras.archives.extract import MAX_LIST_BYTES, extract_archive
+from tests.support.s3_server import tar_gz, zip_file
+
+
+def tar_with(entry: tarfile.TarInfo) -> bytes:
+    """Return a .tar.gz with one entry that has no content."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        archive.addfile(entry)
+    return buffer.getvalue()
+
+
+def link(kind: bytes, target: str) -> tarfile.TarInfo:
+    """Return an entry `x` of `kind` that points to `target`."""
+    entry = tarfile.TarInfo("x")
+    entry.type, entry.linkname = kind, target
+    return entry
+
+
+def zip_with_link() -> bytes:
+    """Return a .zip whose entry is a symbolic link."""
+    buffer = io.BytesIO()
+    info = zipfile.ZipInfo("x")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(info, "/etc/passwd")
+    return buffer.getvalue()
+
+
+REFUSED = [
+    pytest.param("a.tar.gz", tar_gz({"../x": b"1"}), "would leave", id="tar-parent"),
+    pytest.param("a.tar.gz", tar_gz({"/tmp/x": b"1"}), "would leave", id="tar-absolute"),
+    pytest.param("a.tar.gz", tar_with(link(tarfile.SYMTYPE, "/")), "is a link", id="tar-symlink"),
+    pytest.param("a.tar.gz", tar_with(link(tarfile.LNKTYPE, "y")), "is a link", id="tar-hardlink"),
+    pytest.param("a.tar.gz", tar_with(link(tarfile.CHRTYPE, "")), "device", id="tar-device"),
+    pytest.param("a.zip", zip_file({"a/../../x": b"1"}), "would leave", id="zip-parent"),
+    pytest.param("a.zip", zip_with_link(), "is a link", id="zip-symlink"),
+    pytest.param("a.zip", b"not a zip", "damaged", id="zip-damaged"),
+    pytest.param("a.tgz", b"not a tar", "damaged", id="tar-damaged"),
+    pytest.param("a.tgz", tar_gz({"x": b"1" * 9999})[:-30], "damaged", id="tar-truncated"),
+]
+
+
+@pytest.mark.parametrize(("name", "body", "words"), REFUSED)
+def test_unsafe_or_damaged_archive_is_refused(
+    name: str, body: bytes, words: str, tmp_path: Path
+) -> None:
+    """The text names source, entry and reason, and nothing lands outside."""
+    (tmp_path / name).write_bytes(body)
+    with pytest.raises(DownloadError, match=words) as caught:
+        extract_archive(tmp_path / name, tmp_path / "out", "s3://b/a")
+    assert "s3://b/a" in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [name, "out"]
+
+
+def test_extracted_files_are_reported(tmp_path: Path) -> None:
+    """Names and sizes of all files come back, directories are made."""
+    (tmp_path / "a.zip").write_bytes(zip_file({"x/y.txt": b"123", "z/": b""}))
+    sizes = extract_archive(tmp_path / "a.zip", tmp_path / "out", "a.zip")
+    assert sizes == {"x/y.txt": 3}
+    assert (tmp_path / "out/z").is_dir()
+
+
+def test_a_long_list_of_a_zip_s_entries_is_not_read(tmp_path: Path) -> None:
+    """It would be in memory whole, with an object for each entry, before any is counted."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for number in range(MAX_LIST_BYTES // 60_000 + 1):
+            archive.writestr(zipfile.ZipInfo(f"{number:060000d}"), b"")
+    (tmp_path / "a.zip").write_bytes(buffer.getvalue())
+    with pytest.raises(DownloadError, match=r"a\.zip is not extracted: its list of entries has"):
+        extract_archive(tmp_path / "a.zip", tmp_path / "out", "a.zip")
+    assert not any((tmp_path / "out").iterdir())
