@@ -100,6 +100,7 @@ class RequestRecord:
     key: int | None = None  # which of the server's keys it brought
     trace_headers: Mapping[str, str] | None = None  # what the engine's span continues
     decoded_pixels: int = 0  # of its images
+    decoded_audio: int = 0  # bytes
     # Takes a task that goes on after the answer: what the request holds is held until that ends.
     keep: Callable[[asyncio.Task[Any]], None] | None = None
     work: list[EngineWork] = field(default_factory=list)

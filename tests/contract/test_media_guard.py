@@ -198,3 +198,26 @@ async def test_images_of_a_request_are_counted_together() -> None:
     await asyncio.create_task(request(4))
     with pytest.raises(ValueError, match="more than 16 pixels"):
         await asyncio.create_task(request(5))
+
+
+async def test_audio_of_a_request_is_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is a small file: a request of hundreds of them would fill the machine's memory."""
+    soundfile = pytest.importorskip("soundfile")
+    monkeypatch.setenv("VLLM_MAX_AUDIO_DECODE_BYTES", "4000")
+    guard_media(MediaPolicy())
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(1000, "int16"), 8000, format="FLAC")
+    sent = data_url(file.getvalue(), "audio/flac")
+    record = RequestRecord("id", "POST", "/r", "/r", "", "openai")
+
+    async def request(count: int) -> None:
+        enter_record(record)
+        for _ in range(count):
+            sound, _ = await MEDIA_CONNECTOR_REGISTRY.load("http").fetch_audio_async(sent)
+            assert sound.nbytes == 4000
+
+    await asyncio.create_task(request(4))
+    for _ in range(2):  # the second is refused before it is decoded
+        with pytest.raises(ValueError, match="more than 16000 bytes when it is decoded"):
+            await asyncio.create_task(request(1))
+    assert record.decoded_audio == 20000

@@ -98,7 +98,7 @@ FIELDS_SET: Final = {
         "state.stats.last_token_ts",
         "state.stats.num_generation_tokens",
     },
-    "workarounds/decoded_media.py": {"self.record.decoded_pixels"},
+    "workarounds/decoded_media.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/not_finite.py": {"computed.num_nans_in_logits", "scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},

@@ -1,4 +1,4 @@
-"""What the images of a request may come to once they are decoded.
+"""What the media of a request may come to once they are decoded.
 
 vLLM decodes images of up to 179 million pixels (VLLM_MAX_IMAGE_PIXELS), as many as a request has.
 So the size is read from the head of the file first; what cannot be read is left to vLLM to refuse.
@@ -7,11 +7,13 @@ Of a video it keeps 32 frames (of some models: more), and decodes all before the
 Upstream: https://github.com/vllm-project/vllm/pull/47010 (images), 57525 (videos).
 Releases: 0.31 and later.
 Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s;
-    64 MB of one colour as a video are hours in one of the few threads that decode.
+    64 MB of one colour as a video are hours in one of the few threads that decode; 82 KB of silence
+    as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each of as many as a request has.
 May go: when tests/contract/test_media_guard.py holds without it.
 """
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,19 +24,22 @@ from PIL import Image
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, current_record
 
-IMAGES: Final = 4  # as many of the largest size may a request have
+IMAGES: Final = 4  # as many of the largest size may a request have, and as many audio files
 FRAMES: Final = 256  # as many of the largest size may all of a video be: 4 minutes of 1080p
 
 
 @dataclass(slots=True)
 class PixelBudget:
-    """Counts the pixels of one request; it is made where the request is known."""
+    """Counts the pixels and the audio of one request; it is made where the request is known."""
 
     policy: MediaPolicy
+    most_audio: int  # bytes of one file, decoded
     record: RequestRecord | None = field(default_factory=current_record)
 
     def bound(self, media_io: Any) -> Any:
-        """Return what stands for vLLM's decoder of one image or video, held to the budget."""
+        """Return what stands for vLLM's decoder of one file, held to the budget."""
+        if hasattr(media_io, "audio_backend"):
+            return BoundedAudio(media_io, self)
         is_visual = hasattr(getattr(media_io, "image_io", media_io), "image_mode")
         return BoundedMedia(media_io, self) if is_visual else media_io
 
@@ -65,6 +70,22 @@ class PixelBudget:
                 f"decoded, {FRAMES} times LMI_MEDIA_MAX_PIXELS"
             )
         self._charge(pixels, "a frame of the video", min(frames, max(wanted, 1)))
+
+    def charge_audio(self, size: int) -> None:
+        """Count so many bytes of decoded audio.
+
+        Raises:
+            ValueError: all audio of the request is too large.
+        """
+        if self.record is None:
+            return
+        most = IMAGES * self.most_audio
+        self.record.decoded_audio += size
+        if self.record.decoded_audio > most:
+            raise ValueError(
+                f"the audio of the request has more than {most} bytes when it is decoded, "
+                f"{IMAGES} times VLLM_MAX_AUDIO_DECODE_BYTES"
+            )
 
     def _charge(self, pixels: int, what: str, count: int = 1) -> None:
         most = self.policy.max_pixels
@@ -112,6 +133,35 @@ class BoundedMedia:
     def load_file(self, path: Path) -> Any:
         """Decode a file."""
         return self.load_bytes(path.read_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedAudio:
+    """Decodes as vLLM's `media_io` does; a request that is over its budget decodes no more."""
+
+    media_io: Any
+    budget: PixelBudget
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.media_io, name)
+
+    def load_bytes(self, content: bytes) -> Any:
+        """Decode a file's content."""
+        return self._charged(self.media_io.load_bytes, content)
+
+    def load_base64(self, media_type: str, text: str) -> Any:
+        """Decode a data URL."""
+        return self._charged(self.media_io.load_base64, media_type, text)
+
+    def load_file(self, path: Path) -> Any:
+        """Decode a file."""
+        return self._charged(self.media_io.load_file, path)
+
+    def _charged(self, decode: Callable[..., Any], *given: object) -> Any:
+        self.budget.charge_audio(0)
+        sound, rate = decode(*given)
+        self.budget.charge_audio(sound.nbytes)
+        return sound, rate
 
 
 def _size_of_video(content: bytes) -> tuple[int, int]:

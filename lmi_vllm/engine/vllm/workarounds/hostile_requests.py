@@ -31,6 +31,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
@@ -201,7 +202,7 @@ def guard_media(policy: MediaPolicy) -> None:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self.connection = GuardedConnection(policy, tuple(self.allowed_media_domains))
-            self._pixels = PixelBudget(policy)
+            self._pixels = PixelBudget(policy, vllm_settings.VLLM_MAX_AUDIO_DECODE_BYTES)
 
         def load_from_url(self, url: str, media_io: Any, **options: Any) -> Any:
             """As vLLM's, within the budget."""
