@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, Protocol
@@ -57,7 +58,7 @@ class Admission:
         self._clock = clock or Clock()
         self._on_end: list[Callable[[], None]] = []
         self._in_flight = 0  # of this process
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: Counter[asyncio.Task[Any]] = Counter()  # a connection's may hold several
         self._is_ending = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -115,12 +116,12 @@ class Admission:
         self._idle.clear()
         task = asyncio.current_task()
         if task is not None:
-            self._tasks.add(task)
+            self._tasks[task] += 1
         return partial(self._give_back, count, task)
 
     def _give_back(self, count: int, task: asyncio.Task[Any] | None) -> None:
         if task is not None:
-            self._tasks.discard(task)
+            self._forget(task)
         self._in_flight -= count
         self._slots.add(-count)
         if not self._in_flight:
@@ -128,8 +129,13 @@ class Admission:
 
     def follow(self, work: asyncio.Task[Any]) -> None:
         """Cancel `work`, which goes on after its request was answered, with the others."""
-        self._tasks.add(work)
-        work.add_done_callback(self._tasks.discard)
+        self._tasks[work] += 1
+        work.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[task] -= 1
+        if not self._tasks[task]:
+            del self._tasks[task]
 
     def subscribe_end(self, on_end: Callable[[], None]) -> None:
         """Call `on_end` when `cancel_all` is called."""

@@ -31,6 +31,7 @@ ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
 _LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
 _TIME_LIMIT: Final = "predict_timeout"
 _SUCCESS: Final = 200
+_FAILURE: Final = 500
 
 IsAdapter = Callable[[str], bool]
 
@@ -113,7 +114,7 @@ class RequestContext:
         later, self._later = self._later, None
         if later is not None and self.record is not None:
             later.work += self.record.work
-            later.end(DISCONNECTED if work.cancelled() else _SUCCESS)
+            later.end(_status_of(work))
 
     @property
     def _resources(self) -> contextlib.AsyncExitStack:
@@ -262,6 +263,12 @@ class RequestStep:
     def is_process_bound(self, properties: Mapping[str, str]) -> bool:
         """Whether such a request creates or reads state that only this process has."""
         return False
+
+
+def _status_of(work: asyncio.Task[Any]) -> int:
+    if work.cancelled():
+        return DISCONNECTED
+    return _SUCCESS if work.exception() is None else _FAILURE
 
 
 async def _found(

@@ -127,9 +127,11 @@ class InferenceService:
     async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
         """Answer a route of the engine's own HTTP application."""
         if route.kind is not RouteKind.INFERENCE:
-            # What wakes an engine has to reach it.
-            is_asleep = self.lifecycle.state is State.ASLEEP
-            runtime = (self._runtime if is_asleep else None) or self.runtime
+            # What wakes an engine has to reach it; a drain waits for what may still be read.
+            reached = [State.ASLEEP]
+            reached += [State.DRAINING] * (route.kind is RouteKind.INFORMATION)
+            is_reached = self.lifecycle.state in reached
+            runtime = (self._runtime if is_reached else None) or self.runtime
             context = RequestContext(runtime, self.queue, call, self.statuses)
             return await forward(context, http, route)
         return await self.answer(call, partial(forward, http=http, route=route))

@@ -18,7 +18,7 @@ from lmi_vllm.checks.secure_mode import adapter_violations
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import LmiError, ModelSourceError
+from lmi_vllm.errors import AdapterCapacityError, EngineMemoryError, LmiError, ModelSourceError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.sources.table import is_store
 
@@ -45,6 +45,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
 
     Raises:
         ModelSourceError: an adapter of the model directory is not usable.
+        EngineMemoryError: there is no slot or memory for one.
     """
     folder = settings.model.adapters
     local = _local(model, folder)
@@ -67,7 +68,9 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
         try:
             await registry.register(Adapter(name, str(path), is_local=True))
         except LmiError as error:
-            raise ModelSourceError(f"local adapter {name}: {error.text}") from error
+            is_memory = isinstance(error, AdapterCapacityError)
+            kind = EngineMemoryError if is_memory else ModelSourceError
+            raise kind(f"local adapter {name}: {error.text}") from error
     for notify in announce:
         await notify(registry, sources)
     return registry

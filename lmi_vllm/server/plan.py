@@ -103,10 +103,9 @@ def plan_start(
     if model is None:
         return None
     checks = [check.load() for extra in extras().values() for check in extra.plan_checks]
-    if errors := (
-        *start_violations(settings, environ, model.directory),
-        *(error for check in checks for error in check(settings)),
-    ):
+    if violations := start_violations(settings, environ, model.directory):
+        raise ConfigurationError(violations)
+    if errors := tuple(error for check in checks for error in check(settings)):
         raise ConfigurationError(errors)
     code_loader(settings).check(settings, model)
     shared = check_shared_memory(arguments.number("tensor_parallel_size", 1))

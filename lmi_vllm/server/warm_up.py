@@ -4,8 +4,8 @@ import struct
 import uuid
 from typing import Final
 
-from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import EngineFailureError, LmiError, StartupError
+from lmi_vllm.engine.base import Engine, start_error
+from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.messages import GENERATE, POOLING_KINDS, GenerationJob, HttpCall, OpenAICall
 
 TRANSCRIBE: Final = "transcription"  # of models that hear and do nothing else
@@ -24,7 +24,7 @@ async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:
         else:
             is_proven = await (_transcribes if engine.task == TRANSCRIBE else _pools)(engine)
     except LmiError as error:
-        raise StartupError(f"the engine started but cannot answer: {error.text}") from error
+        raise start_error(f"the engine started but cannot answer: {error.text}") from error
     if not is_proven:
         raise EngineFailureError("the engine started but generated no token")
 

@@ -26,7 +26,8 @@ def test_options_of_a_step_are_valid(block: Block, explained: ExplainRun) -> Non
 @pytest.mark.parametrize("line", LINES)
 def test_line_of_a_proxy_is_run_by_the_test_of_a_fleet(line: str) -> None:
     """What is recommended is what was measured."""
-    assert any(line in proxy.template for proxy in PROXIES.values())
+    templates = [proxy.template.replace("{{", "{").replace("}}", "}") for proxy in PROXIES.values()]
+    assert any(line in template for template in templates)
 
 
 def test_every_step_says_what_runs_it() -> None:
@@ -39,4 +40,4 @@ def test_every_step_says_what_runs_it() -> None:
 
 def test_steps_are_found() -> None:
     """The tests above see the page."""
-    assert (len(OPTIONS), len(LINES)) == (5, 8)
+    assert (len(OPTIONS), len(LINES)) == (5, 15)

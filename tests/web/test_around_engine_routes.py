@@ -278,3 +278,32 @@ async def test_work_in_the_background_keeps_its_adapter(
     gated.gate.set()
     assert await queue_of(client).wait_idle(5)
     assert not registry.is_used("a1")
+
+
+async def test_work_in_the_background_that_fails_is_counted_so(
+    serve: ServeScripted, gated: Gated, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its answer was sent long before; the line of the work says what became of it."""
+    caplog.set_level(logging.INFO)
+    gated.dies_after = 0
+    client = await serve()
+    assert (await client.post("/v1/responses", json={"background": True})).status == 200
+    assert await queue_of(client).wait_idle(5)
+    fields = [getattr(record, "fields", {}) for record in caplog.records]
+    found = [(one["status"], one.get("deferred")) for one in fields if "status" in one]
+    assert found == [(200, None), (500, True)]
+
+
+async def test_work_in_the_background_may_be_read_during_a_drain(
+    serve: ServeScripted, gated: Gated
+) -> None:
+    """The drain waits for it; new work is refused."""
+    stored = HttpRoute(
+        "/v1/responses/{id}", frozenset({"GET"}), RouteKind.INFORMATION, Dialect.OPENAI
+    )
+    gated.routes = (*ROUTES, stored)
+    client = await serve()
+    assert (await client.post("/v1/responses", json={"background": True})).status == 200
+    lifecycle_of(client).set_state(State.DRAINING)
+    assert (await client.get("/v1/responses/one")).status == 200
+    assert (await client.post("/v1/responses", json={})).status == 503

@@ -18,9 +18,8 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.base import Engine, start_error
 from lmi_vllm.engine.private_folders import new_private_folder
-from lmi_vllm.errors import EngineStartError
 from lmi_vllm.extras.front_ends.channel import (
     CancelRequests,
     EngineDied,
@@ -127,7 +126,7 @@ class FrontEndGroup(ProcessGroup):
         try:
             await asyncio.gather(*(self._join(process) for process in self._processes))
         except ProcessEndedError as error:
-            raise EngineStartError(f"a front-end process did not start: {error}") from error
+            raise start_error(f"a front-end process did not start: {error}") from error
         logger.info("%d front-end processes answer at %s", self._count, self._address.url())
 
     def engine_died(self) -> None:

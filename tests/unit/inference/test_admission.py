@@ -85,3 +85,21 @@ async def test_queue_takes_another_limit() -> None:
         made.resize(3)
         with made.admit():
             assert made.in_flight == 3
+
+
+async def test_task_is_ended_as_long_as_it_has_one_request() -> None:
+    """A connection answers several, one after the other, and the first may go on beside it."""
+    made = queue()
+
+    async def connection() -> None:
+        first = made.take()
+        with made.admit():
+            first()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(connection())
+    await asyncio.sleep(0)
+    made.cancel_all()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert made.in_flight == 0

@@ -234,7 +234,9 @@ class EndsHarmfulRequests:
             cleared = _ClearedBlocks.__new__(_ClearedBlocks)
             cleared.__dict__ = vars(kv_cache_config)
             kv_cache_config = cleared
-        super().__init__(vllm_config, kv_cache_config, *more, **named)  # type: ignore[call-arg]
+        # By name, as vLLM calls it: an operator's scheduler may take nothing else.
+        named |= {"vllm_config": vllm_config, "kv_cache_config": kv_cache_config}
+        super().__init__(*more, **named)
         self._slow: set[str] = set()  # requests whose grammar cost too much
 
     def get_grammar_bitmask(self, scheduled: Any) -> Any:
