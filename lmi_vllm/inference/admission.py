@@ -1,4 +1,4 @@
-"""Admission control: a limit on requests in flight, and their cancellation at shutdown."""
+"""Admission control: a limit on requests in flight, their end at shutdown, what each holds."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,11 @@ from typing import Any, Final, Protocol
 from lmi_vllm.clock import Clock
 from lmi_vllm.errors import NotReadyError, OverloadError
 from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle
+from lmi_vllm.telemetry.records import DISCONNECTED, RequestRecord
 
 DEFAULT_LIMIT: Final = 1000
+_SUCCESS: Final = 200
+_FAILURE: Final = 500
 IDLE_POLL_SECONDS: Final = 0.02  # how often other front-end processes are asked whether they are
 
 
@@ -121,7 +124,7 @@ class Admission:
 
     def _give_back(self, count: int, task: asyncio.Task[Any] | None) -> None:
         if task is not None:
-            self._forget(task)
+            _forget(self._tasks, task)
         self._in_flight -= count
         self._slots.add(-count)
         if not self._in_flight:
@@ -130,12 +133,7 @@ class Admission:
     def follow(self, work: asyncio.Task[Any]) -> None:
         """Cancel `work`, which goes on after its request was answered, with the others."""
         self._tasks[work] += 1
-        work.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks[task] -= 1
-        if not self._tasks[task]:
-            del self._tasks[task]
+        work.add_done_callback(partial(_forget, self._tasks))
 
     def subscribe_end(self, on_end: Callable[[], None]) -> None:
         """Call `on_end` when `cancel_all` is called."""
@@ -179,3 +177,72 @@ class Admission:
         await self._idle.wait()
         while self.in_flight:  # noqa: ASYNC110 (of other processes, whose events are not ours)
             await asyncio.sleep(IDLE_POLL_SECONDS)
+
+
+def _forget(tasks: Counter[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:
+    tasks[task] -= 1
+    if not tasks[task]:
+        del tasks[task]
+
+
+class Holdings:
+    """Slots, adapters, streams and timers of one request: released once, the last one first.
+
+    Work that goes on after the answer (a response in the background) keeps all of them until it has
+    ended; it has a line of its own in the log.
+    """
+
+    def __init__(self, queue: Admission, record: RequestRecord | None) -> None:
+        self._queue = queue
+        self._record = record
+        # Called last: most requests hold nothing else, and a stack costs more than all they do.
+        self._on_release: list[Callable[[], None]] = []
+        self._stack: contextlib.AsyncExitStack | None = None
+        self._work: asyncio.Task[Any] | None = None  # goes on after the answer
+        self._later: RequestRecord | None = None  # of that
+        self._closing: asyncio.Task[None] | None = None
+        if record is not None:
+            record.keep = self.keep
+
+    def add(self, release: Callable[[], None]) -> None:
+        """Call `release` at the end."""
+        self._on_release.append(release)
+
+    @property
+    def stack(self) -> contextlib.AsyncExitStack:
+        """Holds what is awaited when it is released."""
+        if self._stack is None:
+            self._stack = contextlib.AsyncExitStack()
+        return self._stack
+
+    def keep(self, work: asyncio.Task[Any]) -> None:
+        """Hold everything until `work` has ended, which goes on after the answer."""
+        self._work = work
+        self._queue.follow(work)
+
+    async def release(self) -> None:
+        """Release everything, not before the work that goes on; may be called twice."""
+        if self._work is not None and not self._work.done():
+            if self._later is None and self._record is not None:
+                self._later = self._record.background()
+            self._work.add_done_callback(self._release_later)
+            return
+        try:
+            if self._stack is not None:
+                await self._stack.aclose()
+        finally:
+            while self._on_release:
+                self._on_release.pop()()
+
+    def _release_later(self, work: asyncio.Task[Any]) -> None:
+        self._closing = asyncio.ensure_future(self.release())
+        later, self._later = self._later, None
+        if later is not None and self._record is not None:
+            later.work += self._record.work
+            later.end(_status_of(work))
+
+
+def _status_of(work: asyncio.Task[Any]) -> int:
+    if work.cancelled():
+        return DISCONNECTED
+    return _SUCCESS if work.exception() is None else _FAILURE

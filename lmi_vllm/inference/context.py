@@ -1,6 +1,5 @@
 """The context of one admitted request: the model it uses and every resource it holds."""
 
-import asyncio
 import contextlib
 import copy
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -12,7 +11,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError, StatusTable
 from lmi_vllm.hooks import NO_HOOKS, Hooks
-from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.admission import Admission, Holdings
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.formatters import choose_framing
 from lmi_vllm.inference.response.streams import (
@@ -24,14 +23,12 @@ from lmi_vllm.inference.response.streams import (
     deadline,
 )
 from lmi_vllm.messages import Framing, InferenceCall, Reply, ServingProfile
-from lmi_vllm.telemetry.records import DISCONNECTED, RequestRecord, current_record
+from lmi_vllm.telemetry.records import current_record
 
 ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
 _LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
 _TIME_LIMIT: Final = "predict_timeout"
-_SUCCESS: Final = 200
-_FAILURE: Final = 500
 
 IsAdapter = Callable[[str], bool]
 
@@ -65,14 +62,7 @@ class RequestContext:
         self.stream_ends = StreamEnds(queue, runtime.profile, statuses)
         self.adapters: tuple[Adapter | None, ...] = (None,)  # one for all prompts, or for each
         self._held: dict[str, Adapter] = {}
-        # Called last: most requests hold nothing else, and a stack costs more than all they do.
-        self._on_release: list[Callable[[], None]] = []
-        self._stack: contextlib.AsyncExitStack | None = None
-        if self.record is not None:
-            self.record.keep = self.keep
-        self._work: asyncio.Task[Any] | None = None  # goes on after the answer
-        self._later: RequestRecord | None = None  # of that
-        self._closing: asyncio.Task[None] | None = None
+        self._holdings = Holdings(queue, self.record)
         self._connect: Callable[[RowSink], None] | None = None
         self._is_delivered = False
 
@@ -83,56 +73,23 @@ class RequestContext:
             NotReadyError: the server starts, drains or has failed.
             OverloadError: the queue is full.
         """
-        self._on_release.append(self.queue.take())
+        self._holdings.add(self.queue.take())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if not self._is_delivered:
-            await self._release()
-
-    async def _release(self) -> None:
-        """Release everything, not before the work that goes on; may be called twice."""
-        if self._work is not None and not self._work.done():
-            if self._later is None and self.record is not None:
-                self._later = self.record.background()
-            self._work.add_done_callback(self._release_later)
-            return
-        try:
-            if self._stack is not None:
-                await self._stack.aclose()
-        finally:
-            while self._on_release:
-                self._on_release.pop()()
-
-    def keep(self, work: asyncio.Task[Any]) -> None:
-        """Hold everything until `work` has ended, which goes on after the answer."""
-        self._work = work
-        self.queue.follow(work)
-
-    def _release_later(self, work: asyncio.Task[Any]) -> None:
-        self._closing = asyncio.ensure_future(self._release())
-        later, self._later = self._later, None
-        if later is not None and self.record is not None:
-            later.work += self.record.work
-            later.end(_status_of(work))
-
-    @property
-    def _resources(self) -> contextlib.AsyncExitStack:
-        if self._stack is None:
-            self._stack = contextlib.AsyncExitStack()
-        return self._stack
+            await self._holdings.release()
 
     def deliver(self, reply: Reply) -> Reply:
         """Return the reply; a stream owns what is held from here on."""
         if reply.stream is None:
             return reply
         self._is_delivered = True
-        stream = ReplyStream(reply.stream, self._release, self._connect)
+        stream = ReplyStream(reply.stream, self._holdings.release, self._connect)
         return replace(reply, stream=stream)
 
     def part(self, position: int) -> "RequestContext":
         """Return the context of one prompt of a list: a request of its own in the engine."""
-        _ = self._resources  # one for all parts
         part = copy.copy(self)
         part.call = replace(self.call, request_id=f"{self.call.request_id}-{position}")
         return part
@@ -149,7 +106,7 @@ class RequestContext:
                 f"{name}: {sequences} sequences; job_queue_size allows {self.queue.limit}"
             )
         if sequences > 1:
-            self._on_release.append(self.queue.take(sequences - 1))
+            self._holdings.add(self.queue.take(sequences - 1))
 
     async def hold_adapters(self, payload: Any) -> None:
         """Take the adapters that the request names.
@@ -171,7 +128,7 @@ class RequestContext:
             alias = self.call.properties.get(ADAPTER_ALIAS_HEADER)
             held = self.runtime.adapters.hold(name, alias)
             async with self.deadline():
-                self._held[name] = await self._resources.enter_async_context(held)
+                self._held[name] = await self._holdings.stack.enter_async_context(held)
             if self.record is not None:
                 self.record.use_adapter(name)
         return self._held[name]
@@ -222,7 +179,7 @@ class RequestContext:
     def silence_limit(self) -> SilenceLimit:
         """Return the limit of a stream's silences; its timer ends with the request."""
         limit = SilenceLimit(self.runtime.profile.predict_timeout, _TIME_LIMIT)
-        self._on_release.append(limit.close)
+        self._holdings.add(limit.close)
         return limit
 
     def own_stream(
@@ -232,7 +189,7 @@ class RequestContext:
 
         With `connect` its rows may go to a sink by themselves.
         """
-        self._resources.push_async_callback(close_iterator, items)
+        self._holdings.stack.push_async_callback(close_iterator, items)
         self._connect = connect
 
 
@@ -263,12 +220,6 @@ class RequestStep:
     def is_process_bound(self, properties: Mapping[str, str]) -> bool:
         """Whether such a request creates or reads state that only this process has."""
         return False
-
-
-def _status_of(work: asyncio.Task[Any]) -> int:
-    if work.cancelled():
-        return DISCONNECTED
-    return _SUCCESS if work.exception() is None else _FAILURE
 
 
 async def _found(

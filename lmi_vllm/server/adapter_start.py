@@ -49,11 +49,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     """
     folder = settings.model.adapters
     local = _local(model, folder)
-    rank = arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
-    # Its path is where the files are by now; its reference is what adapters may name.
-    base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
-    own = frozenset(map(str, local.values()))
-    sources = AdapterSources(environ, adapter_policy(settings), base, model.directory, own)
+    sources = _sources(model, arguments, adapter_policy(settings), environ, local)
     registry = AdapterRegistry(
         engine,
         sources.resolve,
@@ -67,13 +63,27 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     for name, path in local.items():
         try:
             await registry.register(Adapter(name, str(path), is_local=True))
+        except AdapterCapacityError as error:
+            raise EngineMemoryError(f"local adapter {name}: {error.text}") from error
         except LmiError as error:
-            is_memory = isinstance(error, AdapterCapacityError)
-            kind = EngineMemoryError if is_memory else ModelSourceError
-            raise kind(f"local adapter {name}: {error.text}") from error
+            raise ModelSourceError(f"local adapter {name}: {error.text}") from error
     for notify in announce:
         await notify(registry, sources)
     return registry
+
+
+def _sources(
+    model: ModelArtifacts,
+    arguments: EngineArguments,
+    policy: AdapterPolicy,
+    environ: Mapping[str, str],
+    local: Mapping[str, Path],
+) -> AdapterSources:
+    rank = arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
+    # Its path is where the files are by now; its reference is what adapters may name.
+    base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
+    own = frozenset(map(str, local.values()))
+    return AdapterSources(environ, policy, base, model.directory, own)
 
 
 def _local(model: ModelArtifacts, folder: str) -> dict[str, Path]:

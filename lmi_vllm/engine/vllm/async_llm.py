@@ -73,7 +73,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             self.adapters = adapters = EngineAdapters(self.calls)
             return adapters
         folder = await asyncio.to_thread(new_private_folder, "lmi-vllm-adapters-")
-        needs_zero_adapter = self._needs_zero_adapter(is_cpu=is_cpu)
+        needs_zero_adapter = is_cpu and not self._has_our_worker and is_needed("zero_adapter")
         slots = config.max_loras - 1 if needs_zero_adapter else config.max_loras
         model = Path(self.model_config.model)
         base = await asyncio.to_thread(describe_base, model, (), config.max_lora_rank)
@@ -171,9 +171,6 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     @property
     def _has_our_worker(self) -> bool:
         return bool(self.vllm_config.parallel_config.worker_cls == CPU_WORKER)
-
-    def _needs_zero_adapter(self, *, is_cpu: bool) -> bool:
-        return is_cpu and not self._has_our_worker and is_needed("zero_adapter")
 
     def _may_have_prompt_logprobs(self, *, is_cpu: bool) -> bool:
         if not is_cpu or self.vllm_config.lora_config is None:
