@@ -152,13 +152,6 @@ class RequestContext:
         return own.over(base) if own.input or own.output else base
 
     @property
-    def is_hooked(self) -> bool:
-        """Whether code of the base model's, or of an adapter that is held, sees the request."""
-        if self.runtime.hooks.are_some:
-            return True
-        return any(adapter is not None and adapter.hooks.are_some for adapter in self.adapters)
-
-    @property
     def needs_parts(self) -> bool:
         """Whether prompts of a list have different adapters, of which one brings a formatter."""
         found = [adapter.hooks for adapter in self.adapters if adapter]

@@ -83,7 +83,7 @@ async def _is_hooked(context: RequestContext, payload: Mapping[str, Any]) -> boo
     if is_read and context.runtime.hooks.are_some:  # its handler may need no adapter
         return True
     await context.hold_adapters(payload)
-    return is_read and context.is_hooked
+    return is_read and any(held is not None and held.hooks.are_some for held in context.adapters)
 
 
 def plain_payload(call: InferenceCall) -> dict[str, Any] | None:
