@@ -270,7 +270,7 @@ async def test_headers_api_key_is_demanded_on_every_route(serve: ServeScripted) 
 
 BODIES = {
     "server": (
-        "/server/logging",
+        "/metrics",
         False,
         b'{\n  "code": 401,\n  "type": "UnauthorizedException",\n',
     ),
@@ -299,7 +299,6 @@ ALLOWED = {
     "/v1/models": ("POST", "GET, HEAD"),
     "/ping": ("DELETE", "GET, HEAD, POST"),
     "/metrics": ("POST", "GET, HEAD"),
-    "/server/logging": ("GET", "POST"),
 }
 PLACES = {"model": "demo", "version": "1", "name": "a", "action": "update", "response_id": "x"}
 

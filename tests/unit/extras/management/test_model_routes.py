@@ -41,6 +41,7 @@ ALLOWED = {
     "/models/demo": ("DELETE", "GET, HEAD, PUT"),  # the model of the start stays
     "/models/other": ("POST", "DELETE, GET, HEAD, PUT"),
     "/models/demo/1": ("PUT", "GET, HEAD"),
+    "/server/logging": ("GET", "POST"),
 }
 
 
