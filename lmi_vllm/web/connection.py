@@ -186,6 +186,12 @@ class RowResponse(web.StreamResponse):
     """A response whose headers wait for its first row: one packet less to send and to wake for."""
 
     _send_headers_immediately = False
+    is_sent = False  # to its end: a client that has all of it may leave before the request ends
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send the end; a connection that has gone before is an error."""
+        await super().write_eof(data)
+        self.is_sent = True
 
 
 class RowWriter:

@@ -23,7 +23,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.telemetry.records import DISCONNECTED
-from lmi_vllm.web.connection import NO_CACHE_HEADERS, ClientConnection, watch_body
+from lmi_vllm.web.connection import NO_CACHE_HEADERS, ClientConnection, RowResponse, watch_body
 from lmi_vllm.web.cross_site import (
     check_same_site,
     cors_headers,
@@ -88,7 +88,8 @@ def request_middleware(options: "WebOptions") -> Middleware:
                 response: web.StreamResponse = preflight_answer(request, options.cors_headers)
             else:
                 response = await _answer(request, handler, options)
-            if request.transport is not None:
+            is_sent = isinstance(response, RowResponse) and response.is_sent
+            if is_sent or request.transport is not None:
                 status = response.status
         finally:
             _ended(request, timer)
