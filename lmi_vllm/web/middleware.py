@@ -88,10 +88,12 @@ def request_middleware(options: "WebOptions") -> Middleware:
                 response: web.StreamResponse = preflight_answer(request, options.cors_headers)
             else:
                 response = await _answer(request, handler, options)
-            is_sent = isinstance(response, RowResponse) and response.is_sent
-            if is_sent or request.transport is not None:
+            if request.transport is not None:
                 status = response.status
         finally:
+            begun = request.get(BEGUN)
+            if isinstance(begun, RowResponse) and begun.is_sent:  # who has it all may leave first
+                status = begun.status
             _ended(request, timer)
             record.end(status)
         return response

@@ -1,8 +1,6 @@
 """What says when a workaround may go, for those that no other test speaks of."""
 
 import os
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -47,8 +45,5 @@ def test_zero_adapter_is_for_the_releases_with_its_defect(
     monkeypatch: pytest.MonkeyPatch, release: str, expected: bool
 ) -> None:
     """From 0.33 on a worker of the user's own keeps base rows apart, and every slot is theirs."""
-    from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM  # noqa: PLC0415
-
     monkeypatch.setattr("vllm.__version__", release)
-    llm: Any = SimpleNamespace(_has_our_worker=False)
-    assert GuardedAsyncLLM._needs_zero_adapter(llm, is_cpu=True) == expected
+    assert workarounds.is_needed("zero_adapter") == expected

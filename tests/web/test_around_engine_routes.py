@@ -6,7 +6,8 @@ Refusals in its form, the drain and its deadline, a client that goes, what is co
 import asyncio
 import json
 import logging
-from typing import Final
+from typing import Final, Self
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -14,7 +15,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import Dialect
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
+from lmi_vllm.messages import HttpRoute, OpenAIReply, RouteKind, ServingProfile
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
@@ -194,6 +195,50 @@ async def test_client_disconnect_is_counted_and_ends_the_stream(
     labels = {"route": route.path, "dialect": str(route.dialect), "adapter": "base"}
     assert more[key("lmi_requests_total", **labels, status="499")] == 1
     assert more[key("lmi_client_disconnects_total", dialect=str(route.dialect))] == 1
+
+
+class SlowToClose:
+    """A stream of one event; what it holds is released long after its end was sent."""
+
+    def __init__(self) -> None:
+        self.events = [EVENTS[:9]]
+        self.closings = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self.events:
+            raise StopAsyncIteration
+        return self.events.pop()
+
+    async def aclose(self) -> None:
+        """Be closed as its last event is read, and again with the request."""
+        self.closings += 1
+        if self.closings > 1:
+            await asyncio.sleep(30)  # until the client's going cancels the request
+
+
+async def test_client_that_leaves_with_the_whole_stream_was_answered(
+    serve: ServeScripted, gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the status that it has got, also where the request is not over at that moment."""
+    stream = SlowToClose()
+    reply = OpenAIReply(200, content_type="text/event-stream", stream=stream)
+    monkeypatch.setattr(gated, "call", AsyncMock(return_value=reply))
+    client = await serve()
+    before = await samples(client)
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n")
+    writer.write(b'{"stream":true}')
+    assert (await reader.readuntil(b"\r\n0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    await until(lambda: stream.closings == 2)
+    writer.close()
+    await until(lambda: not queue_of(client).in_flight)
+    more = await grown(client, before)
+    labels = {"route": "/v1/responses", "dialect": "openai", "adapter": "base", "status": "200"}
+    assert more[key("lmi_requests_total", **labels)] == 1
+    assert not more.get(key("lmi_client_disconnects_total", dialect="openai"))
 
 
 @of_each_route
