@@ -86,7 +86,7 @@ def check_cache_folders(environ: Mapping[str, str]) -> list[str]:
     """Return a warning for each cache folder that cannot be written, or made where it is not."""
     warnings = []
     for variable in CACHE_FOLDERS:
-        folder = _cache_folder(variable, environ)
+        folder = cache_folder(variable, environ)
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             warnings.append(
@@ -96,12 +96,8 @@ def check_cache_folders(environ: Mapping[str, str]) -> list[str]:
     return warnings
 
 
-def vllm_cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where vLLM keeps its caches."""
-    return _cache_folder("VLLM_CACHE_ROOT", environ).absolute()
-
-
-def _cache_folder(variable: str, environ: Mapping[str, str]) -> Path:
+def cache_folder(variable: str, environ: Mapping[str, str]) -> Path:
+    """Return the folder of one of `CACHE_FOLDERS`, as it is set or by default."""
     default, home = CACHE_FOLDERS[variable], environ.get("XDG_CACHE_HOME")
     usual = default.replace("~/.cache", home) if home else default
     return Path(environ.get(variable) or usual).expanduser()

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.checks.compiled_code import compiled_code_exports
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
@@ -48,7 +47,6 @@ class ModelStart:
         self._export(self._plan.exports)
         if not self._context.engine_factory.reads_model and not self._plan.model.is_local:
             return ReadyFiles(self._plan.model, self._plan.translation)
-        self._export(await asyncio.to_thread(self._folders_of_code))
         imports_last = await self._files.install_first()
         self._around = await asyncio.to_thread(self._extensions)
         for each in self._around:
@@ -121,11 +119,6 @@ class ModelStart:
             each.after_ready()
         profile = replace(ready.translation.profile, task=engine.task)
         return Runtime(engine, profile, adapters, self._code.hooks)
-
-    def _folders_of_code(self) -> Mapping[str, str]:
-        """Where compiled code is kept, unless an extra or the user knows a better place."""
-        environ = {**self._context.environ, **self._settings.environment_exports}
-        return compiled_code_exports(environ)
 
     def _extensions(self) -> tuple[AroundStart, ...]:
         """What extras do around this start."""

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import EngineFailureError, EngineStartError, StartupError
 from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.inference.lifecycle import Phase
@@ -105,13 +104,6 @@ async def test_an_address_that_is_taken_is_refused(serve: Serve) -> None:
     with pytest.raises(StartupError, match=f"cannot listen on http://127.0.0.1:{port}"):
         await second.ended()
     await first.ready()
-
-
-async def test_compiled_code_gets_folders_of_this_user(serve: Serve, tmp_path: Path) -> None:
-    """Torch and Triton find them before the engine is imported."""
-    server = await (await serve(str(DEMO_MODEL_DIR), XDG_CACHE_HOME=str(tmp_path))).ready()
-    assert server.exports["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/vllm/lmi_vllm/inductor"
-    assert server.exports["TRITON_CACHE_DIR"] == f"{tmp_path}/vllm/lmi_vllm/triton"
 
 
 async def test_batch_size_without_rolling_batch_streams(

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -17,6 +19,8 @@ from lmi_vllm.telemetry.records import RequestSummary
 
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
+
+OTHER_USER = 12345
 
 
 @dataclass(frozen=True)
@@ -117,3 +121,20 @@ def empty_store(running_store: "S3Server") -> "S3Server":
     """The store, empty and without faults."""
     running_store.reset()
     return running_store
+
+
+def of_other_user(folder: Path) -> Path:
+    """Make a folder that another user owns."""
+    folder.mkdir(parents=True)
+    os.chown(folder, OTHER_USER, OTHER_USER)
+    return folder
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary directory that every user may write, as /tmp is."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder

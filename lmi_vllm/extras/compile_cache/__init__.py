@@ -1,4 +1,4 @@
-"""The compile cache: what vLLM compiles, kept between containers."""
+"""Where compiled code is kept: folders of this user alone, and a cache between containers."""
 
 from typing import Final
 
@@ -6,5 +6,5 @@ from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.compile_cache.store:CompileCacheSettings"),),
-    around_start=Lazy("lmi_vllm.extras.compile_cache.start:compile_cache"),
+    around_start=Lazy("lmi_vllm.extras.compile_cache.start:kept_code"),
 )

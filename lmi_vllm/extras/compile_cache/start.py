@@ -14,11 +14,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.compiled_code import OURS, compiled_code_folder
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.compile_cache.archive import (
@@ -32,6 +32,11 @@ from lmi_vllm.extras.compile_cache.archive import (
     read_manifest,
     unpack,
     write_manifest,
+)
+from lmi_vllm.extras.compile_cache.folders import (
+    OURS,
+    compiled_code_exports,
+    compiled_code_folder,
 )
 from lmi_vllm.extras.compile_cache.key import cache_key, key_parts
 from lmi_vllm.extras.compile_cache.store import (
@@ -203,6 +208,35 @@ class CompileCache:
         # under its name, or a variable that vLLM alone knows of.
         is_outdated = known is not None and not made <= known.caches
         return is_outdated or not self._store.has(self._name)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCode:
+    """Where one start keeps compiled code, and its compile cache where that is used."""
+
+    exports: Mapping[str, str]
+    cache: CompileCache | None
+
+    async def before_engine(self) -> None:
+        """Restore what another start compiled."""
+        if self.cache is not None:
+            await self.cache.before_engine()
+
+    def after_ready(self) -> None:
+        """Save what this start compiled."""
+        if self.cache is not None:
+            self.cache.after_ready()
+
+
+def kept_code(start: PlannedStart) -> KeptCode:
+    """Return the folders of this user alone; the compile cache's own come first.
+
+    Raises:
+        StartupError: there is no safe folder; the text says what to set.
+    """
+    exports = compiled_code_exports({**start.environ, **start.settings.environment_exports})
+    cache = compile_cache(start)
+    return KeptCode({**exports, **(cache.exports if cache else {})}, cache)
 
 
 def compile_cache(start: PlannedStart) -> CompileCache | None:

@@ -11,16 +11,10 @@ from lmi_vllm.extras.sessions import start
 from lmi_vllm.extras.sessions.start import SessionStep, keeping_sessions, sessions_of
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents, new_service
-from tests.unit.checks.test_predictable_folders import (
-    OTHER_USER,
-    of_other_user,
-    per_user_sibling,
-    scratch,
-)
+from lmi_vllm.sources.trusted_folders import per_user_sibling
 from tests.unit.config.test_option_tables import Row, check_row
-from tests.unit.conftest import ExplainRun
+from tests.unit.conftest import OTHER_USER, ExplainRun, of_other_user
 
-__all__ = ["scratch"]
 ROWS = (
     Row("enable_stateful_sessions", "FALSE", server={"enable_stateful_sessions": False}),
     Row("sessions_path", "/tmp/s", server={"sessions_path": "/tmp/s"}),

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.platform import vllm_cache_folder
+from lmi_vllm.checks.platform import cache_folder
 from lmi_vllm.sources.trusted_folders import trusted_folder, untrusted_folder_reason
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def compiled_code_folder(environ: Mapping[str, str]) -> Path:
         StartupError: there is no safe folder; the text says what to set.
     """
     try:
-        usual = vllm_cache_folder(environ)
+        usual = cache_folder(VLLM, environ).absolute()
     except RuntimeError:  # neither HOME nor an entry of this user
         usual = _private()
     return usual if environ.get(VLLM) else trusted_folder(usual, _private(), _WHAT, VLLM)
