@@ -17,7 +17,7 @@ from starlette.routing import request_response
 
 from lmi_vllm.engine.base import Engine, HttpApplication
 from lmi_vllm.engine.vllm.workarounds.model_scripts import warn_of_handlers
-from lmi_vllm.engine.vllm.workarounds.text_lengths import ShortPrompts
+from lmi_vllm.engine.vllm.workarounds.text_lengths import TextLengths
 from lmi_vllm.errors import Dialect, RequestError
 from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall, OpenAIReply, RouteKind
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
@@ -382,18 +382,19 @@ def test_release_has_the_names_that_short_prompts_need(
 ) -> None:
     """Else they all go to vLLM's thread again; the tokens are the same on both ways."""
     renderer = vllm_engine._llm.renderer  # type: ignore[attr-defined]
-    here = renderer._tokenize_prompt_async
-    assert isinstance(here, ShortPrompts)
+    here = renderer.tokenize_prompt_async
+    assert isinstance(here, TextLengths)
+    assert here.takes({"prompt": "a b c"})
 
     def tokens() -> object:
         return json.loads(run(application.call(http_call("/tokenize", {"prompt": "a b c"}))).body)
 
     found = tokens()
-    renderer._tokenize_prompt_async = here._in_thread
+    renderer.tokenize_prompt_async = here._in_thread
     try:
         assert tokens() == found
     finally:
-        renderer._tokenize_prompt_async = here
+        renderer.tokenize_prompt_async = here
 
 
 def test_fault_after_reading_is_the_server_s(

@@ -271,12 +271,39 @@ def test_operators_scheduler_is_joined_with_ours(caplog: pytest.LogCaptureFixtur
     assert "Loader is no subclass of vLLM's Scheduler" in caplog.text
 
 
+def test_new_blocks_are_cleared_in_every_layer_before_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """VLLM's own way passes over layers with a window; other requests' blocks stay."""
+    import torch  # noqa: PLC0415
+    from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: PLC0415 (imports vLLM)
+
+    from lmi_vllm.engine.vllm.workarounds.cpu_worker import GuardedCpuWorker  # noqa: PLC0415
+
+    seen = []
+    full, window = torch.full((4, 2), NOT_A_NUMBER), torch.full((4, 2), NOT_A_NUMBER)
+    worker: Any = GuardedCpuWorker.__new__(GuardedCpuWorker)
+    worker.model_runner = SimpleNamespace(kv_caches=[full, window, window, None])
+
+    def execute_model(*_: object) -> None:
+        seen.extend(cache.isnan().any(dim=-1).tolist() for cache in (full, window))
+
+    monkeypatch.setattr(CPUWorker, "execute_model", execute_model)
+    worker.execute_model(SimpleNamespace(new_block_ids_to_zero=None))
+    assert seen == [[True] * 4] * 2
+    worker.execute_model(SimpleNamespace(new_block_ids_to_zero=[1, 3]))
+    assert seen[2:] == [[True, False, True, False]] * 2
+
+
 def test_rows_of_no_use_are_counted_whatever_makes_them_so() -> None:
     """NaN, +Inf, or no token left; a token that the model rules out is none of these."""
     torch = pytest.importorskip("torch")
-    from lmi_vllm.engine.vllm.workarounds.not_finite import row_for_each  # noqa: PLC0415
+    from lmi_vllm.engine.vllm.workarounds.not_finite import requests_not_finite  # noqa: PLC0415
 
     inf = float("inf")
     rows = [[1.0, -inf], [NOT_A_NUMBER, 1.0], [inf, 1.0], [-inf, -inf], [0.0, 1e38]]
-    found = row_for_each(list("abcde"), {}, torch.tensor(rows))
-    assert found.isnan().flatten().tolist() == [False, True, True, True, False]
+    assert requests_not_finite(list("abcde"), {}, torch.tensor(rows)) == list("bcd")
+    drafts = {"a": [7, 7], "b": [7]}
+    assert requests_not_finite(list("ab"), drafts, torch.tensor(rows)) == list("ab")
+    assert requests_not_finite(list("ab"), {"b": [7, 7, 7]}, torch.tensor(rows)) == ["b"]
+    assert requests_not_finite(list("ab"), {}, torch.tensor(rows)) == []

@@ -32,7 +32,6 @@ from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vll
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
 from lmi_vllm.engine.vllm.workarounds.text_lengths import (
     guard_lengths,
-    tokenize_short_prompts_here,
 )
 from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.extension import extras
@@ -107,7 +106,6 @@ async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bri
         llm.grammars = GrammarGuard.of(llm, profile.limits.grammar_timeout, started.thread)
     guard_media(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
-    tokenize_short_prompts_here(llm.renderer)
     bridge = await Bridge.create(llm, started.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()

@@ -16,7 +16,7 @@ SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
 FOLDER: Final = SEAM / "workarounds"
 LANE: Final = ROOT / "lmi_vllm/extras/token_lane"  # keeps vLLM's state of its sequences
 ALL: Final = "all supported"
-MAX_NAMES, MAX_MODULES = 10, 10
+MAX_NAMES, MAX_MODULES = 7, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
 LINES: Final = ("Upstream", "Releases", "Shows", "May go")
 HELPERS: Final = {"joined_classes"}  # modules of the folder that work around nothing themselves
@@ -33,10 +33,7 @@ REPLACED: Final = {
     ),
     "vllm.v1.sample.sampler:batched_count_greater_than": ("compiles while it serves", ALL),
     "vllm.model_executor.models.registry:_run_in_subprocess": ("a process for each class", ALL),
-    "vllm.renderers.base:BaseRenderer._tokenize_prompt_async": ("short prompts", ALL),
-    "vllm.renderers.base:BaseRenderer.tokenize_prompt_async": ("long texts", ALL),
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync": ("what counts as NaN", ALL),
-    "vllm.v1.worker.cpu_model_runner:CPUModelRunner._zero_block_ids": ("layers with a window", ALL),
+    "vllm.renderers.base:BaseRenderer.tokenize_prompt_async": ("lengths of texts", ALL),
     "model_hosting_container_standards.sagemaker:bootstrap": ("runs a script of the model", ALL),
     "torch._inductor.codecache:_HEADER_DIR": ("headers made again", ALL),
     "torch._inductor.codecache:_HEADER_LOCK_DIR": ("headers made again", ALL),
@@ -49,10 +46,7 @@ REPLACED: Final = {
 OUTSIDE: Final = (
     ("async_llm.py", "self.output_processor = EngineOutputs.of(", "AsyncLLM.output_processor"),
     ("async_llm.py", "replace(LAUNCH, ", ":launch_core_engines"),
-    ("workarounds/text_lengths.py", "._tokenize_prompt_async = ", "._tokenize_prompt_async"),
     ("workarounds/text_lengths.py", ".tokenize_prompt_async = ", ".tokenize_prompt_async"),
-    ("workarounds/cpu_worker.py", "._bookkeeping_sync = ", "._bookkeeping_sync"),
-    ("workarounds/cpu_worker.py", "._zero_block_ids = ", "._zero_block_ids"),
 )
 # Objects whose class is ours from then on: it is made anew, and gets all that the object has.
 CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/hostile_requests.py": 1}
@@ -90,6 +84,7 @@ FIELDS_SET: Final = {
     },
     "processes.py": {"threading.current_thread().name"},
     "workarounds/cpu_worker.py": {
+        "output.num_nans_in_logits",
         "runner.intermediate_tensors",
     },
     "token_lane/sequences.py": {
@@ -111,13 +106,8 @@ PRIVATE_READ: Final = {
         "parser._actions",
     },
     "token_lane/decoding.py": {"detokenizer._last_output_text_offset"},
-    "workarounds/cpu_worker.py": {
-        "runner._bookkeeping_sync",
-        "self.model_runner._zero_block_ids",
-    },
     "workarounds/hostile_requests.py": {"outputs._backend"},
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
-    "workarounds/text_lengths.py": {"renderer._tokenize_prompt_async"},
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",
         "wrapper._sampler_indices",

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.vllm.workarounds.text_lengths import (
-    SHORT,
-    ShortPrompts,
-    render_text,
-    tokenize_short_prompts_here,
-)
+from lmi_vllm.engine.vllm.workarounds.text_lengths import SHORT, guard_lengths, render_text
+
+PARAMS = SimpleNamespace(max_total_tokens=None)
 
 
 class Renderer:
@@ -21,9 +18,11 @@ class Renderer:
     def __init__(self, *, is_fast: bool = True) -> None:
         self.tokenizer = SimpleNamespace(is_fast=is_fast)
         self.may_go = asyncio.Event()
-        self._tokenize_prompt_async: Callable[..., Any] = self.in_thread
+        self.tokenize_prompt_async: Callable[..., Any] = self.in_thread
+        guard_lengths(self, 5000)
 
-    def _tokenize_prompt(self, prompt: dict[str, str], _: object) -> str:
+    def tokenize_prompt(self, prompt: dict[str, str], _: object) -> str:
+        """Tokenize now."""
         return f"here {prompt['prompt'][:5]}"
 
     async def in_thread(self, prompt: dict[str, str], _: object) -> str:
@@ -43,13 +42,12 @@ class Renderer:
 
     async def ask(self, text: str) -> str:
         """Tokenize a prompt as vLLM does."""
-        return str(await self._tokenize_prompt_async({"prompt": text}, None))
+        return str(await self.tokenize_prompt_async({"prompt": text}, PARAMS))
 
 
 async def test_short_prompt_stays_here_and_a_long_one_does_not() -> None:
     """Up to the bound."""
     renderer = Renderer()
-    tokenize_short_prompts_here(renderer)
     renderer.may_go.set()
     assert await renderer.ask("x" * SHORT) == "here xxxxx"
     assert await renderer.ask("x" * (SHORT + 1)) == "thread xxxxx"
@@ -58,7 +56,6 @@ async def test_short_prompt_stays_here_and_a_long_one_does_not() -> None:
 async def test_short_prompt_waits_behind_the_thread_s() -> None:
     """The loop and a thread use no tokenizer at once, also after a failure there."""
     renderer = Renderer()
-    tokenize_short_prompts_here(renderer)
     long = asyncio.create_task(renderer.ask("x" * 2000))
     bad = asyncio.create_task(renderer.ask("y" * 2000))
     await asyncio.sleep(0)
@@ -85,14 +82,12 @@ async def test_short_prompt_waits_behind_the_thread_s() -> None:
 async def test_short_prompt_needs_no_task_of_vllm(prompt: dict[str, Any], rendered: str) -> None:
     """The blocking way has no thread to wait for; whatever else is in a prompt keeps the other."""
     renderer = Renderer()
-    tokenize_short_prompts_here(renderer)
     assert await render_text(renderer, prompt, None) == rendered
 
 
-@pytest.mark.parametrize(
-    "renderer", [Renderer(is_fast=False), SimpleNamespace(tokenizer=None)], ids=["slow", "none"]
-)
-def test_renderer_without_a_fast_tokenizer_is_left_alone(renderer: Any) -> None:
-    """A slow one could hold the loop."""
-    tokenize_short_prompts_here(renderer)
-    assert not isinstance(getattr(renderer, "_tokenize_prompt_async", None), ShortPrompts)
+async def test_slow_tokenizer_keeps_to_its_thread() -> None:
+    """It could hold the loop."""
+    renderer = Renderer(is_fast=False)
+    renderer.may_go.set()
+    assert await renderer.ask("short") == "thread short"
+    assert await render_text(renderer, {"prompt": "short"}, None) == "later"

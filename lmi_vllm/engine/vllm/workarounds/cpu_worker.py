@@ -22,13 +22,11 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from lmi_vllm.engine.vllm import workarounds
-from lmi_vllm.engine.vllm.workarounds.not_finite import row_for_each
+from lmi_vllm.engine.vllm.workarounds.not_finite import requests_not_finite
 
 
 class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
     """CPUWorker that compiles nothing while it serves and keeps requests apart under LoRA."""
-
-    _rows: Any = None  # of this step's requests, NaN where the model gave numbers of no use
 
     def init_device(self) -> None:
         """As CPUWorker.init_device; then works around what the worker's process needs."""
@@ -36,10 +34,6 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
         workarounds.apply(workarounds.Scope.WORKER)
         if self.vllm_config.lora_config is not None:
             workarounds.apply(workarounds.Scope.LORA_WORKER)
-        self.model_runner._zero_block_ids = self._clear_blocks
-        is_v2 = getattr(self.vllm_config, "use_v2_model_runner", False)  # it counts otherwise
-        if not is_v2:
-            self._count_of_requests(self.model_runner)
 
     def load_model(self, *args: Any, **named: Any) -> None:
         """As CPUWorker.load_model; then makes what a later pipeline stage finds its input in."""
@@ -53,24 +47,28 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
             device=runner.device,
         )
 
+    @torch.inference_mode()
+    def execute_model(self, scheduled: Any) -> Any:
+        """As CPUWorker.execute_model, after the step's new blocks were cleared in every layer."""
+        if scheduled.new_block_ids_to_zero:
+            self._clear_blocks(scheduled.new_block_ids_to_zero)
+        return super().execute_model(scheduled)
+
     def sample_tokens(self, *arguments: Any) -> Any:
-        """As CPUWorker.sample_tokens; grammars and sampling write into the logits."""
+        """As CPUWorker.sample_tokens, with a count of the requests whose logits are not finite.
+
+        They are looked at before grammars and sampling write into them.
+        """
         runner: Any = self.model_runner
         state: Any = getattr(runner, "execute_model_state", None)
-        logits = self._rows = getattr(state, "logits", None)  # the second runner has none there
-        if logits is not None:
-            drafts = state.scheduler_output.scheduled_spec_decode_tokens
-            self._rows = row_for_each(runner.input_batch.req_ids, drafts, logits)
-        return super().sample_tokens(*arguments)
-
-    def _count_of_requests(self, runner: Any) -> None:
-        given = runner._bookkeeping_sync
-
-        def counted(scheduled: Any, sampled: Any, logits: Any, *more: Any) -> Any:
-            # They are read for the count alone.
-            return given(scheduled, sampled, None if logits is None else self._rows, *more)
-
-        runner._bookkeeping_sync = counted
+        logits = getattr(state, "logits", None)  # the second runner has none there: vLLM counts
+        if logits is None:
+            return super().sample_tokens(*arguments)
+        drafts = state.scheduler_output.scheduled_spec_decode_tokens
+        not_finite = requests_not_finite(runner.input_batch.req_ids, drafts, logits)
+        output = super().sample_tokens(*arguments)
+        output.num_nans_in_logits = dict.fromkeys(not_finite, 1)
+        return output
 
     def _clear_blocks(self, blocks: Sequence[int]) -> None:
         caches = (one for one in self.model_runner.kv_caches if isinstance(one, torch.Tensor))

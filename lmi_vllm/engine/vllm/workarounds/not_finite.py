@@ -87,15 +87,17 @@ def is_marked_not_finite(values: Any) -> bool:
     return values.numel() == 1 and bool(values.isnan().all())
 
 
-def row_for_each(requests: Sequence[str], drafts: Mapping[str, Sequence[int]], logits: Any) -> Any:
-    """Return one row for each request, NaN where one of its rows of logits is of no use.
+def requests_not_finite(
+    requests: Sequence[str], drafts: Mapping[str, Sequence[int]], logits: Any
+) -> list[str]:
+    """Return the requests for which a row of logits is of no use: its largest is not finite.
 
-    Its largest logit is then not finite: a NaN wins, and a model may well rule out some tokens.
-    A request has a row for each token of its draft, and one more; none where that is not so.
+    A NaN is the largest, and a model may well rule out some tokens. A request has a row for each
+    token of its draft, and one more; where that is not so, none can be told from another.
     """
     lengths = [1 + len(drafts.get(name, ())) for name in requests]
-    if sum(lengths) != len(logits):
-        return logits[:0]
-    is_useless = ~logits.amax(dim=-1).isfinite()
-    rows = logits.new_tensor([part.any() for part in is_useless.split(lengths)])
-    return rows.masked_fill(rows.bool(), float("nan")).unsqueeze(-1)
+    is_useful = logits.amax(dim=-1).isfinite()
+    if sum(lengths) != len(logits) or is_useful.all():
+        return []
+    parts = zip(requests, is_useful.split(lengths), strict=True)
+    return [name for name, part in parts if not part.all()]

@@ -16,64 +16,27 @@ Shows: 5 MB of text hold the tokenizer's one thread, and so every other prompt, 
 May go: when vLLM does the first (tests/contract/test_bridge.py), and test_long_texts.py holds.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 SHORT: Final = 1000  # characters: 1 to 2 ms, by the 5 to 9 s that 5 MB took
 
 
-class ShortPrompts:
-    """Replaces the renderer's method that hands one prompt to its thread."""
+class TextLengths:
+    """Replaces the renderer's method that tokenizes one prompt, or turns ids into text."""
 
-    def __init__(
-        self,
-        tokenize: Callable[[Any, Any], Any],
-        in_thread: Callable[[Any, Any], Awaitable[Any]],
-    ) -> None:
-        self._tokenize = tokenize
-        self._in_thread = in_thread
+    def __init__(self, renderer: Any, most: int) -> None:
+        self._in_thread = renderer.tokenize_prompt_async
+        self._here = renderer.tokenize_prompt
+        self._is_fast = bool(getattr(renderer.tokenizer, "is_fast", False))
+        self._most = most  # characters or ids
         self._waiting = 0  # prompts that are the thread's: a short one does not pass them
 
     def takes(self, prompt: Any) -> bool:
-        """Whether this prompt is tokenized at once."""
-        return not self._waiting and len(prompt["prompt"]) <= SHORT
-
-    async def __call__(self, prompt: Any, params: Any) -> Any:
-        """Return what the renderer's method returns."""
-        if self.takes(prompt):
-            return self._tokenize(prompt, params)
-        self._waiting += 1
-        try:
-            return await self._in_thread(prompt, params)
-        finally:
-            self._waiting -= 1
-
-
-def tokenize_short_prompts_here(renderer: Any) -> None:
-    """Make `renderer` do so, where its tokenizer is a fast one and the release has the methods."""
-    tokenize = getattr(renderer, "_tokenize_prompt", None)
-    in_thread = getattr(renderer, "_tokenize_prompt_async", None)
-    if tokenize and in_thread and getattr(renderer.tokenizer, "is_fast", False):
-        renderer._tokenize_prompt_async = ShortPrompts(tokenize, in_thread)
-
-
-async def render_text(renderer: Any, prompt: Any, params: Any) -> Any:
-    """Return the engine's input of one prompt; a short one needs none of vLLM's tasks for it."""
-    here = getattr(renderer, "_tokenize_prompt_async", None)
-    if isinstance(here, ShortPrompts) and "prompt" in prompt and here.takes(prompt):
-        (rendered,) = renderer.render_cmpl([prompt], params)
-    else:
-        (rendered,) = await renderer.render_cmpl_async([prompt], params)
-    return rendered
-
-
-@dataclass(frozen=True, slots=True)
-class LengthGuard:
-    """Replaces the renderer's method that tokenizes one prompt, or turns ids into text."""
-
-    convert: Callable[[Any, Any], Awaitable[Any]]
-    most: int
+        """Whether this prompt is tokenized at once: a slow tokenizer could hold the loop."""
+        text = prompt.get("prompt")
+        if not self._is_fast or self._waiting or not isinstance(text, str):
+            return False
+        return len(text) <= SHORT and "encoder_prompt" not in prompt
 
     async def __call__(self, prompt: Any, params: Any) -> Any:
         """Return what vLLM's method returns.
@@ -85,15 +48,31 @@ class LengthGuard:
             for part in (prompt, prompt.get("encoder_prompt"), prompt.get("decoder_prompt")):
                 if part:
                     self._check(part)
-        return await self.convert(prompt, params)
+        if self.takes(prompt):
+            return self._here(prompt, params)
+        self._waiting += 1
+        try:
+            return await self._in_thread(prompt, params)
+        finally:
+            self._waiting -= 1
 
     def _check(self, prompt: Any) -> None:
         for name, unit in (("prompt", "characters"), ("prompt_token_ids", "token ids")):
-            if (length := len(prompt.get(name) or ())) > self.most:
-                most = f"{self.most} {unit} (LMI_MAX_TOKENIZE_LENGTH)"
+            if (length := len(prompt.get(name) or ())) > self._most:
+                most = f"{self._most} {unit} (LMI_MAX_TOKENIZE_LENGTH)"
                 raise ValueError(f"{name}: at most {most} (got {length})")
 
 
 def guard_lengths(renderer: Any, most: int) -> None:
-    """Make `renderer` refuse what is longer where vLLM has no bound."""
-    renderer.tokenize_prompt_async = LengthGuard(renderer.tokenize_prompt_async, most)
+    """Make `renderer` tokenize short prompts at once, and refuse what is too long."""
+    renderer.tokenize_prompt_async = TextLengths(renderer, most)
+
+
+async def render_text(renderer: Any, prompt: Any, params: Any) -> Any:
+    """Return the engine's input of one prompt; a short one needs none of vLLM's tasks for it."""
+    guard = renderer.tokenize_prompt_async
+    if isinstance(guard, TextLengths) and guard.takes(prompt):
+        (rendered,) = renderer.render_cmpl([prompt], params)
+    else:
+        (rendered,) = await renderer.render_cmpl_async([prompt], params)
+    return rendered
