@@ -128,7 +128,7 @@ async def stream_openai(chaos: Chaos) -> None:
         chaos.lost.append(f"{path}: the stream has no end: {raw[-80:]!r}")
 
 
-async def hang_up(chaos: Chaos) -> None:
+async def disconnect_client(chaos: Chaos) -> None:
     """Go away before, while or after the first bytes come."""
     body = {
         "inputs": "Once upon a time",
@@ -221,7 +221,7 @@ async def burst(chaos: Chaos) -> None:
 ACTIONS: tuple[tuple[int, Callable[[Chaos], Awaitable[None]]], ...] = (
     (45, ask),
     (10, stream_openai),
-    (15, hang_up),
+    (15, disconnect_client),
     (4, read_slowly),
     (15, send_invalid_input),
     (3, send_too_much),

@@ -111,9 +111,7 @@ def test_key_opens_them_at_the_management_address_only(guarded: Guarded) -> None
 
 
 @pytest.mark.parametrize("path", ["/adapters", "/v1/load_lora_adapter"])
-def test_no_adapter_is_loaded_by_a_path_at_the_address_of_inference(
-    guarded: Guarded, path: str
-) -> None:
+def test_inference_address_loads_no_adapter_by_path(guarded: Guarded, path: str) -> None:
     """Neither by vLLM's routes, which its switch has laid out, nor by SageMaker's."""
     body = {"name": "x", "src": "/tmp", "lora_name": "x", "lora_path": "/tmp"}
     assert call(guarded.inference, path, body, headers=KEY).status == 404

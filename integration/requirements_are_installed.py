@@ -73,7 +73,7 @@ def test_requirements_that_fail_do_not_stop_the_start(
 
 
 @pytest.mark.vllm
-def test_requirements_that_failed_are_named_again_when_the_engine_misses_them(
+def test_failed_requirements_are_named_when_an_import_fails(
     server_process: StartServer, model: Path, python: str
 ) -> None:
     """An engine that cannot import what the file should have brought says both."""

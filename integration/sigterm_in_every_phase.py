@@ -123,7 +123,7 @@ def request(tokens: int, *, stream: bool) -> dict[str, Any]:
 
 
 @pytest.mark.vllm
-def test_under_load_everybody_gets_an_end(server_process: StartServer) -> None:
+def test_every_request_under_load_ends(server_process: StartServer) -> None:
     """More than the engine runs at once, streams and not: whole answers or said refusals."""
     server = server_process("--demo", "--port", "0", environ={"OPTION_MAX_ROLLING_BATCH_SIZE": "4"})
     url = server.url_when_ready()

@@ -56,7 +56,7 @@ def test_both_lanes_give_the_same_greedy_text(demo_server: RunningServer) -> Non
     assert not on_v1.body.endswith(b"\n")
 
 
-def test_chat_stream_on_v1_is_sse_with_done_and_on_invocations_jsonlines(
+def test_chat_stream_is_sse_on_v1_and_jsonlines_on_invocations(
     demo_server: RunningServer,
 ) -> None:
     """The same chat stream comes as vLLM's SSE on /v1 and as bare JSON lines on /invocations."""

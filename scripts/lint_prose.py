@@ -5,7 +5,8 @@
 Prints one line for each finding and exits with 1 if there is one. What a page must not say is in
 docs/glossary.md, in the column *not* of the tables of private words and of spellings; there a
 number is any number. Code, links' addresses and HTML comments are not read. In the sources,
-comments and messages included, only private words are findings, unless one is a whole literal.
+names, comments and messages included, only private words are findings, unless one is a whole
+literal, and so are long names of tests.
 vale would do this, but its packages on PyPI and npm only download it from elsewhere.
 """
 
@@ -21,7 +22,9 @@ from site_files import site_paths
 ROOT: Final = Path(__file__).resolve().parent.parent
 GLOSSARY: Final = ROOT / "docs" / "glossary.md"
 WORDS_AT_MOST: Final = 28  # of a sentence
-CELL_WORDS_AT_MOST: Final = 42  # more than a cell holds belongs into a paragraph
+CELL_WORDS_AT_MOST: Final = 28  # more than a cell holds belongs into a paragraph
+CELL_CLAUSES_AT_MOST: Final = 3  # sentences, or parts of one between semicolons
+NAME_AT_MOST: Final = 66  # characters of a test's name
 # Pages that are not read, and the heading from which on others are not: texts of other projects.
 UNREAD: Final = ("CHANGELOG.md",)
 FOREIGN: Final = "## Arguments of vLLM"
@@ -29,6 +32,7 @@ SOURCES: Final = (
     "lmi_vllm/**/*.py", "lmi_vllm/**/*.js", "lmi_vllm/**/*.html", "scripts/**/*.py",
     "integration/**/*.py", "tests/**/*.py", "Makefile",
 )  # fmt: skip
+QUOTED: Final = " lmi-vllm: error:"  # a cell with a message of the server
 PRIVATE: Final = "Private words"  # a table of the glossary, and so is *Spellings*
 OWN_TEST: Final = "tests/unit/scripts/test_lint_prose.py"
 
@@ -38,6 +42,8 @@ _ADDRESS: Final = re.compile(r"\]\([^)\s]*\)|\]\[\w+\]|<[^>]*>|https?://\S+")
 _LITERAL: Final = re.compile(r'(?<!")"[\w-]+"(?!")')
 _ITEM: Final = re.compile(r"\s*(?:[-*]|\d+\.) ")
 _SENTENCE_END: Final = re.compile(r"(?<=[.?!:])[\])*\"]*\s+| · ")
+_CLAUSE_END: Final = re.compile(r"[;.?!](?:\s|$)")
+_NAME: Final = re.compile(r"\b(?:def|class) (\w+)")
 _WORD: Final = re.compile(r"[\w'/-]*[^\W\d_][\w'/-]*")  # numbers are none
 
 
@@ -109,9 +115,12 @@ def findings(page: str, rules: Iterable[Spelling]) -> Iterator[tuple[int, str]]:
     rules = tuple(rules)
     for passage in passages(page):
         count = len(_WORD.findall(passage.text))
-        if passage.is_cell and count > CELL_WORDS_AT_MOST:
-            yield passage.line, f"a cell of {count} words: {passage.text.strip()[:60]}..."
-        for sentence in _SENTENCE_END.split(passage.text):
+        if passage.is_cell and not passage.text.startswith(QUOTED):
+            clauses = len([part for part in _CLAUSE_END.split(passage.text) if part.strip()])
+            if count > CELL_WORDS_AT_MOST or clauses > CELL_CLAUSES_AT_MOST:
+                said = f"{count} words in {clauses} clauses"
+                yield passage.line, f"a cell of {said}: {passage.text.strip()[:60]}..."
+        for sentence in [] if passage.is_cell else _SENTENCE_END.split(passage.text):
             count = len(_WORD.findall(sentence))
             if count > WORDS_AT_MOST:
                 yield passage.line, f"a sentence of {count} words: {sentence[:60]}..."
@@ -124,8 +133,11 @@ def source_findings(source: str, rules: Iterable[Spelling]) -> Iterator[tuple[in
     """Yield the lines of a source with private words."""
     rules = tuple(rules)
     for number, line in enumerate(_LITERAL.sub("X", source).splitlines(), 1):
+        name = defined[1] if (defined := _NAME.search(line)) else ""
+        if name.startswith("test_") and len(name) > NAME_AT_MOST:
+            yield number, f"a name of {len(name)} characters: {name}"
         for rule in rules:
-            if found := rule.bad.search(line):
+            if found := rule.bad.search(f"{line} {name.replace('_', ' ')}"):
                 yield number, f"{found[0]!r}: write {rule.good}"
 
 

@@ -86,8 +86,8 @@ DROPPED_METRIC_LINES: Final = Counter(
 )
 NOT_FINITE: Final = Counter(
     "lmi_not_finite_requests",
-    "Requests that ended with an error because the numbers the engine computed for them were not "
-    "finite (NaN), of an `adapter` or of the `model` itself; the latter makes health ask it again.",
+    "Requests that ended with an error because their numbers were not finite (NaN). `of` says "
+    "whether an `adapter` or the `model` computed them.",
     ("of",),
 )
 DRAINS: Final = Counter("lmi_drains", "Shutdowns that let running requests end.")
@@ -139,8 +139,8 @@ STATE_MISSING: Final = _gauge(
 )
 STARTUP_SECONDS: Final = _gauge(
     "lmi_startup_phase_seconds",
-    "Seconds each phase of the last start, or restart of the engine, took or has taken so far; "
-    "vLLM is imported while files arrive; waiting for the rest of that is the phase `engine`.",
+    "Seconds that each phase of the last start, or restart of the engine, has taken. Importing "
+    "vLLM counts for the phase `engine` once the files are there.",
     ("phase",),
 )
 DOWNLOAD_BYTES: Final = _gauge("lmi_download_bytes", "Bytes of the model that have arrived.")

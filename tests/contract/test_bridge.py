@@ -136,7 +136,7 @@ def test_id_of_the_body_is_the_answer_s(
     assert json.loads(reply.body)["id"].endswith("-mine" if body else "-an-id")
 
 
-def test_response_in_the_background_is_given_to_its_request_to_keep(
+def test_background_response_keeps_its_request_slot(
     run: LoopThread,
     application: HttpApplication,
     vllm_engine: Engine,

@@ -156,7 +156,7 @@ async def test_grammars_are_refused_without_the_trials_extra() -> None:
         await guard.check(StructuredOutputsParams(regex="[0-9]"), 8, "")
 
 
-def test_disconnecting_clients_with_slow_grammars_delay_no_other_request(
+def test_slow_grammars_of_disconnected_clients_delay_no_request(
     run: LoopThread, vllm_engine: Engine
 ) -> None:
     """Their trials end with them: sixteen would take 27 s, and one may take 5 s."""
@@ -179,9 +179,7 @@ def test_disconnecting_clients_with_slow_grammars_delay_no_other_request(
     assert run(scenario()) < 5
 
 
-def test_sources_that_go_on_asking_for_slow_grammars_delay_no_other(
-    run: LoopThread, vllm_engine: Engine
-) -> None:
+def test_repeated_slow_grammars_delay_no_other_source(run: LoopThread, vllm_engine: Engine) -> None:
     """Sixteen that wait, of one address: another's is tried at once."""
 
     async def asked(remote: str, constraint: dict[str, Any]) -> None:

@@ -96,12 +96,12 @@ def test_request_that_ends_in_the_step_that_makes_it_not_finite(
 
     corrupted = replace(job(bad, 100), prompt=LONG_PROMPT)
 
-    async def hang_up(delay: float) -> None:
+    async def disconnect_after(delay: float) -> None:
         with pytest.raises((TimeoutError, EngineFailureError)):
             await asyncio.wait_for(collect(adapters.engine, corrupted), delay)
 
     for number in range(30):
-        adapters.run(hang_up(0.002 + number / 2000))
+        adapters.run(disconnect_after(0.002 + number / 2000))
         assert adapters.ask() == expected
 
 
@@ -209,7 +209,7 @@ def test_blocks_of_a_not_finite_request_are_not_reused_by_prefix() -> None:
     assert Blocks.evicted == [{4, 5}, {7}]
 
 
-def test_blocks_of_a_not_finite_request_leave_the_prefix_cache_before_they_are_freed() -> None:
+def test_blocks_with_nan_leave_the_prefix_cache_before_reuse() -> None:
     """In the step itself: vLLM frees the blocks of a request that it ends there."""
     from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
         EndsHarmfulRequests,

@@ -90,9 +90,7 @@ def test_vllm_refuses(
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "squeezellm"])
-def test_checkpoint_that_vllm_no_longer_reads_is_refused_before_the_engine(
-    tmp_path: Path, method: str
-) -> None:
+def test_unsupported_quantization_is_refused_before_the_engine(tmp_path: Path, method: str) -> None:
     """With the alternative, before the engine starts; and this vLLM really has lost the method."""
     with pytest.raises(ConfigurationError, match=f"{method} .*use the unquantized model"):
         configuration("", {"quant_method": method}, tmp_path)

@@ -36,7 +36,7 @@ SEED = 20261121
 def bert_embedder(folder: Path, *, is_marked_not_finite: bool = False) -> Path:
     """Write a BERT whose sentence vector is the mean of its token vectors, not normalised."""
     model = BertModel(_config(), add_pooling_layer=False)
-    _save(_spoilt(model) if is_marked_not_finite else model, folder)
+    _save(_with_nan(model) if is_marked_not_finite else model, folder)
     _write_json(
         folder / "modules.json",
         [
@@ -58,7 +58,7 @@ def bert_embedder(folder: Path, *, is_marked_not_finite: bool = False) -> Path:
 def bert_ranker(folder: Path, *, is_marked_not_finite: bool = False) -> Path:
     """Write a BERT cross-encoder: one score for a pair of texts."""
     model = BertForSequenceClassification(_config(num_labels=1))
-    return _save(_spoilt(model) if is_marked_not_finite else model, folder)
+    return _save(_with_nan(model) if is_marked_not_finite else model, folder)
 
 
 def family_member(folder: Path, architecture: str) -> Path:
@@ -83,7 +83,7 @@ def family_member(folder: Path, architecture: str) -> Path:
     return _save(model(config(**(_shape() | fields))), folder, ["input_ids", "attention_mask"])
 
 
-def _spoilt(model: PreTrainedModel) -> PreTrainedModel:
+def _with_nan(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         model.get_input_embeddings().weight[_vocabulary().index(SPOILT_LETTER)] = float("nan")
     return model

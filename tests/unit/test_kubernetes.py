@@ -121,7 +121,7 @@ def test_custom_resources_are_valid_by_published_schemas(tmp_path: Path) -> None
     assert valid == [True, True, False, False], done.stderr
 
 
-def test_pool_has_the_pods_of_the_deployment_and_the_route_leads_there() -> None:
+def test_inference_pool_selects_the_pods_and_the_route_targets_it() -> None:
     """Their labels and port; the route's other half is the Service."""
     pool, deployment = load("inference-pool.yaml"), load("deployment.yaml")
     labels = deployment["spec"]["template"]["metadata"]["labels"]

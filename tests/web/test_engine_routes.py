@@ -120,7 +120,7 @@ PLAIN: Final = {
 
 
 @pytest.mark.parametrize(("body", "kind"), ODD.values(), ids=ODD)
-async def test_body_that_two_parsers_read_in_two_ways_is_the_application_s(
+async def test_ambiguous_body_is_left_to_the_application(
     serve: ServeScripted, application: Application, body: bytes, kind: str
 ) -> None:
     """The lane of completions does not take it: it goes on as it came."""
@@ -215,7 +215,7 @@ async def test_full_queue_refuses(serve: ServeScripted, application: Application
         ("/v1/completions", "lmi_vllm.web.engine_routes.plain_payload"),
     ],
 )
-async def test_body_is_not_parsed_where_the_queue_filled_up_while_it_came(
+async def test_body_is_not_parsed_if_the_queue_filled_meanwhile(
     serve: ServeScripted,
     application: Application,
     monkeypatch: pytest.MonkeyPatch,

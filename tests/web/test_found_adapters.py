@@ -135,7 +135,7 @@ async def check_registers_over(
     assert (await call(client, "POST", path, json=body))[0] in (400, 409)
 
 
-async def test_time_limit_of_a_request_holds_while_its_adapter_is_brought_in(
+async def test_predict_timeout_applies_while_an_adapter_is_fetched(
     serve: ServeScripted,
 ) -> None:
     """A store that hangs holds no request for ever."""

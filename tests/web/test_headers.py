@@ -64,7 +64,7 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("body", UNREAD.values(), ids=UNREAD)
-async def test_error_closes_the_connection_where_its_request_was_not_read(
+async def test_error_closes_the_connection_if_the_body_was_not_read(
     serve: ServeScripted, body: bytes
 ) -> None:
     """What is left of the body would be read as the next request."""
@@ -76,7 +76,7 @@ async def test_error_closes_the_connection_where_its_request_was_not_read(
     writer.close()
 
 
-async def test_error_keeps_the_connection_where_little_of_its_request_is_missing(
+async def test_error_keeps_the_connection_if_the_rest_of_the_body_is_short(
     serve: ServeScripted,
 ) -> None:
     """Clients send headers and body in two pieces: the second may come after the refusal."""

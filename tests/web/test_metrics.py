@@ -150,7 +150,7 @@ async def test_some_metrics_can_be_picked(serve: ServeScripted) -> None:
     }
 
 
-async def test_the_line_of_a_request_shows_no_query_value_that_could_be_a_secret(
+async def test_access_log_masks_query_values_that_may_be_secret(
     serve: ServeScripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Values of unknown names and of addresses are masked; line breaks cannot forge a line."""

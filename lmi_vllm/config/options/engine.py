@@ -19,14 +19,14 @@ class Parallel(Section):
     # fmt: off
     tensor_parallel_degree: int | str = option(parse.parallel_degree,
         computes("tensor_parallel_size"), aliases=("tensor_parallel_size",), default="max",
-        values="number, max", note="GPUs that share one copy of the model; max: all of them "
-        "divided by the pipeline degree.")
+        values="number, max", note="GPUs that share one copy of the model. `max` divides "
+        "all visible GPUs by the pipeline degree.")
     pipeline_parallel_degree: int = option(parse.pipeline_degree,
         computes("pipeline_parallel_size"), aliases=("pipeline_parallel_size",), default=1,
         values="number", note="Stages one copy of the model is cut into.")
     data_parallel_size: int | None = option(parse.as_vllm, computes("data_parallel_size"),
-        values="number", note="Copies of the model; unset: as many as the GPUs allow, one with "
-        "LoRA.")
+        values="number", note="Copies of the model. Unset means as many as the GPUs allow, and "
+        "one with LoRA.")
     device_ids: list[int | str] | None = option(parse.as_vllm, maps_to("device_ids"), values="list",
         note="The physical GPUs to use.")
     enable_expert_parallel: bool | None = option(parse.as_vllm, maps_to("enable_expert_parallel"),
@@ -48,13 +48,13 @@ class Batching(Section):
         maps_to("max_num_batched_tokens"), aliases=("max_num_batched_tokens",), values="tokens",
         note="Tokens the engine computes in one step.")
     gpu_memory_utilization: float | None = option(parse.fraction, maps_to("gpu_memory_utilization"),
-        values="0 < x <= 1", note="Share of GPU memory the engine takes; unset: vLLM's own "
-        "default.")
+        values="0 < x <= 1", note="Share of GPU memory that the engine takes. Unset means "
+        "vLLM's own default.")
     cpu_offload_gb_per_gpu: float = option(parse.gigabytes, maps_to("cpu_offload_gb"),
         aliases=("cpu_offload_gb",), default=0.0, values="GB",
-        note="Weights kept in host memory, per GPU; nothing moves on a CPU.")
+        note="Weights kept in host memory for each GPU. It has no effect on a CPU.")
     enforce_eager: bool | None = option(parse.boolean, maps_to("enforce_eager"), values="bool",
-        note="true: no CUDA graphs; slower, starts faster.")
+        note="true turns CUDA graphs off: a faster start, and slower tokens.")
     enable_chunked_prefill: bool | None = option(parse.boolean, maps_to("enable_chunked_prefill"),
         values="bool", note="Unset: the engine decides, normally on.")
     enable_prefix_caching: bool | None = option(parse.boolean, maps_to("enable_prefix_caching"),

@@ -13,12 +13,12 @@ class Model(Section):
     model_id: str | None = option(parse.plain_text, computes("model"),
         values="hub id, `s3://…`, path", note="The model: hub id, s3:// prefix or local path.")
     model_dir: str | None = option(parse.plain_text, ours(), values="path",
-        note="Directory of the weights when no model id is set; it must exist.")
+        note="Directory of the weights where no model id is set. It must exist.")
     revision: str | None = option(parse.plain_text, maps_to("revision"),
         values="branch, tag or commit",
         note="Revision of the hub model, its tokenizer and its code.")
     trust_remote_code: bool = option(parse.boolean, maps_to("trust_remote_code"), default=False,
-        note="Run Python code that comes with the model; pin `revision` too.")
+        note="Run Python code that comes with the model. Set `revision`, too.")
     dtype: str = option(parse.dtype, maps_to("dtype"), default="auto",
         values="auto, fp32, fp16, bf16, half, float",
         note="Number format of weights and activations.")
@@ -26,14 +26,14 @@ class Model(Section):
         values="auto, safetensors, pt, dummy, runai_streamer, sharded_state, …",
         note="How the weight files are read.")
     max_model_len: int = option(parse.human_int_or_auto, maps_to("max_model_len"), default=-1,
-        values="tokens, `16k`, `16K`, auto", note="Longest prompt plus answer in tokens; -1: the "
-        "model's own length if its KV cache fits, else the longest that does. Encoder-decoder "
-        "models: of each, prompt and answer.")
+        values="tokens, `16k`, `16K`, auto", note="Longest prompt plus answer in tokens. -1 is the "
+        "model's own length, or the longest whose KV cache fits. With encoder-decoder models it "
+        "bounds prompt and answer each.")
     tokenizer_mode: str | None = option(parse.plain_text, computes("tokenizer_mode"),
         values="auto, hf, mistral, …", note="Which tokenizer implementation is used.")
     task: str = option(parse.any_text, computes("runner", "convert"), default="auto",
         values="auto, text-generation, text-embedding, feature-extraction, classify, score, rerank",
-        note="What the model is served for; an explicit runner or convert wins.")
+        note="What the model is served for. `runner` and `convert` win over it.")
     normalize: bool = option(parse.boolean, ours(), default=True, note="L2-normalise embeddings.")
     hf_overrides: object = option(parse.as_vllm, maps_to("hf_overrides"), values="JSON",
         note="Changes to the model's own config.json.")
@@ -50,7 +50,7 @@ class Quantization(Section):
     # fmt: off
     quantize: str | None = option(parse.plain_text, computes("quantization"),
         aliases=("quantization",), values="awq, gptq, fp8, compressed-tensors, …",
-        note="Quantize at load time; a checkpoint quantized ahead of time needs none.")
+        note="Quantize while loading. A quantized checkpoint does not need it.")
     load_in_8bit: bool | None = option(parse.boolean, computes("quantization"),
         note="true: 8-bit weights.")
     load_in_4bit: bool | None = option(parse.boolean, computes("quantization"),
@@ -69,7 +69,7 @@ class Lora(Section):
     max_loras: int = option(parse.positive_int, maps_to("max_loras"), default=4,
         values="number >= 1", note="Adapters in GPU memory at once.")
     max_lora_rank: int | None = option(parse.positive_int, computes("max_lora_rank"),
-        values="1 … 512", note="Largest adapter rank; rounded up to one vLLM has, 16 when unset.")
+        values="1 … 512", note="Highest adapter rank (16 when unset), rounded up to one of vLLM's.")
     max_cpu_loras: int | None = option(parse.positive_int, maps_to("max_cpu_loras"),
         values="number >= max_loras", note="Adapters kept in host memory.")
     fully_sharded_loras: bool | None = option(parse.boolean, maps_to("fully_sharded_loras"),

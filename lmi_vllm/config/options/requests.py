@@ -13,21 +13,21 @@ class Serving(Section):
     # fmt: off
     output_formatter: str | None = option(parse.plain_text, ours(),
         values=f"{', '.join(FRAMINGS)}, or a function of model.py",
-        note="Shape of replies; unset: json, and jsonlines when streaming; 3p: text, token counts "
-        "and metering.")
+        note="Shape of replies. Unset means json, and jsonlines for a stream. 3p has text, token "
+        "counts and metering.")
     tgi_compat: bool = option(parse.boolean, ours(), default=False,
         note="Answer in the schema of Text Generation Inference.")
     stream_logprobs: bool = option(parse.boolean, ours(), default=True,
         note="false: streamed rows carry no log probabilities.")
     model_loading_timeout: float = option(parse.seconds, ours(), default=1800, is_lenient=True,
-        values="seconds", note="Time the engine gets to start, downloads not counted; then "
-        "start-up fails.")
+        values="seconds", note="Time the engine has to start, without downloads. "
+        "After it the start fails.")
     predict_timeout: float = option(parse.seconds, ours(), default=240, is_lenient=True,
         values="seconds", note="Time one request may take.")
     served_model_name: list[str] | None = option(parse.words, maps_to("served_model_name"),
-        values="list", note="Names the model answers to; `lmi` when unset.")
+        values="list", note="Names that the model answers to (`lmi` when unset).")
     root_path: str | None = option(parse.plain_text, ours(), values="prefix",
-        note="Path prefix that a proxy leaves in front; paths without it are answered, too.")
+        note="Path prefix that a proxy leaves in front. Paths without it are answered, too.")
     enable_streaming: str | None = option(parse.any_text, warns("streaming is decided per request "
         "(\"stream\": true)", quiet_for=("false", "False", "FALSE")))
     bedrock_compat: str | None = option(parse.any_text,
@@ -42,7 +42,7 @@ class Chat(Section):
 
     # fmt: off
     enable_auto_tool_choice: bool = option(parse.boolean, ours(), default=False,
-        note="Let the model decide to call tools; needs tool_call_parser.")
+        note="Let the model decide to call tools. Needs tool_call_parser.")
     tool_call_parser: str | None = option(parse.plain_text, ours(), values="parser name",
         note="How tool calls are read from the model's text.")
     tool_parser_plugin: str | None = option(parse.plain_text, ours(), values="path",

@@ -29,13 +29,14 @@ class ServerKeys(Section):
 
     # fmt: off
     engine: str = option(parse.any_text, no_effect(), default="Python", written=(FILE,),
-        aliases=("option.engine",), values="Python", note="LMI's engine; MPI, DeepSpeed and "
-        "FasterTransformer are read as Python; Rust, OnnxRuntime and PyTorch mean a model that "
+        aliases=("option.engine",), values="Python", note="LMI's engine. MPI, DeepSpeed and "
+        "FasterTransformer are read as Python. Rust, OnnxRuntime and PyTorch mean a model that "
         "embeds or ranks texts.")
     translator_factory: str | None = option(parse.any_text, no_effect("vLLM reads how a model "
         "pools from its own files"), name="translatorFactory", written=(FILE,))
     job_queue_size: int = option(parse.positive_int, ours(), default=1000, written=EVERYWHERE,
-        values="number >= 1", note="Requests in flight; one more gets the throttle code.")
+        values="number >= 1", note="Most requests in flight. More are refused with the "
+        "throttle code.")
     batch_size: str | None = option(parse.any_text,
         warned_later("continuous batching is always on"), written=EVERYWHERE)
     max_dynamic_batch_size: str | None = option(parse.any_text,
@@ -58,15 +59,15 @@ class ServerKeys(Section):
         note="maxWorkers where the file has none.")
     load_on_devices: str = option(parse.plain_text, computes("device_ids", "data_parallel_size"),
         aliases=("option.load_on_devices",), default="*", written=EVERYWHERE,
-        values="`*`, `2`, `0;2`", note="GPUs to use: one number is the first, several are one copy "
-        "each.")
+        values="`*`, `2`, `0;2`", note="GPUs to use. One number is the first GPU. Several "
+        "numbers are one copy each.")
     retry_threshold: int = option(parse.count, ours(), default=0, written=(FILE, ENV),
         values="number", note="Engine failures tolerated before the process ends.")
     inference_address: str = option(parse.address, ours(), default="http://127.0.0.1:8080",
         written=SERVER_LEVEL, values="`http://host:port`", note="Where requests are answered.")
     management_address: str | None = option(parse.address, ours(), written=SERVER_LEVEL,
-        values="`http://host:port`", note="A second listener with the management routes; unset: "
-        "the same one.")
+        values="`http://host:port`", note="A second listener with the management routes. Unset "
+        "means the same one.")
     cluster_address: str | None = option(parse.address, no_effect("there is one process"),
         written=SERVER_LEVEL)
     load_models: str = option(parse.plain_text, ours(), default="ALL", written=SERVER_LEVEL,

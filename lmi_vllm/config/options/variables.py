@@ -17,10 +17,10 @@ class Variables(Section):
         "As LMI_API_KEY, under the name that `vllm serve` reads.")
     lmi_api_key_file: str | None = variable(parse.verbatim, "File with one key a line.",
         values="path")
-    lmi_custom_code: str = variable(parse.one_of("local", "roots", "all", "none"), "Whose Python "
-        "code is loaded: `local`: model.py of the model directory and of the adapters in it; "
-        "`roots`: also of adapters that are registered from below `LMI_ADAPTER_ROOTS`; `all`: also "
-        "of fetched adapters; `none`.", default="local", values="local, roots, all, none")
+    lmi_custom_code: str = variable(parse.one_of("local", "roots", "all", "none"), "Whose "
+        "model.py is loaded. `local` is the model directory with its adapters. `roots` adds "
+        "adapters below `LMI_ADAPTER_ROOTS`, `all` also those that were fetched.",
+        default="local", values="local, roots, all, none")
     lmi_adapter_roots: str | None = variable(parse.verbatim,
         "Local adapter sources must lie below one of these.", values="path list")
     lmi_adapter_hub: bool = variable(parse.boolean, "Adapter sources may be hub ids.",

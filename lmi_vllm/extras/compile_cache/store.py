@@ -41,9 +41,8 @@ class CompileCacheSettings(ExtraSettings):
 
     # fmt: off
     lmi_cache_uri: str | None = variable(_folder_or_store, "Folder or S3 prefix that keeps "
-        "what vLLM compiles between containers: restored before the engine starts, saved once it "
-        "is ready. It holds code: refused in secure mode, and where the folder is "
-        "world-writable.", values="path or S3 URL")
+        "what vLLM compiled for the next container. It is refused in secure mode, and so is a "
+        "world-writable folder: it holds code.", values="path or S3 URL")
     # fmt: on
 
     def forbidden_in_secure_mode(self) -> Iterator[str]:

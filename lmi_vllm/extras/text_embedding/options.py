@@ -50,7 +50,7 @@ class TextEmbeddingSettings(ExtraSettings):
     # fmt: off
     pooling: str | None = option(parse.plain_text, computes("pooler_config"),
         aliases=("option.pooling",), written=(FILE,), values="cls, mean, lasttoken",
-        note="How a text's tokens become one vector; unset: as the model's own files say.")
+        note="How a text's tokens become one vector. Unset means as the model's files say.")
     reranking: bool = option(parse.boolean, computes("runner", "convert"), default=False,
         aliases=("option.reranking",), written=(FILE,),
         note="true: a cross-encoder, which scores pairs of texts.")
@@ -58,8 +58,8 @@ class TextEmbeddingSettings(ExtraSettings):
         written=(FILE,), note="false: scores of pairs are the model's own, not between 0 and 1.")
     truncation: str | None = option(parse.any_text, ours(), aliases=("option.truncation",),
         written=(FILE,), values="true, false, LONGEST_FIRST, DO_NOT_TRUNCATE",
-        note="true: `inputs` and pairs that are too long are cut at maxLength, or the model's "
-        "length; else they are refused. vLLM's own routes take `truncate_prompt_tokens`.")
+        note="true cuts `inputs` and pairs that are longer than maxLength, or than the model. "
+        "Otherwise they are refused. vLLM's own routes take `truncate_prompt_tokens`.")
     max_length: int | None = option(parse.positive_int, ours(), name="maxLength",
         aliases=("option.maxLength",), written=(FILE,), values="tokens",
         note="Where truncation cuts a text.")

@@ -175,7 +175,7 @@ class Overtaken(AdapterRegistry):
         return loaded
 
 
-async def test_request_holds_the_load_that_is_registered_when_it_goes_on() -> None:
+async def test_waiting_request_uses_the_load_registered_when_it_resumes() -> None:
     """The one it waited for may be dropped by then: no request had counted on it."""
     engine = ScriptedEngine()
     registry = Overtaken(engine, str, is_enabled=True)

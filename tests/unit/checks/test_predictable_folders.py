@@ -69,7 +69,7 @@ def test_a_link_of_another_user_is_not_followed(scratch: Path, tmp_path: Path) -
     assert "is a link" in untrusted_folder_reason(link, "code")
 
 
-def test_a_folder_that_everybody_may_write_is_left(scratch: Path) -> None:
+def test_world_writable_folder_is_not_used(scratch: Path) -> None:
     """Files in it could be replaced before they are read."""
     usual = scratch / "usual"
     usual.mkdir()

@@ -150,7 +150,7 @@ MODEL_IDS = (
 
 
 @pytest.mark.parametrize(("file", "environ", "flags", "model", "others"), MODEL_IDS)
-def test_first_model_id_is_served_and_one_warning_names_the_others(
+def test_first_model_id_wins_and_a_warning_names_the_others(
     file: str,
     environ: str,
     flags: tuple[str, ...],
@@ -179,7 +179,7 @@ def test_masked_value_shows_that_it_is_masked(explained: ExplainRun) -> None:
     assert "option.max_loras=3 (OPTION_MAX_LORAS)" in run.option("max_loras")["note"]
 
 
-def test_properties_of_the_prefix_count_only_without_a_file_in_the_store(tmp_path: Path) -> None:
+def test_prefix_properties_apply_only_without_a_file_in_the_store(tmp_path: Path) -> None:
     """One serving.properties applies; a second one is named in a warning."""
     fetched = parse_properties("option.max_loras=7", "s3://b/p/serving.properties")
     environ = {"SERVING_MODEL_STORE": str(tmp_path), "HF_MODEL_ID": "s3://b/p/"}

@@ -74,7 +74,7 @@ def test_torchvision_is_used_without_its_compiled_operators(tmp_path: Path) -> N
     assert answer.stdout == "Python\n"
 
 
-def test_a_companion_that_fails_to_import_is_absent_and_a_working_one_stays(
+def test_companion_that_fails_to_import_is_reported_absent(
     tmp_path: Path,
 ) -> None:
     """What transformers asks (`find_spec`) says no for the first, yes for the second."""

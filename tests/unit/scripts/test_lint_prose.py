@@ -36,13 +36,14 @@ def test_pages_of_the_repository_pass() -> None:
     [
         (f"# Page\n\nShort.\n{LONG}.\n", "page.md:3: a sentence of 29 words: word word"),
         (f"Short.\n\n- one\n- {LONG}\n", "page.md:4: a sentence of 29 words"),
-        (f"| a | b |\n|---|---|\n| {LONG} | x |\n", "page.md:3: a sentence of 29 words"),
+        (f"| a | b |\n|---|---|\n| {LONG} | x |\n", "page.md:3: a cell of 29 words in 1 clauses"),
         ("```text\nx\n```\nThis ends\nfor nobody.\n", "page.md:4: 'nobody': write no one"),
         ("# For Whoever reads\n", "page.md:1: 'Whoever': write no one"),
         (
             f"| a |\n|---|\n| {SHORT}; {' '.join(['word'] * 15)} |\n",
-            "page.md:3: a cell of 43 words",
+            "page.md:3: a cell of 43 words in 2 clauses",
         ),
+        ("| a |\n|---|\n| One. Two; three. Four |\n", "page.md:3: a cell of 4 words in 4 clauses"),
         ("A token costs 47 us there.\n", "page.md:1: '47 us': write µs"),
         ("[an end point](endpoint.md)\n", "page.md:1: 'end point': write endpoint"),
     ],
@@ -61,7 +62,7 @@ def test_finding_has_its_line(page: Path, text: str, finding: str) -> None:
     [
         f"{SHORT}. {SHORT}: {SHORT}\n",
         f"{SHORT}\n\n{SHORT}\n- {SHORT}\n- {SHORT}\n",
-        f"| {SHORT}; {' '.join(['word'] * 12)} |\n",
+        f"| {SHORT} |\n| One. Two; three |\n| lmi-vllm: error: One. Two; three; four |\n",
         f"```text\nnobody {LONG}\n```\n",
         "`nobody` and <!-- nobody\nnobody --> [this](nobody.md) by us, say us.\n",
         f"Short.\n\n## Arguments of vLLM 0.32\n\n{LONG} nobody\n",
@@ -81,3 +82,16 @@ def test_private_word_in_a_source(tmp_path: Path) -> None:
     answer = lint(source)
     assert answer.returncode == 1
     assert answer.stdout == f"{source}:4: 'Nobody': write no one, or the noun\n"
+
+
+def test_names_in_a_source(tmp_path: Path) -> None:
+    """Private words inside names, and names of tests that are too long."""
+    source = tmp_path / "source.py"
+    source.write_text(
+        f"def ask_nobody(): ...\ndef test_{'a' * 61}(): ...\ndef test_{'a' * 62}(): ...\n"
+    )
+    answer = lint(source)
+    assert answer.stdout.splitlines() == [
+        f"{source}:1: 'nobody': write no one, or the noun",
+        f"{source}:3: a name of 67 characters: test_{'a' * 62}",
+    ]

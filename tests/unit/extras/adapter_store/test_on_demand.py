@@ -146,7 +146,7 @@ async def test_code_of_a_fetched_adapter_is_refused(bench: Bench) -> None:
         await use(bench, "fr")
 
 
-async def test_adapter_beyond_the_limit_is_not_fetched_and_moves_nothing_out(bench: Bench) -> None:
+async def test_adapter_above_the_size_limit_is_not_fetched_and_evicts_none(bench: Bench) -> None:
     """Its size is known from the listing."""
     bench.put("small")
     bench.put("large", extra=bytes(2 * SIZE))
@@ -197,7 +197,7 @@ async def test_adapter_in_use_by_another_process_is_never_moved_out(bench: Bench
     assert sorted(bench.engine.adapters) == ["a", "b", "d"]
 
 
-async def test_changed_adapter_is_loaded_anew_and_running_requests_keep_the_old_load(
+async def test_changed_adapter_is_reloaded_and_running_requests_keep_theirs(
     bench: Bench, other_weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store is asked once the time is over, by a request, and not before."""
@@ -390,7 +390,7 @@ async def test_files_survive_a_restart_and_are_locked_by_one_process(bench: Benc
     other.close()
 
 
-async def test_engine_that_comes_back_loads_found_adapters_on_their_next_use(bench: Bench) -> None:
+async def test_restarted_engine_loads_store_adapters_on_next_use(bench: Bench) -> None:
     """Hundreds of them would keep the base model waiting."""
     bench.put("fr")
     bench.open()
@@ -417,7 +417,7 @@ async def test_local_folder_is_a_store(bench: Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["look_up", "fetch"])
-async def test_folder_that_cannot_be_read_is_not_tried_by_every_request(
+async def test_unreadable_store_folder_is_not_retried_by_each_request(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """A share that is stale for a moment is 503, as any store that is away."""

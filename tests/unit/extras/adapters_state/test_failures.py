@@ -172,7 +172,7 @@ async def test_refresh_that_waits_for_a_call_does_not_undo_it(
     assert "/others" not in b.asked
 
 
-async def test_adapter_found_on_demand_removes_no_shared_one(start: Start) -> None:
+async def test_on_demand_adapter_removes_no_shared_one(start: Start) -> None:
     """Neither its registration nor its eviction is a change that others are to have."""
     a, b = await start("a").begin(), await start("b").begin()
     b.refused.add("/fr")

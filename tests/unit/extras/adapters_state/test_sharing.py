@@ -36,7 +36,7 @@ async def test_adapter_calls_reach_all_replicas(start: Start) -> None:
     assert a.engine.adapters == b.engine.adapters == {}
 
 
-async def test_name_that_is_registered_again_from_the_same_source_is_a_new_load(
+async def test_registering_a_name_again_loads_it_again(
     start: Start,
 ) -> None:
     """Its files may be others by now."""

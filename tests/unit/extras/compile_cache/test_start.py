@@ -192,7 +192,7 @@ def test_damaged_entry_is_a_warning_and_is_replaced(
     assert third.files == {model_of("aa")}
 
 
-def test_folder_for_everybody_is_neither_read_nor_written(
+def test_world_writable_folder_is_neither_read_nor_written(
     tmp_path: Path, store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One warning that says what to do; the start goes on."""

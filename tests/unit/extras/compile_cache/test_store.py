@@ -95,7 +95,7 @@ UNSAFE = {"folder": (0o777, 0o644), "sticky folder": (0o1777, 0o644), "entry": (
 
 
 @pytest.mark.parametrize("modes", UNSAFE.values(), ids=UNSAFE)
-def test_folder_that_everybody_may_write_is_not_read(
+def test_world_writable_folder_is_not_read(
     tmp_path: Path, folder: Path, archive: Path, modes: tuple[int, int]
 ) -> None:
     """Compiled code is code; the text names the place and the remedy."""
@@ -107,7 +107,7 @@ def test_folder_that_everybody_may_write_is_not_read(
         store.fetch(NAME, tmp_path)
 
 
-def test_folder_that_everybody_may_write_is_not_written(folder: Path, archive: Path) -> None:
+def test_world_writable_folder_is_not_written(folder: Path, archive: Path) -> None:
     """No other user may read it there."""
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -116,7 +116,7 @@ def test_folder_that_everybody_may_write_is_not_written(folder: Path, archive: P
     assert names(folder) == []
 
 
-def test_folder_below_one_that_everybody_may_write_is_not_read(
+def test_folder_below_a_world_writable_one_is_not_read(
     tmp_path: Path, folder: Path, archive: Path
 ) -> None:
     """A user who can rename the folder can replace it; the sticky bit of /tmp prevents that."""

@@ -131,7 +131,7 @@ def test_loading_takes_sagemaker_functions_by_their_exact_signature(tmp_path: Pa
     assert not load_model_code(other, "handle", None)
 
 
-def test_loading_refuses_a_sagemaker_function_that_would_be_passed_over(
+def test_unused_sagemaker_function_is_refused_at_load(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """predict_fn ends the start, unless the file answers itself; model_fn is warned of."""

@@ -134,7 +134,7 @@ async def test_the_rest_goes_to_the_first(
     assert "Cache-Control" not in answer.headers  # the first process would have said so
 
 
-async def test_everything_goes_to_the_first_while_this_one_is_not_healthy(
+async def test_unhealthy_front_end_forwards_every_request(
     second: TestClient[Any, Any],
 ) -> None:
     """It knows why, and says it once for all."""

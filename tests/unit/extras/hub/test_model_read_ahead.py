@@ -15,7 +15,7 @@ QUANTIZED = {"architectures": ["LlamaForCausalLM"], "quantization_config": {}}
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "squeezellm"])
-def test_checkpoint_of_a_hub_that_vllm_no_longer_reads_is_refused(
+def test_unsupported_quantization_on_the_hub_is_refused(
     method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the alternative, by `explain` and by the plan of a start."""

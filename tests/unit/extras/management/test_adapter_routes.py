@@ -83,7 +83,7 @@ async def test_lora_off_is_named_after_the_model(serve: ServeScripted) -> None:
     assert (await call(client, "POST", "/models/other/adapters"))[0] == 404
 
 
-async def test_duplicate_is_found_before_anything_is_loaded(
+async def test_duplicate_name_is_refused_before_a_load(
     lora: TestClient, engine: ScriptedEngine
 ) -> None:
     """A second registration of a name is 409 and leaves the first one's weights alone."""

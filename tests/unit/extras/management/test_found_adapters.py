@@ -11,7 +11,7 @@ from tests.web.test_found_adapters import check_registers_over, finder_of
 __all__ = ["lora"]
 
 
-async def test_found_adapter_is_listed_as_such(lora: TestClient) -> None:
+async def test_store_adapter_is_listed_as_from_store(lora: TestClient) -> None:
     """Those that calls register look as ever."""
     finder_of(lora)
     await call(lora, "POST", "/invocations", json={"inputs": "x", "adapters": "fr"})
@@ -27,7 +27,9 @@ async def test_found_adapter_is_listed_as_such(lora: TestClient) -> None:
     assert own == {"name": "de", "src": "/de", "preload": True, "pin": False}
 
 
-async def test_call_registers_over_what_was_found(lora: TestClient, engine: ScriptedEngine) -> None:
+async def test_registration_replaces_a_store_adapter(
+    lora: TestClient, engine: ScriptedEngine
+) -> None:
     """And not over another call's: that is a conflict."""
     await check_registers_over(lora, engine, "/adapters?name=fr&src=/own", None)
 

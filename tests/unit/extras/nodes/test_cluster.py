@@ -276,7 +276,7 @@ def test_unknown_leader_is_an_error_that_names_it() -> None:
     assert own_address("127.0.0.1", 1) == socket.gethostbyname("127.0.0.1")
 
 
-def test_explicit_max_counts_the_cluster_and_the_default_does_not() -> None:
+def test_explicit_max_counts_all_nodes_and_the_default_one() -> None:
     """An explicit `max` counts all nodes' GPUs; no copies are made."""
     for text, size in (("max", 8), ("", 4)):
         environ = {

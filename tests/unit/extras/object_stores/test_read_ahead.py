@@ -8,7 +8,7 @@ from tests.support.remote_models import PICKLES, explained, in_s3, planned
 QUANTIZED = {"quantization_config": {"quant_method": "squeezellm"}}
 
 
-def test_checkpoint_that_vllm_no_longer_reads_is_refused_before_the_fetch(
+def test_unsupported_quantization_is_refused_before_the_fetch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By `explain` and by the plan of a start."""

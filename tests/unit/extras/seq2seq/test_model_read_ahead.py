@@ -23,7 +23,7 @@ def test_degree_that_t5_cannot_have_is_refused_before_the_fetch(
     assert set(asked) == {"config.json"}
 
 
-def test_all_devices_and_pickled_weights_are_accepted_of_a_hub_model(
+def test_hub_model_may_have_pickled_weights_on_all_devices(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What the guides recommend for T5: `max` is one device, and .bin files are read."""

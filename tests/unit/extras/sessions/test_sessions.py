@@ -128,7 +128,7 @@ async def test_session_comes_as_custom_attribute(client: TestClient) -> None:
     assert answer.status == 424
 
 
-async def test_expired_session_is_not_found_and_removed_with_the_next_new_one(
+async def test_expired_session_is_unknown_and_removed_later(
     client: TestClient, clock: Clock, tmp_path: Path
 ) -> None:
     """Use does not extend it; it is accepted as no session until it is removed."""

@@ -62,7 +62,7 @@ def test_local_drafter_under_every_name(tmp_path: Path, explained: ExplainRun, l
     assert (config["method"], config["model"]) == ("medusa", str(local))
 
 
-def test_vllms_name_for_the_length_counts_beside_lmis_for_the_model(
+def test_vllm_name_of_the_length_works_beside_lmi_model_id(
     explained: ExplainRun,
 ) -> None:
     """Two that differ are an error; equal ones are fine, as everywhere."""

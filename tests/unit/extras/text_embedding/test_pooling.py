@@ -107,7 +107,7 @@ async def test_embedding_parameters_become_vllm_s(
     assert dict(engine.calls[0].body) == {"input": ["a"], **sent}
 
 
-async def test_embedding_places_in_the_queue_come_back(serve: ServeScripted) -> None:
+async def test_embedding_releases_its_queue_slots(serve: ServeScripted) -> None:
     """Each element takes a place while it runs, and gives it back."""
     client = await serve(EMBEDDER, limit=4)
     for _ in range(3):

@@ -117,7 +117,7 @@ async def test_half_a_pair_is_refused(serve: ServeScripted, body: object) -> Non
     assert "text with text_pair" in str(answer)
 
 
-async def test_pairs_take_places_in_the_queue(serve: ServeScripted) -> None:
+async def test_each_pair_takes_a_queue_slot(serve: ServeScripted) -> None:
     """Each pair is a request of its own in the engine."""
     client = await _client(serve, RANKER)
     status, answer = await _ask(client, [PAIR] * 5)

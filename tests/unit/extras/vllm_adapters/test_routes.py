@@ -33,7 +33,7 @@ async def test_vllm_routes_have_vllm_texts(serve: ServeScripted, engine: Scripte
         assert (await call(lora, "POST", load, json=wrong))[0] == 400
 
 
-async def test_call_registers_over_what_was_found(
+async def test_registration_replaces_a_store_adapter(
     serve: ServeScripted, engine: ScriptedEngine
 ) -> None:
     """As LMI's own call does."""
