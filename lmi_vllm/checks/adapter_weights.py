@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from lmi_vllm.checks.adapter_config import LoraScales, module_of
+from lmi_vllm.checks.adapter_config import LoraScales, module_of, served_module
 from lmi_vllm.checks.safetensors_header import Tensor
 from lmi_vllm.errors import AdapterRefusedError
 
@@ -28,8 +28,9 @@ _BLOCK_NUMBERS: Final = 1 << 20
 _WIDEST_GRAM: Final = 2048  # above this rank, and for what is not a matrix, norms are multiplied
 _SAMPLES: Final = 8  # places of a base weight that are read
 _SAMPLE_NUMBERS: Final = 4096
-_A_PARTS: Final = ("lora_A", "lora_embedding_A")
-_B_PARTS: Final = ("lora_B", "lora_embedding_B")
+_A: Final = "lora_A"
+_B: Final = "lora_B"
+_PARTS: Final = frozenset({_A, _B})
 _MATRIX: Final = 2
 Limit = Callable[[str], float]
 
@@ -80,30 +81,46 @@ def check_values(
     """
     if find_spec("numpy") is None:
         return
-    modules: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        module, part = module_of(name)
-        modules.setdefault(module, {})[part] = tensor
+    modules = _modules(tensors, shown)
     with path.open("rb") as file:
         for module, parts in modules.items():
             _check_module(file, parts, scales.of(module), f"{shown}: {module}", limit(module))
+
+
+def _modules(tensors: Mapping[str, Tensor], shown: str) -> Mapping[str, Mapping[str, Tensor]]:
+    """Return the parts of each module; the engine would take one of those that come twice.
+
+    Raises:
+        AdapterRefusedError: weights come twice.
+    """
+    modules: dict[str, dict[str, Tensor]] = {}
+    names: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        module, part = module_of(name)
+        first = names.setdefault(served_module(module), module)
+        parts = modules.setdefault(module, {})
+        if module != first or part in parts:
+            raise AdapterRefusedError(f"{shown}: {name} and {first} are one module of the model")
+        parts[part] = tensor
+    return modules
 
 
 def _check_module(
     file: BinaryIO, parts: Mapping[str, Tensor], scale: float, shown: str, limit: float
 ) -> None:
     factors = {
-        part: _read(file, tensor, part, max(abs(scale), 1.0) if part in _B_PARTS else 1.0, shown)
+        part: _read(file, tensor, part, max(abs(scale), 1.0) if part == _B else 1.0, shown)
         for part, tensor in parts.items()
     }
-    for a, b in zip(_A_PARTS, _B_PARTS, strict=True):
-        if a in factors and b in factors:
-            size = abs(scale) * _size(factors[a], factors[b])
-            if not size <= limit:
-                raise AdapterRefusedError(
-                    f"{shown}: lora_alpha / r x lora_B x lora_A has a mean size of {size:.3g}; "
-                    f"more than {limit:.3g} would drown the base model's weights"
-                )
+    if factors.keys() >= _PARTS:
+        size = abs(scale) * _size(factors[_A], factors[_B])
+        if not size <= limit:
+            raise AdapterRefusedError(
+                f"{shown}: lora_alpha / r x lora_B x lora_A has a mean size of {size:.3g}; "
+                f"more than {limit:.3g} would drown the base model's weights"
+            )
+    elif alone := factors.keys() & _PARTS:
+        raise AdapterRefusedError(f"{shown} has {alone.pop()} only")
 
 
 def _size(a: _Factor, b: _Factor) -> float:
@@ -121,7 +138,7 @@ def _read(file: BinaryIO, tensor: Tensor, part: str, scale: float, shown: str) -
     Raises:
         AdapterRefusedError: one is not finite, or too large once scaled.
     """
-    factor = _Factor((1, 1, *tensor.shape)[-1 if part in _A_PARTS else -2])
+    factor = _Factor((1, 1, *tensor.shape)[-1 if part == _A else -2])
     for block in _blocks(file, tensor, part):
         largest = max(float(block.max()), -float(block.min())) * scale
         if not largest <= LARGEST_NUMBER:  # NaN neither
@@ -138,9 +155,9 @@ def _blocks(file: BinaryIO, tensor: Tensor, part: str) -> Iterator[Any]:
     """Yield the numbers of a tensor: of A and B as matrices with the rank as second side."""
     if not math.prod(tensor.shape):
         return
-    is_a = part in _A_PARTS
+    is_a = part == _A
     rank = tensor.shape[0 if is_a else -1] if len(tensor.shape) == _MATRIX else 0
-    if part not in _A_PARTS + _B_PARTS or not 0 < rank <= _WIDEST_GRAM:
+    if part not in _PARTS or not 0 < rank <= _WIDEST_GRAM:
         total = math.prod(tensor.shape)
         for first in range(0, total, _BLOCK_NUMBERS):
             yield _numbers(file, tensor, first, min(_BLOCK_NUMBERS, total - first))

@@ -35,6 +35,7 @@ from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.supervisor import Outcome, Supervisor
 from lmi_vllm.sources.local import file_url_path
+from lmi_vllm.sources.trusted_folders import untrusted_code_reason
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +157,7 @@ class ModelSlot:
             raise (ModelCapacityError if is_memory else BadParameterError)(error.text) from error
         if plan is None:
             raise ResourceNotFoundError(f"there is no model at {new.url}", "ModelNotFoundException")
+        await asyncio.to_thread(_check_code, plan, settings)
         return _named(plan, new.name), settings
 
     def _refuse(self, new: NewModel) -> None:
@@ -188,6 +190,22 @@ def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:
     if scheme not in ("", "file") or Path(path).exists():
         return replace(typed, model=None, demo=False, models=path)
     return replace(typed, model=path, demo=False, models="NONE")
+
+
+def _check_code(plan: StartPlan, settings: Settings) -> None:
+    """Check that no other user could change code which the folder of the model brings.
+
+    Raises:
+        BadParameterError: one could.
+    """
+    folder = plan.model.directory
+    if settings.server.lmi_custom_code == "none" and not settings.model.trust_remote_code:
+        return
+    names = () if folder is None else (*folder.glob("requirements.txt"), *folder.rglob("*.py"))
+    if folder is None or not names:
+        return
+    if reason := untrusted_code_reason(folder, "code of a model that is registered over HTTP"):
+        raise BadParameterError(f"url: the model brings code, and {reason}")
 
 
 def _without_chosen_models(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -103,6 +103,34 @@ def test_one_number_that_is_not_finite_is_found(
         check(path)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("model.layers.0.q_proj.lora_B.weight", "base_model.model.model.layers.0.q_proj.lora_B"),
+        ("base_model.model.m.lora_B.weight", "base_model.model.base_model.model.m.lora_B.weight"),
+        ("model.layers.0.q.lora_B.weight", "model.language_model.layers.0.q.lora_A.weight"),
+        ("embed_tokens.lora_A.weight", "embed_tokens.lora_embedding_A"),
+    ],
+)
+def test_weights_that_come_twice_are_refused(first: str, second: str, tmp_path: Path) -> None:
+    """The engine takes one of them: under another name for it, not finite, it would pass."""
+    tensor = floats(np.zeros((2, 2)))
+    path = write(tmp_path / "w", {first: tensor, second: tensor})
+    with pytest.raises(AdapterRefusedError, match=r"my-source: .* are one module of the model"):
+        check(path)
+
+
+@pytest.mark.parametrize("names", [("A.weight", "B.weight"), ("embedding_A", "embedding_B")])
+def test_product_of_an_embedding_is_one_too(names: tuple[str, str], tmp_path: Path) -> None:
+    """By either way to name its parts; half of a product is refused."""
+    ones = {f"embed_tokens.lora_{name}": floats(np.full((2, 2), 2.0)) for name in names}
+    with pytest.raises(AdapterRefusedError, match="mean size of 8"):
+        check(write(tmp_path / "w", ones))
+    ones.popitem()
+    with pytest.raises(AdapterRefusedError, match="embed_tokens has lora_A only"):
+        check(write(tmp_path / "half", ones))
+
+
 def test_all_bytes_of_eight_bits_are_their_numbers(tmp_path: Path) -> None:
     """The two ends of F8_E4M3: 448, and the smallest above zero."""
     for byte, value in ((0x7E, 448.0), (0x01, 2.0**-9), (0x88, -(2.0**-6)), (0x38, 1.0)):

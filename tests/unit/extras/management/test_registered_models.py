@@ -82,6 +82,24 @@ async def test_a_file_url_is_the_path(empty: Serving, tmp_path: Path, form: str)
     assert (await empty.ask("POST", f"/models?url=file://elsewhere{folder}")).status == 400
 
 
+@pytest.mark.parametrize("name", ["model.py", "requirements.txt", "deep/modeling.py"])
+async def test_code_that_others_can_change_is_refused(
+    empty: Serving, tmp_path: Path, name: str
+) -> None:
+    """A client that may register a model names any folder; without code it is served from there."""
+    folder = tmp_path / "shared"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (folder / name).touch()
+    folder.chmod(0o777)
+    answer = await empty.ask("POST", f"/models?url={folder}")
+    assert answer.status == 400
+    assert "the model brings code, and" in answer.json["message"]
+    assert f"{folder} is world-writable" in answer.json["message"]
+    (folder / name).unlink()
+    assert (await empty.ask("POST", f"/models?url={folder}")).status == 200
+
+
 async def test_health_stays_while_a_model_loads(empty: Serving, engines: Engines) -> None:
     """Asked not to wait, the answer is 202; `/ping` is 200 with the state of the start."""
     engines.gate.clear()
