@@ -19,7 +19,6 @@ ALL: Final = "all supported"
 MAX_NAMES, MAX_MODULES = 7, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
 LINES: Final = ("Upstream", "Releases", "Shows", "May go")
-HELPERS: Final = {"joined_classes"}  # modules of the folder that work around nothing themselves
 UNREPORTED: Final = "not reported that we know of"
 
 # Name that is replaced -> why, and for which releases.
@@ -125,7 +124,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 def workaround_modules() -> list[Path]:
     """Return the modules of the folder that work around a defect."""
-    return sorted(file for file in FOLDER.glob("[!_]*.py") if file.stem not in HELPERS)
+    return sorted(FOLDER.glob("[!_]*.py"))
 
 
 def of_what_is_there(listed: Mapping[str, set[str]]) -> Mapping[str, set[str]]:

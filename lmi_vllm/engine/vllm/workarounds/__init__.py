@@ -4,6 +4,7 @@ A row of `WORKAROUNDS` replaces a name. It is in force only in its scope and for
 for, and can be undone. A row of `ELSEWHERE` is used where it belongs, which it names. Each row
 names the test that says when it may go.
 This module imports no vLLM: a row names what it replaces, and it is imported when it is applied.
+Below the list is what joins classes of ours with an operator's.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from lmi_vllm.errors import EngineStartError
 
 logger = logging.getLogger(__name__)
 
+BESIDE: Final = "|"  # stands for dots in the name of joined classes
 CPU_WORKER: Final = "lmi_vllm.engine.vllm.workarounds.cpu_worker.GuardedCpuWorker"
 Replacement = Callable[[Any], Any]  # takes what is there, returns what stands for it
 
@@ -212,6 +214,29 @@ def is_affected(package: str, fixed_in: str) -> bool:
         return True
     version = str(importlib.import_module(package).__version__)
     return _numbers(version) < _numbers(fixed_in)
+
+
+def joined_name(ours: str, other: str) -> str:
+    """Return the name of our class, joined with `other` unless that is empty: vLLM takes one.
+
+    vLLM looks it up in the module before its last dot: ours, whose `__getattr__` has it joined.
+    """
+    return f"{ours}{BESIDE}{other.replace('.', BESIDE)}" if other else ours
+
+
+@functools.cache  # a worker compares classes
+def joined_class(ours: type, name: str) -> type:
+    """Return our class joined with the one that the rest of `name` says.
+
+    Raises:
+        AttributeError: the name begins with another than that of our class.
+    """
+    first, is_both, others = name.partition(BESIDE)
+    if not is_both or first != ours.__name__:
+        raise AttributeError(f"module {ours.__module__} has no attribute {name}")
+    module, _, qualified = others.replace(BESIDE, ".").rpartition(".")
+    other = getattr(importlib.import_module(module), qualified)
+    return type(name, (ours, other), {})
 
 
 def _owner(target: str) -> tuple[Any, str]:

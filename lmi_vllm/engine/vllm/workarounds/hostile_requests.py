@@ -46,9 +46,8 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from lmi_vllm.engine.base import GrammarTrials, MediaRefusedError
-from lmi_vllm.engine.vllm.workarounds import CPU_WORKER
+from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
-from lmi_vllm.engine.vllm.workarounds.joined_classes import joined_class
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import MediaPolicy

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from lmi_vllm.engine.vllm.workarounds.joined_classes import joined_class, joined_name
+from lmi_vllm.engine.vllm.workarounds import joined_class, joined_name
 from lmi_vllm.errors import AdapterRefusedError
 
 logger = logging.getLogger(__name__)

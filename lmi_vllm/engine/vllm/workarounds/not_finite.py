@@ -28,7 +28,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from lmi_vllm.engine.vllm.workarounds.joined_classes import BESIDE, joined_name
+from lmi_vllm.engine.vllm.workarounds import BESIDE, joined_name
 
 logger = logging.getLogger(__name__)
 
