@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterable, Sequence
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
@@ -93,6 +94,8 @@ class Extra:
     verbs: Mapping[str, Verb] = field(default_factory=lambda: MappingProxyType({}))
     # Environment variables that `serve` sets before it imports anything, out of those it was given.
     serve_variables: "tuple[Lazy[Callable[[Mapping[str, str]], Mapping[str, str]]], ...]" = ()
+    # The TLS context of `https://` addresses, or a StartupError; at most one extra has it.
+    tls: "Lazy[Callable[[Settings, Mapping[str, str]], ssl.SSLContext]] | None" = None
     # Routes of every listener, and those that depend on the listener (None: it has none of them).
     routes: "tuple[Lazy[RouteGroup], ...]" = ()
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from lmi_vllm.checks.listener_files import listener_file_errors
 from lmi_vllm.checks.model_config import read_local_files, read_model_files
+from lmi_vllm.config.listen import listener_errors
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import ConfigurationError
@@ -104,7 +104,7 @@ def translation_of(
 ) -> Translation:
     """The translation for the devices meant, with what is wrong with the listeners' files."""
     found = translate_start(settings, environ, devices_of(arguments, environ), read)
-    return replace(found, errors=(*found.errors, *listener_file_errors(settings.server, environ)))
+    return replace(found, errors=(*found.errors, *listener_errors(settings, environ)))
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

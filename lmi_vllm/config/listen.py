@@ -1,23 +1,25 @@
-"""Where the server listens: addresses, which of them speak TLS, and with which files.
+"""Where the server listens, and the keys that open it.
 
-`https://` needs a PEM pair, and another management address is a second listener that has only the
-management routes. The files themselves are read when the port opens (checks/listener_files.py).
+`https://` needs an extra, and another management address is a second listener that has only the
+management routes. Files are read when the port opens, and by `explain`.
 """
 
 import ipaddress
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from lmi_vllm.config.options import ServerOptions
-from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.settings import ServerSettings, Settings
+from lmi_vllm.errors import StartupError
+from lmi_vllm.extension import extras
 
 INFERENCE: Final = "inference_address"
 MANAGEMENT: Final = "management_address"
-TLS_FILES: Final = ("certificate_file", "private_key_file")
 PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
-_NAMES: Final = (INFERENCE, MANAGEMENT, *TLS_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,6 @@ class ListenPlan:
 
     inference: ListenAddress
     management: ListenAddress | None = None
-    certificate_file: str = ""
-    private_key_file: str = ""
 
     @property
     def is_tls(self) -> bool:
@@ -89,46 +89,64 @@ def listen_plan(server: ServerOptions) -> ListenPlan:
     inference = read_address(server.inference_address)
     configured = server.management_address
     management = read_address(configured, MANAGEMENT) if configured else inference
-    certificate, key = server.certificate_file or "", server.private_key_file or ""
     is_one = management == inference and bool(inference.port or inference.path)  # 0: any free port
     shared = not configured or is_one
-    return ListenPlan(inference, None if shared else management, certificate, key)
+    return ListenPlan(inference, None if shared else management)
 
 
-def check_listen(server: Mapping[str, Setting], fail: Callable[[str], None]) -> None:
-    """Report addresses and TLS files that do not go together."""
-    # What could not be read is an error already, and missing here.
-    given = {name: server[name] for name in _NAMES if name in server and server[name].value}
-    addresses = {
-        name: read_address(str(setting.value), name)
-        for name, setting in given.items()
-        if name not in TLS_FILES
-    }
-    _check_ports(server, addresses, fail)
-    secure = [name for name, address in addresses.items() if address.is_tls]
-    for name in secure:
-        for missing in (file for file in TLS_FILES if file not in given):
-            fail(f"{server[name].stated} needs {missing}, a PEM file")
-    if secure:
-        return
-    for name in (file for file in TLS_FILES if file in given):
+def check_listen(server: ServerSettings, fail: Callable[[str], None]) -> None:
+    """Report two listeners that would share a port."""
+    plan = listen_plan(server)
+    one, two = plan.inference, plan.management
+    if two is not None and one.port and (one.host, one.port) == (two.host, two.port):
         fail(
-            f"{server[name].label} has no effect: neither {INFERENCE} nor {MANAGEMENT} begins "
-            "with https://"
+            f"{server.details[MANAGEMENT].stated} and {server.details[INFERENCE].stated} share a "
+            "port but not their scheme"
         )
 
 
-def _check_ports(
-    server: Mapping[str, Setting],
-    addresses: Mapping[str, ListenAddress],
-    fail: Callable[[str], None],
-) -> None:
-    """Two listeners cannot share a port."""
-    inference, management = addresses.get(INFERENCE), addresses.get(MANAGEMENT)
-    if inference is None or management is None or management == inference:
-        return
-    if inference.port and (inference.host, inference.port) == (management.host, management.port):
-        fail(
-            f"{server[MANAGEMENT].stated} and {server[INFERENCE].stated} share a port but not "
-            "their scheme"
-        )
+def listener_tls(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLContext | None:
+    """Return the TLS context of the listeners; None where no address begins with https.
+
+    Raises:
+        StartupError: its files cannot be used, or the extra that reads them is not installed.
+    """
+    plan = listen_plan(settings.server)
+    if not plan.is_tls:
+        return None
+    for extra in extras().values():
+        if extra.tls is not None:
+            return extra.tls.load()(settings, environ)
+    address = settings.server.details[INFERENCE if plan.inference.is_tls else MANAGEMENT]
+    raise StartupError(f"{address.stated} needs the extra tls, which is not installed")
+
+
+def api_keys(server: ServerOptions) -> tuple[str, ...]:
+    """Return the keys that open the server; none means it is open.
+
+    Raises:
+        StartupError: the key file cannot be read, or holds no key: never an open server instead.
+    """
+    keys = [key for key in (server.lmi_api_key, server.vllm_api_key) if key]
+    if path := server.lmi_api_key_file:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
+            raise StartupError(f"LMI_API_KEY_FILE {path}: {reason}") from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
+        keys += found
+    return tuple(keys)
+
+
+def listener_errors(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return why the server could not listen with its files as they are now."""
+    errors = []
+    for read in (lambda: api_keys(settings.server), lambda: listener_tls(settings, environ)):
+        try:
+            read()
+        except StartupError as error:
+            errors.append(error.text)
+    return tuple(error for error in errors if error not in settings.errors)

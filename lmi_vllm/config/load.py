@@ -160,7 +160,7 @@ class _Load:
         self, model: ModelSettings, server: ServerSettings, others: tuple[ExtraSettings, ...]
     ) -> None:
         """Report settings that do not go together."""
-        check_listen(server.details, self.report.fail)
+        check_listen(server, self.report.fail)
         for extra in others:
             extra.check(server, self.report.fail)
         report_model_ids(self.model.layers, self.report)

@@ -8,9 +8,8 @@ from types import MappingProxyType
 
 from aiohttp import web
 
-from lmi_vllm.checks.listener_files import api_keys, tls_of
 from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
-from lmi_vllm.config.listen import ListenAddress, listen_plan
+from lmi_vllm.config.listen import ListenAddress, api_keys, listen_plan, listener_tls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
@@ -82,7 +81,7 @@ async def open_listeners(
     """
     plan = listen_plan(settings.server)
     options = _web_options(settings)
-    tls = tls_of(plan, environ) if plan.is_tls else None
+    tls = listener_tls(settings, environ)
     context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
         options = replace(options, groups=_groups(context))
@@ -117,8 +116,7 @@ async def open_front_end(
     Raises:
         StartupError: the address cannot be shared.
     """
-    plan = listen_plan(settings.server)
-    tls = tls_of(plan, environ) if address.is_tls else None
+    tls = listener_tls(settings, environ) if address.is_tls else None
     options = replace(_web_options(settings), proxy=proxy)
     runner = await share_port(address, service, options, tls)
     return Listeners(address.url(), "", (runner,), address)

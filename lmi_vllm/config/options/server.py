@@ -93,10 +93,6 @@ class ServerKeys(Section):
     timeout_http_code: int = status(400, "Declared by LMI, never used.")
     request_id_header_key: str = option(parse.plain_text, ours(), default="x-request-id",
         written=SERVER_LEVEL, note="Header that carries the request id.")
-    private_key_file: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
-        values="path", note="PEM key for https.")
-    certificate_file: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
-        values="path", note="PEM certificate for https.")
     download_dir: str | None = option(parse.plain_text, ours(), written=(ENV,), values="path",
         note="Root of the S3 and archive cache.")
     fail_fast: bool = option(parse.boolean, ours(), default=False, written=(ENV,),

@@ -1,17 +1,21 @@
-"""Addresses and TLS files become a plan, or an error before any port opens."""
+"""Addresses and keys become a plan, or an error before any port opens."""
+
+from pathlib import Path
 
 import pytest
 
 from lmi_vllm.config.listen import (
     ListenAddress,
     ListenPlan,
+    api_keys,
     listen_plan,
+    listener_errors,
 )
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.settings import CommandLine
+from lmi_vllm.errors import StartupError
 
 HERE = "127.0.0.1"
-PAIR = {"SERVING_CERTIFICATE_FILE": "/c.pem", "SERVING_PRIVATE_KEY_FILE": "/k.pem"}
 PLANS = {
     "default": ({}, ListenPlan(ListenAddress("http", HERE, 8080))),
     "same address": (
@@ -21,10 +25,6 @@ PLANS = {
     "two": (
         {"SERVING_MANAGEMENT_ADDRESS": "127.0.0.1"},
         ListenPlan(ListenAddress("http", HERE, 8080), ListenAddress("http", HERE, 8081)),
-    ),
-    "tls": (
-        {"SERVING_INFERENCE_ADDRESS": "https://0.0.0.0", **PAIR},
-        ListenPlan(ListenAddress("https", "0.0.0.0", 8443), None, "/c.pem", "/k.pem"),
     ),
     "platform port": (
         {"SAGEMAKER_BIND_TO_PORT": "9", "SERVING_MANAGEMENT_ADDRESS": "http://[::1]:10"},
@@ -50,17 +50,8 @@ def test_listen_plan(environ: dict[str, str], plan: ListenPlan) -> None:
 
 
 FAULTS = {
-    "no key": (
-        {"SERVING_INFERENCE_ADDRESS": "https://a:1", "SERVING_CERTIFICATE_FILE": "/c"},
-        "inference_address=https://a:1 (SERVING_INFERENCE_ADDRESS) needs private_key_file",
-    ),
-    "no certificate for management": (
-        {"SERVING_MANAGEMENT_ADDRESS": "https://a:1", "SERVING_PRIVATE_KEY_FILE": "/k"},
-        "(SERVING_MANAGEMENT_ADDRESS) needs certificate_file",
-    ),
-    "files without https": (PAIR, "certificate_file (SERVING_CERTIFICATE_FILE) has no effect"),
     "one port, two schemes": (
-        {"SERVING_MANAGEMENT_ADDRESS": "https://127.0.0.1:8080", **PAIR},
+        {"SERVING_MANAGEMENT_ADDRESS": "https://127.0.0.1:8080"},
         "share a port but not",
     ),
     "no such port": ({"SERVING_MANAGEMENT_ADDRESS": "http://a:99999"}, "between 0 and 65535"),
@@ -84,3 +75,39 @@ def test_console_setting_is_one_of_three() -> None:
     (error,) = load_settings({"LMI_CONSOLE": "maybe"}).errors
     assert "LMI_CONSOLE" in error
     assert "auto" in error
+
+
+def test_https_without_its_extra_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain text is never served in its place."""
+    monkeypatch.setattr("lmi_vllm.config.listen.extras", dict)
+    environ = {"SERVING_MANAGEMENT_ADDRESS": "https://127.0.0.1"}
+    assert listener_errors(load_settings(environ), environ) == (
+        "management_address=https://127.0.0.1 (SERVING_MANAGEMENT_ADDRESS) needs the extra tls, "
+        "which is not installed",
+    )
+
+
+def test_every_place_of_a_key_counts(tmp_path: Path) -> None:
+    """Also the name that `vllm serve` reads, and each line of a file."""
+    file = tmp_path / "keys"
+    file.write_text("third\n\n fourth \n")
+    environ = {"LMI_API_KEY": "first", "VLLM_API_KEY": "second", "LMI_API_KEY_FILE": str(file)}
+    assert api_keys(load_settings(environ).server) == ("first", "second", "third", "fourth")
+    empty = load_settings({"LMI_API_KEY": "", "VLLM_API_KEY": ""})
+    assert api_keys(empty.server) == ()
+
+
+def test_none_is_a_key_like_others() -> None:
+    """What unsets an option opens no server, and no folder."""
+    server = load_settings({"LMI_API_KEY": "None", "LMI_ADAPTER_ROOTS": "None"}).server
+    assert (api_keys(server), server.lmi_adapter_roots) == (("None",), "None")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff"])
+def test_file_without_a_key_ends_the_start(tmp_path: Path, content: bytes | None) -> None:
+    """Missing, empty or unreadable as text."""
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(StartupError, match="LMI_API_KEY_FILE"):
+        api_keys(load_settings({"LMI_API_KEY_FILE": str(file)}).server)

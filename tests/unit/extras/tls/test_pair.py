@@ -1,13 +1,14 @@
-"""Files of listeners: a PEM pair and keys, or an error that names the option at fault."""
+"""A PEM pair, or an error that names the option at fault."""
 
 import ssl
 from pathlib import Path
 
 import pytest
 
-from lmi_vllm.checks.listener_files import api_keys, tls_context
+from lmi_vllm.config.listen import ListenAddress, ListenPlan, listen_plan
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import StartupError
+from lmi_vllm.extras.tls.pair import TlsSettings, tls_context, tls_of
 from tests.support.certificates import PemPair, make_pair
 from tests.unit.conftest import ExplainRun
 
@@ -85,27 +86,33 @@ def test_explain_names_files_that_a_listener_could_not_use(
     assert len(explained("option.model_id=a/b", half).errors) == 1  # that the key is not given
 
 
-def test_every_place_of_a_key_counts(tmp_path: Path) -> None:
-    """Also the name that `vllm serve` reads, and each line of a file."""
-    file = tmp_path / "keys"
-    file.write_text("third\n\n fourth \n")
-    environ = {"LMI_API_KEY": "first", "VLLM_API_KEY": "second", "LMI_API_KEY_FILE": str(file)}
-    assert api_keys(load_settings(environ).server) == ("first", "second", "third", "fourth")
-    empty = load_settings({"LMI_API_KEY": "", "VLLM_API_KEY": ""})
-    assert api_keys(empty.server) == ()
+PAIR = {"SERVING_CERTIFICATE_FILE": "/c.pem", "SERVING_PRIVATE_KEY_FILE": "/k.pem"}
+UNFIT = {
+    "no key": (
+        {"SERVING_INFERENCE_ADDRESS": "https://a:1", "SERVING_CERTIFICATE_FILE": "/c"},
+        "inference_address=https://a:1 (SERVING_INFERENCE_ADDRESS) needs private_key_file",
+    ),
+    "no certificate for management": (
+        {"SERVING_MANAGEMENT_ADDRESS": "https://a:1", "SERVING_PRIVATE_KEY_FILE": "/k"},
+        "(SERVING_MANAGEMENT_ADDRESS) needs certificate_file",
+    ),
+    "files without https": (PAIR, "certificate_file (SERVING_CERTIFICATE_FILE) has no effect"),
+}
 
 
-def test_none_is_a_key_like_others() -> None:
-    """What unsets an option opens no server, and no folder."""
-    server = load_settings({"LMI_API_KEY": "None", "LMI_ADAPTER_ROOTS": "None"}).server
-    assert (api_keys(server), server.lmi_adapter_roots) == (("None",), "None")
+def test_an_https_address_and_its_pair_go_together() -> None:
+    """With LMI's port for it."""
+    settings = load_settings({"SERVING_INFERENCE_ADDRESS": "https://0.0.0.0", **PAIR})
+    assert settings.errors == ()
+    assert listen_plan(settings.server) == ListenPlan(ListenAddress("https", "0.0.0.0", 8443))
+    pair = settings.extra(TlsSettings)
+    assert (pair.certificate_file, pair.private_key_file) == ("/c.pem", "/k.pem")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff"])
-def test_file_without_a_key_ends_the_start(tmp_path: Path, content: bytes | None) -> None:
-    """Missing, empty or unreadable as text."""
-    file = tmp_path / "keys"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(StartupError, match="LMI_API_KEY_FILE"):
-        api_keys(load_settings({"LMI_API_KEY_FILE": str(file)}).server)
+@pytest.mark.parametrize(("environ", "said"), UNFIT.values(), ids=UNFIT)
+def test_addresses_and_files_that_do_not_go_together(environ: dict[str, str], said: str) -> None:
+    """Plain text is never served by mistake, also by who opens the port all the same."""
+    settings = load_settings(environ)
+    assert any(said in error for error in settings.errors)
+    with pytest.raises(StartupError):
+        tls_of(settings, environ)

@@ -1,13 +1,14 @@
-"""The files that a listener needs: a PEM pair, and keys; each fault names the option."""
+"""The PEM pair of `https://` addresses; each fault names the option."""
 
 import ssl
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from lmi_vllm.config.listen import ListenPlan, listen_plan
-from lmi_vllm.config.options import ServerOptions
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.listen import INFERENCE, MANAGEMENT, read_address
+from lmi_vllm.config.options.row import SERVER_LEVEL, option, ours
+from lmi_vllm.config.settings import ExtraSettings, ServerSettings, Settings
 from lmi_vllm.errors import StartupError
 
 CERTIFICATE: Final = "certificate_file"
@@ -15,29 +16,57 @@ KEY: Final = "private_key_file"
 _KEY_MISMATCH: Final = "KEY_VALUES_MISMATCH"
 
 
-def listener_file_errors(server: ServerOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return why the server could not listen with its files as they are now."""
-    plan = listen_plan(server)
-    reads: list[Callable[[], object]] = [partial(api_keys, server)]
-    if plan.is_tls and plan.certificate_file and plan.private_key_file:
-        reads.append(partial(tls_of, plan, environ))
-    errors = []
-    for read in reads:
-        try:
-            read()
-        except StartupError as error:
-            errors.append(error.text)
-    return tuple(errors)
+class TlsSettings(ExtraSettings):
+    """The files of the pair, by LMI's names."""
+
+    section: ClassVar[str] = "Server"
+
+    # fmt: off
+    private_key_file: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
+        values="path", note="PEM key for https.")
+    certificate_file: str | None = option(parse.plain_text, ours(), written=SERVER_LEVEL,
+        values="path", note="PEM certificate for https.")
+    # fmt: on
+
+    def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
+        """Report addresses and files that do not go together."""
+        for sentence in self.missing(server):
+            fail(sentence)
+        given = (self.certificate_file and CERTIFICATE, self.private_key_file and KEY)
+        for name in filter(None, given if not _secure(server) else ()):
+            fail(
+                f"{self.details[name].label} has no effect: neither {INFERENCE} nor {MANAGEMENT} "
+                "begins with https://"
+            )
+
+    def missing(self, server: ServerSettings) -> Iterator[str]:
+        """Yield what https addresses lack."""
+        files = {CERTIFICATE: self.certificate_file, KEY: self.private_key_file}
+        for address in _secure(server):
+            for name in (name for name, path in files.items() if not path):
+                yield f"{server.details[address].stated} needs {name}, a PEM file"
 
 
-def tls_of(plan: ListenPlan, environ: Mapping[str, str]) -> ssl.SSLContext:
+def _secure(server: ServerSettings) -> list[str]:
+    """Return the names of the addresses that begin with https."""
+    addresses = {INFERENCE: server.inference_address, MANAGEMENT: server.management_address}
+    return [name for name, text in addresses.items() if text and read_address(text, name).is_tls]
+
+
+def tls_of(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLContext:
     """Return the context of the PEM pair; relative paths begin at LMI's home, if that is set.
 
     Raises:
         StartupError: the pair cannot be used.
     """
+    pair = settings.extra(TlsSettings)
+    for sentence in pair.missing(settings.server):
+        raise StartupError(sentence)
     home = Path(environ.get("MODEL_SERVER_HOME") or ".")
-    return tls_context(str(home / plan.certificate_file), str(home / plan.private_key_file))
+    certificate, key = (
+        str(home / (path or "")) for path in (pair.certificate_file, pair.private_key_file)
+    )
+    return tls_context(certificate, key)
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:
@@ -92,23 +121,3 @@ def _check_pem(option: str, path: str, mark: str, what: str) -> None:
         raise StartupError(f"{option} {path}: {error.strerror or error}") from error
     if mark.encode() not in text:
         raise StartupError(f"{option} {path}: there is no PEM {what} in the file")
-
-
-def api_keys(server: ServerOptions) -> tuple[str, ...]:
-    """Return the keys that open the server; none means it is open.
-
-    Raises:
-        StartupError: the key file cannot be read, or holds no key: never an open server instead.
-    """
-    keys = [key for key in (server.lmi_api_key, server.vllm_api_key) if key]
-    if path := server.lmi_api_key_file:
-        try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
-            raise StartupError(f"LMI_API_KEY_FILE {path}: {reason}") from error
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
-        keys += found
-    return tuple(keys)
