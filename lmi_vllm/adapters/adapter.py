@@ -19,8 +19,8 @@ class Adapter:
 
     `ref` is there while its weights are loaded; `hooks` are those of its own model.py. `options`
     are the other parameters of its registration, kept and otherwise unused. Adapters found in the
-    model directory are `is_local`: they come back by themselves at the next start. `is_found`: an
-    extra registered it because a request named it, after it checked the files at `path`.
+    model directory are `is_local`: they come back by themselves at the next start. With
+    `is_from_store` an extra registered it because a request named it, and checked `path` before.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Adapter:
     pin: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     is_local: bool = False
-    is_found: bool = False
+    is_from_store: bool = False
     # Identifies one registration of one name; an update keeps it.
     revision: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     path: str = ""

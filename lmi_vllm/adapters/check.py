@@ -83,7 +83,8 @@ def _check_rank(rank: object, shown: str, base: BaseModel) -> None:
         raise AdapterRefusedError(f"{shown}: the rank r must be a positive number, it is {rank!r}")
     if rank > base.max_lora_rank:
         raise AdapterRefusedError(
-            f"{shown}: LoRA rank {rank} is greater than max_lora_rank {base.max_lora_rank}"
+            f"{shown}: LoRA rank {rank} is greater than max_lora_rank {base.max_lora_rank}; "
+            "option.max_lora_rank can be up to 512"
         )
 
 

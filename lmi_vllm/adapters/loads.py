@@ -78,7 +78,7 @@ class AdapterLoads:
 
     async def prepare(self, adapter: Adapter) -> Adapter:
         """Return the adapter with its files, its hooks and, if preloaded, its weights."""
-        path = adapter.path if adapter.is_found else await self._resolved(adapter)
+        path = adapter.path if adapter.is_from_store else await self._resolved(adapter)
         hooks = await self._load_code(adapter.name, path)
         adapter = replace(adapter, path=path, hooks=hooks)
         try:

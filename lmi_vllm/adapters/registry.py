@@ -68,7 +68,7 @@ class AdapterRegistry:
     requests find: it returns when no request in any other process uses another load of an adapter,
     or its time is up.
     `find`, where an extra has put one, is awaited with each name that a request gives, before it is
-    looked up: it may register the adapter (`is_found`), renew it, or refuse the request.
+    looked up: it may register the adapter (`is_from_store`), renew it, or refuse the request.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class AdapterRegistry:
             )
         return adapter
 
-    def is_found(self, name: str) -> bool:
+    def is_from_store(self, name: str) -> bool:
         """Whether `name` is registered, and not by a call or from the model directory."""
         adapter = self._adapters.get(name)
-        return adapter is not None and adapter.is_found
+        return adapter is not None and adapter.is_from_store
 
     def is_used(self, name: str) -> bool:
         """Whether a request uses the adapter now; in the first process, one of any process."""
@@ -212,7 +212,7 @@ class AdapterRegistry:
         self.check_enabled()
         async with self._changing(adapter.name):
             current = self.describe(adapter.name)
-            if adapter.is_found and not current.is_found:
+            if adapter.is_from_store and not current.is_from_store:
                 raise AdapterConflictError(f"The adapter {adapter.name} was registered by a call")
             self._put(adapter.name, await self._loads.prepare(adapter))
         await self.publish(tuple(self), timeout_seconds)
@@ -252,11 +252,11 @@ class AdapterRegistry:
         timeout_seconds: float,
         alias: str | None = None,
         *,
-        only_found: bool = False,
+        only_from_store: bool = False,
     ) -> None:
         """Stop routing to the adapter, let its requests end (bounded), then drop its weights.
 
-        With `only_found` one that a call has registered stays.
+        With `only_from_store` one that a call has registered stays.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
@@ -264,7 +264,7 @@ class AdapterRegistry:
         self.check_enabled()
         async with self._changing(name):
             adapter = self.describe(name, alias)
-            if only_found and not adapter.is_found:
+            if only_from_store and not adapter.is_from_store:
                 return
             self._put(name, None)
             try:
@@ -297,7 +297,7 @@ class AdapterRegistry:
                 self._loads.forget(ref)
                 moved = replace(adapter, ref=None)
                 try:
-                    if adapter.pin or not adapter.is_found:
+                    if adapter.pin or not adapter.is_from_store:
                         moved = await self._loads.load(moved)
                 except AdapterRefusedError as error:
                     logger.error("adapter %s did NOT come back: %s", name, error.text)

@@ -91,7 +91,8 @@ class AdapterSources:
             return self._unpacked(self._fetched(src), src), None
         if scheme:
             raise AdapterConflictError(
-                f"URL adapters are not currently supported: {scheme}:// sources"
+                f"URL adapters are not currently supported: {scheme}:// sources. src is a folder, "
+                "an archive, a file: or s3:// URL, or a hub id"
             )
         path = (named or Path(src)).absolute()
         if _exists(path, src) or named is not None or not _looks_like_hub_id(src):

@@ -173,6 +173,6 @@ class _Load:
             )
 
 
-def _fields(rows: Sequence[Option], found: Mapping[str, Setting]) -> dict[str, object]:
+def _fields(rows: Sequence[Option], settings: Mapping[str, Setting]) -> dict[str, object]:
     """The values by field."""
-    return {row.attribute: found[row.name].value for row in rows if row.name in found}
+    return {row.attribute: settings[row.name].value for row in rows if row.name in settings}

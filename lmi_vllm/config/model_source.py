@@ -104,7 +104,9 @@ def _without_file_scheme(reference: str, origin: Origin) -> str:
     if reference.startswith(_ZOO):
         _, _, hub_id = reference.removeprefix(_ZOO).partition("/")
         if not hub_id:
-            raise ModelSourceError(f"model id {reference} ({origin}) names no hub id")
+            raise ModelSourceError(
+                f"model id {reference} ({origin}) names no hub id: write OWNER/NAME behind it"
+            )
         return hub_id
     try:
         path = file_url_path(reference)
@@ -137,7 +139,9 @@ def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
     """The model that load_models names by an URL."""
     url = str(finding.url)
     if looks_like_path(url):
-        raise ModelSourceError(f"load_models names {url}, which does not exist")
+        raise ModelSourceError(
+            f"load_models names {url}, which does not exist: name a path, a URL, ALL or NONE"
+        )
     name = clean_name(finding.name or model_name(url))
     return ModelArtifacts(name=name, reference=url, model=url, revision=settings.model.revision)
 

@@ -120,7 +120,7 @@ class RequestContext:
         adapters = self.runtime.adapters
         names = adapter_names(self.call, fields, adapters.__contains__)
         if names == [None] and adapters.find is not None and fields.get("adapters") is None:
-            names = [await _found(adapters, fields.get("model"), self.deadline())]
+            names = [await _adapter_of_model(adapters, fields.get("model"), self.deadline())]
         self.adapters = tuple([await self._hold(name) if name else None for name in names])
 
     async def _hold(self, name: str) -> Adapter:
@@ -215,7 +215,7 @@ class RequestStep:
         return False
 
 
-async def _found(
+async def _adapter_of_model(
     adapters: AdapterRegistry, model: object, deadline: contextlib.AbstractAsyncContextManager[None]
 ) -> str | None:
     """Return the model that a request names where an adapter of that name can be found."""

@@ -134,10 +134,12 @@ def formatter_function(name: object) -> str | None:
     return str(name) if name is not None and str(name) not in FRAMINGS else None
 
 
-def warn_of_unknown_formatter(profile: ServingProfile, found: str | None, reason: str = "") -> None:
-    """Warn of an `output_formatter` that is no framing, unless it is the function `found`."""
+def warn_of_unknown_formatter(
+    profile: ServingProfile, function: str | None, reason: str = ""
+) -> None:
+    """Warn of an `output_formatter` that is no framing, unless it is `function`."""
     name = formatter_function(profile.output_formatter)
-    if name is not None and name != found:
+    if name is not None and name != function:
         logger.warning(
             "output_formatter %s is neither json, jsonlines, sse nor a function of %s%s: it "
             "counts as unset",

@@ -26,7 +26,7 @@ from lmi_vllm.web.request import (
     SERVICE,
     Routes,
     check_method,
-    found_route,
+    matched_route,
 )
 
 _VERSIONED = ("/v1/", "/v2/")  # where such routes are: before there is a model none is known
@@ -81,7 +81,7 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
         ResourceNotFoundError: it has none, or not for this listener.
     """
     service = request.app[SERVICE]
-    route = found_route(request)
+    route = matched_route(request)
     if route is None:
         if service.loaded_engine is None and request.path.startswith(_VERSIONED):
             service.lifecycle.check_ready()

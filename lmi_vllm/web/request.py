@@ -132,10 +132,10 @@ def _engine_route(request: web.Request) -> HttpRoute | None:
     """Return the route of the engine's application that a request means, if it is none of ours."""
     if request.match_info.http_exception is None:
         return None
-    return found_route(request)
+    return matched_route(request)
 
 
-def found_route(request: web.Request) -> HttpRoute | None:
+def matched_route(request: web.Request) -> HttpRoute | None:
     """Return the route of the engine's application that method and path mean."""
     found = request.get(ENGINE_ROUTE)
     if found is None:  # asked several times of a request

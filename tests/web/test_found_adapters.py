@@ -35,7 +35,9 @@ class OnDemandFinder:
         """Register it, once."""
         self.asked.append(name)
         if name == "fr" and name not in self._registry:
-            await self._registry.register(Adapter(name, "s3://x/fr/", path="/fr", is_found=True))
+            await self._registry.register(
+                Adapter(name, "s3://x/fr/", path="/fr", is_from_store=True)
+            )
 
 
 def finder_of(client: TestClient) -> OnDemandFinder:

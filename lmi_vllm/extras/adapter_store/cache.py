@@ -84,7 +84,7 @@ class AdapterCache:
     async def drop(self, name: str, cached: CachedAdapter) -> None:
         """Unregister the adapter once its requests have ended, then delete its files."""
         with suppress(ResourceNotFoundError):
-            await self._registry.unregister(name, self._policy.drop_seconds(), only_found=True)
+            await self._registry.unregister(name, self._policy.drop_seconds(), only_from_store=True)
         self.by_name.pop(name, None)
         await self.forget(cached.key)
 

@@ -80,7 +80,7 @@ class OnDemandAdapters:
         if name not in self._registry:
             return await self._find_new(name)
         cached = self._cache.by_name.get(name)
-        if cached is not None and self._registry.is_found(name):
+        if cached is not None and self._registry.is_from_store(name):
             self._cache.touch(cached)
             if (
                 self._now() >= cached.checked + self._policy.refresh_seconds
@@ -172,7 +172,7 @@ class OnDemandAdapters:
 
     async def _register(self, found: StoredAdapter) -> None:
         key, path = await self._fetched(found)
-        adapter = Adapter(found.name, found.src, path=path, is_found=True)
+        adapter = Adapter(found.name, found.src, path=path, is_from_store=True)
         with suppress(AdapterConflictError):  # a management call registered the name meanwhile
             await self._registry.register(adapter)
             self._negative.forget(found.name)
@@ -220,7 +220,7 @@ class OnDemandAdapters:
         key, path = await self._fetched(found)
         try:
             current = self._registry.describe(found.name)
-            new = replace(current, path=path, ref=None, hooks=NO_HOOKS, is_found=True)
+            new = replace(current, path=path, ref=None, hooks=NO_HOOKS, is_from_store=True)
             self._cache.by_name[found.name] = replace(cached, version=found.version, key=key)
             await self._registry.replace(new, self._policy.drop_seconds())
         except BaseException:

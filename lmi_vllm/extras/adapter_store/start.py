@@ -109,7 +109,7 @@ class ForwardedFind:
         if not NAME.fullmatch(name):
             return
         is_new = name not in self._registry
-        if is_new or self._registry.is_found(name):
+        if is_new or self._registry.is_from_store(name):
             with contextlib.suppress(UnknownAdapterError):
                 await self._registry.load_on_first_use(name)
                 if is_new:

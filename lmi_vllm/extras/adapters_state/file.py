@@ -48,7 +48,7 @@ class AdapterStateFile:
         kept = {
             adapter.name: adapter
             for adapter in adapters
-            if not (adapter.is_local or adapter.is_found)
+            if not (adapter.is_local or adapter.is_from_store)
         }
         self._unrestored = {
             name: adapter for name, adapter in self._unrestored.items() if name not in kept

@@ -175,7 +175,7 @@ class AdapterReconciler:
         current = registry.describe(name)
         if current.is_local:
             raise AdapterConflictError(f"The adapter {name} is one of the model directory's")
-        is_other = current.is_found or current.revision != wanted.revision
+        is_other = current.is_from_store or current.revision != wanted.revision
         if is_other or (current.pin and not wanted.pin):  # an update cannot unpin
             await registry.replace(wanted, self._drop_seconds())
             return
@@ -185,7 +185,7 @@ class AdapterReconciler:
 
 def as_shared(adapter: Adapter | None) -> Adapter | None:
     """Return what a call registered, as it is shared; None for what else there is."""
-    if adapter is None or adapter.is_local or adapter.is_found:
+    if adapter is None or adapter.is_local or adapter.is_from_store:
         return None
     one = adapter
     return Adapter(one.name, one.src, one.preload, one.pin, one.options, revision=one.revision)

@@ -26,13 +26,13 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def report(style: str, found: Collectable) -> str | None:
+def report(style: str, series: Collectable) -> str | None:
     """Return the header's value in that style, `text` or `json`; None for any other.
 
     With several engines a text names each of them, an object the last one, as vLLM's do.
     """
     order = list(NAMES)  # a restricted registry has no defined order
-    samples = [one for metric in found.collect() for one in metric.samples if one.name in NAMES]
+    samples = [one for metric in series.collect() for one in metric.samples if one.name in NAMES]
     samples.sort(key=lambda one: order.index(one.name))
     load = [(NAMES[one.name], one.value) for one in samples]
     if style.lower() == "text":

@@ -54,7 +54,7 @@ async def adapters(request: web.Request) -> web.Response:
         options=_options(given),
     )
     alias = _alias(request)
-    if registry.is_found(adapter.name):  # a call's own goes before what was found by its name
+    if registry.is_from_store(adapter.name):  # a call's own goes before what was found by its name
         await registry.replace(adapter, request.app[SERVICE].profile.predict_timeout)
     else:
         await registry.register(adapter, alias)
@@ -154,4 +154,4 @@ def _alias(request: web.Request) -> str | None:
 
 def _shown(adapter: Adapter) -> dict[str, Any]:
     shown = {name: getattr(adapter, name) for name in ADAPTER_FIELDS}
-    return {**shown, "from_store": True} if adapter.is_found else shown
+    return {**shown, "from_store": True} if adapter.is_from_store else shown

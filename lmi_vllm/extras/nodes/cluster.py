@@ -181,7 +181,10 @@ def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> st
         except OSError as error:
             if time.monotonic() > deadline:
                 raise ConfigurationError(
-                    [f"the leader {leader} cannot be found: {error.strerror or error}"]
+                    [
+                        f"the leader {leader} cannot be found: {error.strerror or error}; check "
+                        "option.master_addr, DJL_LEADER_ADDR, LWS_LEADER_ADDRESS or MASTER_ADDR"
+                    ]
                 ) from error
             time.sleep(_LOOK_UP_PAUSE)
 

@@ -60,7 +60,7 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
     common = {"local_files_only": True, "trust_remote_code": trust}
     dtype = _DTYPES.get(str(values.get("dtype") or "auto"))
     if dtype is None:
-        raise EngineStartError(f"dtype {values['dtype']}: possible are {', '.join(_DTYPES)}")
+        raise EngineStartError(f"option.dtype={values['dtype']}: allowed are {', '.join(_DTYPES)}")
     model, found = AutoModelForSeq2SeqLM.from_pretrained(
         path, dtype=dtype, output_loading_info=True, **common
     )
@@ -71,7 +71,9 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
         )
     tokenizer = AutoTokenizer.from_pretrained(str(values.get("tokenizer") or path), **common)
     if not tokenizer.is_fast:
-        raise EngineStartError("the Transformers engine needs a fast tokenizer (tokenizer.json)")
+        raise EngineStartError(
+            "the model needs a fast tokenizer (tokenizer.json) on the Transformers engine"
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generation = _generation_config(model, values)
     start = generation.decoder_start_token_id
@@ -126,8 +128,8 @@ def _length(model: Any, tokenizer: Any, asked: object) -> int:
     wanted = asked if isinstance(asked, int) and asked > 0 else None
     if fixed is not None:
         if wanted is not None and wanted > fixed:
-            raise EngineStartError(f"max_model_len={wanted} is above {fixed}, the positions that "
-                                   f"{type(model).__name__} has")  # fmt: skip
+            raise EngineStartError(f"option.max_model_len={wanted} is above {fixed}, the number of "
+                                   f"positions of {type(model).__name__}")  # fmt: skip
         return wanted or int(fixed)
     own = getattr(config, "n_positions", None) or tokenizer.model_max_length
     return wanted or (int(own) if own < 1 << 24 else DEFAULT_LENGTH)

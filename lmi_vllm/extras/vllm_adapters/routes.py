@@ -63,7 +63,7 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
     if name in service.profile.served_names:
         raise _RefusalError(f"The lora adapter '{name}' conflicts with a served base model.")
     is_replacing = name in registry
-    if is_replacing and not registry.is_found(name) and given.get("load_inplace") is not True:
+    if is_replacing and not registry.is_from_store(name) and given.get("load_inplace") is not True:
         raise _RefusalError(
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
             "in place, set 'load_inplace' to True."

@@ -46,7 +46,7 @@ async def test_concurrent_requests_for_one_adapter_share_one_fetch(bench: Bench)
     assert before <= 2 * len(FILES) + 2  # one look-up, one fetch
     assert await use(bench, "fr") == ids[0]
     assert bench.calls == before
-    assert [(one.name, one.is_found, one.src) for one in bench.registry] == [
+    assert [(one.name, one.is_from_store, one.src) for one in bench.registry] == [
         ("fr", True, f"{PLACE}fr/")
     ]
 

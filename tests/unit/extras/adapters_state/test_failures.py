@@ -178,11 +178,11 @@ async def test_on_demand_adapter_removes_no_shared_one(start: Start) -> None:
     b.refused.add("/fr")
     await a.registry.register(Adapter("fr", "/fr"))
     await b.sync()
-    await b.registry.register(Adapter("fr", "/f", path="/f", is_found=True))
+    await b.registry.register(Adapter("fr", "/f", path="/f", is_from_store=True))
     await b.sync()
     await a.sync()
     assert a.names == ["fr"]
-    await b.registry.unregister("fr", 5, only_found=True)
+    await b.registry.unregister("fr", 5, only_from_store=True)
     await b.sync()
     b.refused.clear()
     assert await all_have("/fr", a, b)

@@ -77,10 +77,10 @@ async def test_adapters_of_the_model_and_of_a_store_are_not_shared(
     """Each replica has its own; a call's goes before one that was found."""
     a, b = await start("a").begin(), await start("b").begin()
     await a.registry.register(Adapter("local", "/l", is_local=True))
-    await a.registry.register(Adapter("found", "/f", path="/f", is_found=True))
+    await a.registry.register(Adapter("found", "/f", path="/f", is_from_store=True))
     await a.registry.register(Adapter("fr", "/fr"))
     assert [entry["name"] for entry in document(empty_store)["adapters"]] == ["fr"]
-    await b.registry.register(Adapter("fr2", "/x", path="/x", is_found=True))
+    await b.registry.register(Adapter("fr2", "/x", path="/x", is_from_store=True))
     await b.registry.register(Adapter("local", "/other"))
     await a.registry.register(Adapter("fr2", "/own"))
     await b.sync()
