@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import os
 import shutil
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,15 @@ def new_private_folder(prefix: str) -> PrivateFolder:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a folder whose lock is free; one that is just being made has none yet."""
-    with contextlib.suppress(OSError), (folder / _LOCK_NAME).open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder whose lock is free; one that is just being made has none yet.
+
+    Any user can make such a name: what is not ours, a link or a pipe is not waited for or followed.
+    """
+    with contextlib.suppress(OSError):
+        status = folder.lstat()
+        if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode):
+            return
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        with os.fdopen(os.open(folder / _LOCK_NAME, flags), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)

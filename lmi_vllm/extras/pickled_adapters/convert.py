@@ -5,6 +5,7 @@ kilobyte can ask for any amount of memory or time while it is read: there it get
 torch takes.
 """
 
+import io
 import re
 import resource
 import subprocess
@@ -16,13 +17,12 @@ from typing import Any, Final
 CHILD_SECONDS: Final = 300.0  # it imports torch first
 CPU_SECONDS: Final = 60
 MEMORY_BYTES: Final = 1 << 30
+MAX_LIST_BYTES: Final = 4 << 20  # of an archive's entries: 28000 with names of 100 characters
 MAX_EXPANSION: Final = 4  # times the file: a tensor may be in it under several names
 
 
 def convert(pickle: Path, weights: Path) -> str:
     """Write the tensors of `pickle` to `weights`; returns why that cannot be, empty where it is."""
-    if reason := _growth(pickle):
-        return f"cannot be read: {reason}"
     command = [sys.executable, "-I", __file__, str(pickle), str(weights)]
     try:
         child = subprocess.run(
@@ -35,20 +35,25 @@ def convert(pickle: Path, weights: Path) -> str:
     return ""
 
 
-def _growth(pickle: Path) -> str:
-    """Return why an archive may unpack to more than it is: torch.save compresses nothing."""
+class _BoundedList(io.FileIO):
+    """A file that gives few bytes at a time: `zipfile` reads the whole list of entries at once."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > MAX_LIST_BYTES:
+            raise ValueError(f"its list of entries has more than {MAX_LIST_BYTES} bytes")
+        return super().read(size) or b""
+
+
+def _check_growth(pickle: Path) -> None:
+    """Raise ValueError for an archive that may unpack to more: torch.save compresses nothing."""
     if not zipfile.is_zipfile(pickle):
-        return ""
-    try:
-        with zipfile.ZipFile(pickle) as archive:
-            entries = archive.infolist()
-    except Exception as error:  # noqa: BLE001 (an untrusted archive)
-        return str(error)
+        return
+    with _BoundedList(pickle) as file, zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        return "it is compressed, which torch.save never does"
+        raise ValueError("it is compressed, which torch.save never does")
     if sum(entry.file_size for entry in entries) > pickle.stat().st_size:
-        return "its entries are larger than the file"
-    return ""
+        raise ValueError("its entries are larger than the file")
 
 
 def main() -> None:
@@ -60,6 +65,7 @@ def main() -> None:
     size = pickle.stat().st_size
     _limit(2 * MAX_EXPANSION * size + MEMORY_BYTES)
     try:
+        _check_growth(pickle)
         tensors = torch.load(pickle, map_location="cpu", weights_only=True)
         save_file(_own(tensors, MAX_EXPANSION * size), weights)
     except Exception as error:  # noqa: BLE001 (an untrusted pickle)

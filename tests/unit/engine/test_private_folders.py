@@ -1,5 +1,6 @@
 """Private copies of adapters: kept while their server lives, gone after it."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,14 @@ from lmi_vllm.engine.private_folders import new_private_folder
 folder = new_private_folder("lmi-vllm-adapters-")
 (folder.path / "copy").write_text("weights")
 os._exit(0)
+"""
+
+
+MAKE = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from lmi_vllm.engine.private_folders import new_private_folder
+new_private_folder("lmi-vllm-adapters-").remove()
 """
 
 
@@ -46,3 +55,24 @@ def test_new_private_folder_leaves_those_in_use(temporary_root: Path) -> None:
         assert len(list(temporary_root.iterdir())) == 2
     assert list(temporary_root.iterdir()) == []
     first.remove()
+
+
+def test_new_private_folder_does_not_wait_for_a_pipe(temporary_root: Path) -> None:
+    """A pipe in the place of a lock would let every start wait for a writer without end."""
+    left = temporary_root / "lmi-vllm-adapters-left"
+    left.mkdir()
+    os.mkfifo(left / ".lock")
+    subprocess.run([sys.executable, "-c", MAKE, str(temporary_root)], check=True, timeout=20)
+    assert not left.exists()
+
+
+def test_new_private_folder_leaves_what_others_made(
+    temporary_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user can make such names in the temporary directory: nothing there is opened."""
+    foreign = temporary_root / "lmi-vllm-adapters-foreign"
+    foreign.mkdir()
+    (foreign / ".lock").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: foreign.stat().st_uid + 1)
+    new_private_folder("lmi-vllm-adapters-").remove()
+    assert (foreign / ".lock").exists()

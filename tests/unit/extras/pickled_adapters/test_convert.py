@@ -5,6 +5,7 @@ Seen red with `weights_only=False` in the child: the folder that the code makes 
 
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -76,3 +77,37 @@ def test_what_holds_no_tensors_is_refused(tmp_path: Path) -> None:
     reason = convert(tmp_path / "adapter_model.bin", tmp_path / "made")
     assert reason.startswith("cannot be read: ")
     assert not (tmp_path / "made").exists()
+
+
+def test_the_list_of_entries_is_read_in_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may consist of entries: the server would hold gigabytes of them, and stand still."""
+    as_archive(tmp_path / "adapter_model.bin", b"")
+
+    def read_here(*_: object) -> None:
+        pytest.fail("the server reads the archive itself")
+
+    monkeypatch.setattr(zipfile, "ZipFile", read_here)
+    monkeypatch.setattr(zipfile, "is_zipfile", read_here)
+    assert convert(tmp_path / "adapter_model.bin", tmp_path / "made").startswith("cannot be read:")
+
+
+def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+    """torch.save compresses nothing."""
+    source = tmp_path / "adapter_model.bin"
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"0" * 10_000)
+    assert convert(source, tmp_path / "made") == (
+        "cannot be read: it is compressed, which torch.save never does"
+    )
+
+
+def test_a_long_list_of_entries_is_refused(tmp_path: Path) -> None:
+    """Its last record says how long the list is, which is read at once."""
+    source, size = tmp_path / "adapter_model.bin", (4 << 20) + 1
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, size, 0, 0)
+    source.write_bytes(b"\0" * size + end)
+    assert convert(source, tmp_path / "made") == (
+        f"cannot be read: its list of entries has more than {4 << 20} bytes"
+    )
