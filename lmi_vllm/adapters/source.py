@@ -17,7 +17,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.base import Limits
-from lmi_vllm.sources.local import file_url_path
+from lmi_vllm.sources.local import file_url_path, without_file_scheme
 from lmi_vllm.sources.storage import cache_directory
 from lmi_vllm.sources.table import fetch_model, is_store
 from lmi_vllm.sources.trusted_folders import untrusted_code_reason
@@ -195,7 +195,7 @@ class AdapterSources:
 
 def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
     """Return name -> path of the adapters below a model directory, in name order."""
-    root = directory / folder if directory is not None else None
+    root = directory / without_file_scheme(folder) if directory is not None else None
     if root is None or not root.is_dir():
         return {}
     return {

@@ -8,7 +8,7 @@ from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.sources.base import Limits
-from lmi_vllm.sources.local import is_url
+from lmi_vllm.sources.local import file_url_path, is_url
 from lmi_vllm.sources.table import is_store, unclaimed_reason
 from lmi_vllm.translate.draft import ArgumentDraft
 
@@ -51,6 +51,10 @@ def check_store(draft: ArgumentDraft) -> None:
     if not draft.settings.model.enable_lora:
         draft.fail(f"{label} needs option.enable_lora=true")
     if not settings.adapter_store.startswith(HUB_PREFIX):
+        try:
+            file_url_path(settings.adapter_store)
+        except ValueError as error:
+            draft.fail(f"{label}: {error}")
         if is_url(settings.adapter_store) and not is_store(settings.adapter_store):
             draft.fail(f"{label} {unclaimed_reason()}")
         return

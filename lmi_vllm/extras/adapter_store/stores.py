@@ -11,6 +11,7 @@ from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
 from lmi_vllm.sources.base import FetchRequest, ObjectStore
+from lmi_vllm.sources.local import without_file_scheme
 from lmi_vllm.sources.storage import read_manifest
 from lmi_vllm.sources.table import fetch_model, hub, store_of, stores
 
@@ -137,6 +138,7 @@ def open_adapter_store(
     """
     if location.startswith(HUB_PREFIX):
         return HubRepositories(sources, location.removeprefix(HUB_PREFIX).strip("/"), environ)
+    location = without_file_scheme(location)
     if "://" not in location:
         return LocalFolders(Path(location).absolute(), sources)
     url = f"{location.rstrip('/')}/"

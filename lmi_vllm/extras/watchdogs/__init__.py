@@ -6,5 +6,6 @@ from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.watchdogs.settings:WatchdogSettings"),),
+    late_rules=(Lazy("lmi_vllm.extras.watchdogs.settings:check_restart"),),
     lifespan=Lazy("lmi_vllm.extras.watchdogs.watchdogs:watching"),
 )

@@ -5,6 +5,7 @@ from typing import Final
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.settings import ExtraSettings
+from lmi_vllm.translate.draft import ArgumentDraft
 
 STALLS_TO_RESTART: Final = 3  # times LMI_STALL_TIMEOUT
 
@@ -25,3 +26,10 @@ class WatchdogSettings(ExtraSettings):
         """Seconds after which a stall is an engine failure; 0: never."""
         asked = self.lmi_stall_restart_timeout
         return STALLS_TO_RESTART * self.lmi_stall_timeout if asked is None else asked
+
+
+def check_restart(draft: ArgumentDraft) -> None:
+    """Warn of a restart that nothing leads to: no stall is seen without the watch."""
+    asked = draft.settings.extra(WatchdogSettings)
+    if (seconds := asked.lmi_stall_restart_timeout) and not asked.lmi_stall_timeout:
+        draft.warn(f"LMI_STALL_RESTART_TIMEOUT={seconds:g} has no effect with LMI_STALL_TIMEOUT=0")

@@ -167,6 +167,8 @@ def test_local_adapters_are_folders_that_are_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "adapters" / "README").write_text("")
     assert list(local_adapters(tmp_path, "adapters")) == ["a", "b"]
     assert local_adapters(tmp_path, "none") == {}
+    for prefix in ("", "file:", "file://", "file://localhost"):
+        assert list(local_adapters(tmp_path, f"{prefix}{tmp_path}/adapters")) == ["a", "b"]
     assert local_adapters(CAPITALS, "adapters") == {}
 
 

@@ -1,7 +1,7 @@
 """A stall is requests without a step, not silence."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 
 import pytest
 
@@ -18,6 +18,7 @@ from lmi_vllm.extras.watchdogs.watchdogs import (
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.messages import GenerationChunk, GenerationJob
 from tests.server.conftest import ManualClock
+from tests.unit.conftest import ExplainRun
 
 SECONDS = 0.08
 
@@ -131,3 +132,17 @@ async def test_a_model_that_cannot_answer_any_more_is_corrupted() -> None:
     engine.is_corrupted, engine.not_finite = True, 3
     await clock.advance(2 * ANSWER_CHECK_SECONDS)
     assert await asyncio.wait_for(running, 1) == MODEL_CORRUPTED
+
+
+def test_restart_timeout_without_a_watch_is_named(explained: ExplainRun) -> None:
+    """No stall is seen with LMI_STALL_TIMEOUT=0, so none is an engine failure."""
+    asked = {"LMI_STALL_TIMEOUT": "0", "LMI_STALL_RESTART_TIMEOUT": "60"}
+    assert _about_restart(explained("", asked).warnings) == [
+        "LMI_STALL_RESTART_TIMEOUT=60 has no effect with LMI_STALL_TIMEOUT=0"
+    ]
+    for usual in ({"LMI_STALL_RESTART_TIMEOUT": "60"}, {"LMI_STALL_TIMEOUT": "0"}):
+        assert not _about_restart(explained("", usual).warnings)
+
+
+def _about_restart(warnings: Iterable[str]) -> list[str]:
+    return [text for text in warnings if "LMI_STALL_RESTART_TIMEOUT" in text]
