@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -18,6 +19,8 @@ from lmi_vllm.messages import AdapterRef
 logger = logging.getLogger(__name__)
 
 FIRST_ENGINE_ID: Final = 1000  # below are ids the engine keeps for itself
+MAX_RESOLVING: Final = 4  # in threads of their own: others need the loop's while a source hangs
+RESOLVE_SECONDS: Final = 600.0  # of one adapter, the wait for a thread included
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +75,7 @@ class AdapterLoads:
         self.engine = engine
         self._resolve = resolve
         self._load_code = load_code
+        self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")  # go with this object
         self._lock = asyncio.Lock()
         self._ids = itertools.count(FIRST_ENGINE_ID)
         self._uses: dict[int, ReferenceCount] = {}  # by the engine's id of a load
@@ -129,10 +133,15 @@ class AdapterLoads:
             return next(self._ids)
 
     async def _resolved(self, adapter: Adapter) -> str:
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.to_thread(self._resolve, adapter.src)
+            resolving = loop.run_in_executor(self._threads, self._resolve, adapter.src)
+            return await asyncio.wait_for(resolving, RESOLVE_SECONDS)
         except AdapterRefusedError as error:
             raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
+        except TimeoutError as error:
+            reason = f"its source did not answer within {RESOLVE_SECONDS:g} s"
+            raise AdapterRefusedError(f"Adapter {adapter.name}: {reason}") from error
 
 
 class KeyedLock:

@@ -5,9 +5,12 @@ import json
 import multiprocessing
 import shutil
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import psutil
@@ -252,6 +255,27 @@ def test_engine_that_another_thread_reaps_has_ended() -> None:
     core = SimpleNamespace(resources=SimpleNamespace(engine_manager=manager))
     assert GuardedAsyncLLM.kill(SimpleNamespace(engine_core=core), 20.0)  # type: ignore[arg-type]
     assert process.exitcode == -signal.SIGKILL
+
+
+async def test_engine_is_killed_though_the_loop_has_no_free_thread() -> None:
+    """Sources of adapters that hang may hold them all."""
+    from lmi_vllm.engine.vllm.engine import VllmClient  # noqa: PLC0415 (imports vLLM)
+
+    come_back, loop = threading.Event(), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    held = asyncio.create_task(asyncio.to_thread(come_back.wait, 60))
+    await asyncio.sleep(0.01)
+    llm = SimpleNamespace(kill=lambda _: True, errored=True)
+
+    async def wait_until_dead() -> None:
+        """Return at once: it is."""
+
+    client: Any = SimpleNamespace(_llm=llm, wait_until_dead=wait_until_dead)
+    try:
+        assert await asyncio.wait_for(VllmClient.kill(client), 10)
+    finally:
+        come_back.set()
+        await held
 
 
 def test_engine_death_reaches_every_process(run: LoopThread, vllm_engine: Engine) -> None:

@@ -33,6 +33,7 @@ from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter, WorkerRefusalError
+from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
     NO_REASON,
@@ -45,6 +46,7 @@ from lmi_vllm.messages import AdapterRef, SharedAdapter
 BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters start above
 PIN_WAIT_SECONDS: Final = 10.0  # for running requests to leave a slot free
+COPY_SECONDS: Final = 600.0  # of an adapter's files, while no other adapter is loaded
 _PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
 
 
@@ -225,7 +227,8 @@ class EngineAdapters:
     async def _load_copy(self, adapter: AdapterRef, private: Path) -> None:
         try:
             source, most = Path(adapter.path), self._most_bytes
-            await asyncio.to_thread(copy_adapter, source, private, self._limit, most)
+            copying = in_own_thread(copy_adapter, source, private, self._limit, most)
+            await asyncio.wait_for(copying, COPY_SECONDS)
         except AdapterRefusedError:
             shutil.rmtree(private, ignore_errors=True)
             raise
@@ -285,4 +288,5 @@ def _unreadable(adapter: AdapterRef, error: OSError) -> AdapterRefusedError:
         return AdapterMissingError(
             f"Only local LoRA models are supported. {adapter.path} is not a valid path"
         )
-    return AdapterRefusedError(f"Adapter {adapter.name} cannot be read: {error}")
+    reason = str(error) or f"its files did not answer within {COPY_SECONDS:g} s"
+    return AdapterRefusedError(f"Adapter {adapter.name} cannot be read: {reason}")

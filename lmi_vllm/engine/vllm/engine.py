@@ -28,6 +28,7 @@ from lmi_vllm.engine.vllm.configuration import cache_environment, release_enviro
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.outputs import may_be_used
+from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
 from lmi_vllm.engine.vllm.workarounds.text_lengths import (
@@ -192,7 +193,7 @@ class VllmClient:
 
     async def kill(self) -> bool:
         """Kill the engine's processes; vLLM then finds them dead, as after any other death."""
-        has_ended = await asyncio.to_thread(self._llm.kill, KILL_SECONDS)
+        has_ended = await in_own_thread(self._llm.kill, KILL_SECONDS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wait_until_dead(), LAST_ANSWER_SECONDS)
         if not self._llm.errored:

@@ -5,6 +5,7 @@ and vLLM's general plugin (`register_plugin`, an entry point in pyproject.toml t
 every process it starts). This module imports no vLLM: both run before or without it.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import functools
@@ -18,12 +19,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.extension import extras
 from lmi_vllm.telemetry.log_format import configure_logging
 
+T = TypeVar("T")
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
 # Set by the server for the processes it starts; without it another program uses vLLM here.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
@@ -54,6 +56,15 @@ def new_engine_thread() -> ThreadPoolExecutor:
         threading.current_thread().name = ENGINE_THREAD_NAME
 
     return ThreadPoolExecutor(1, initializer=name_thread)
+
+
+def in_own_thread(call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+    """Run a call in a thread made for it: what hangs may hold all of those that the loop shares."""
+    thread = ThreadPoolExecutor(1, "lmi-vllm-call")
+    try:
+        return asyncio.get_running_loop().run_in_executor(thread, call, *arguments)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def claim_children() -> None:

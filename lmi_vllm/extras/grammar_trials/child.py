@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.engine.vllm.processes import close_internet_sockets, end_with_parent
+from lmi_vllm.engine.vllm.processes import close_internet_sockets, end_with_parent, in_own_thread
 
 # A child's copy of us may grow by so much; beyond, its allocations fail and it says so.
 MEMORY_BYTES: Final = 4 << 30
@@ -62,7 +62,7 @@ def end_trial(pid: int, pipe: int) -> "asyncio.Future[None]":
     """End the child, wherever it is; what is returned is done when its memory is free."""
     os.close(pipe)
     os.kill(pid, signal.SIGKILL)  # it has not been waited for: the number is still its own
-    return asyncio.get_running_loop().run_in_executor(None, _reap, pid)
+    return in_own_thread(_reap, pid)
 
 
 def _reap(pid: int) -> None:

@@ -1,9 +1,11 @@
 """The registry: what it promises beyond single HTTP calls."""
 
 import asyncio
+import threading
 
 import pytest
 
+from lmi_vllm.adapters import loads
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError, UnknownAdapterError
@@ -183,3 +185,25 @@ async def test_waiting_request_uses_the_load_registered_when_it_resumes() -> Non
     async with registry.hold("a") as adapter:
         assert adapter.ref == engine.adapters["a"]
         assert adapter.path == "/other"
+
+
+async def test_sources_that_hang_hold_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that prompts and grammars need stay free, and each registration is answered."""
+    monkeypatch.setattr(loads, "RESOLVE_SECONDS", 1.0)
+    come_back = threading.Event()
+
+    def resolve(src: str) -> str:
+        come_back.wait(60)
+        return src
+
+    registry = AdapterRegistry(ScriptedEngine(), resolve, is_enabled=True, reserved_names=())
+    names = [f"a{number}" for number in range(40)]  # more than the loop's own threads
+    calls = [asyncio.create_task(registry.register(Adapter(name, "/a"))) for name in names]
+    await asyncio.sleep(0)
+    try:
+        await asyncio.wait_for(asyncio.to_thread(str), 0.5)
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    finally:
+        come_back.set()
+    assert {type(result) for result in results} == {AdapterRefusedError}
+    assert "Adapter a0: its source did not answer within 1 s" in str(results[0])

@@ -1,14 +1,19 @@
 """Why a worker refuses an adapter is a kind beside its words, and the status follows the kind."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.engine.vllm import adapters
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter, WorkerRefusalError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import AdapterInspection
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError
+from lmi_vllm.messages import AdapterRef
 
 SAID = {
     "No free lora slots": "full",
@@ -64,3 +69,18 @@ async def test_status_of_a_refusal_follows_its_kind(
     with pytest.raises(AdapterRefusedError) as refused:
         await EngineAdapters(calls).add(adapter, "/store/a")
     assert type(refused.value) is expected
+
+
+async def test_a_copy_that_hangs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that does not answer would keep every later adapter waiting."""
+    come_back = threading.Event()
+    monkeypatch.setattr(adapters, "COPY_SECONDS", 0.05)
+    monkeypatch.setattr(adapters, "copy_adapter", lambda *_: come_back.wait(60))
+    calls: Any = Calls("other")
+    with new_private_folder("lmi-vllm-test-") as folder:
+        load = EngineAdapters(calls, 1, folder).load(AdapterRef("a", "/store/a", 7, pinned=False))
+        try:
+            with pytest.raises(AdapterRefusedError, match=r"a cannot be read: .* within 0.05 s"):
+                await asyncio.wait_for(load, 5)
+        finally:
+            come_back.set()

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from lmi_vllm.extras.grammar_trials.child import wait_for_verdict
+from lmi_vllm.extras.grammar_trials.child import PASSED, fork_trial, wait_for_verdict
 from lmi_vllm.extras.grammar_trials.queue import (
     MAX_OF_ONE_SOURCE,
     MAX_TRIALS,
@@ -186,3 +188,16 @@ async def comes(condition: Callable[[], bool]) -> bool:
             return True
         await asyncio.sleep(0.01)
     return False
+
+
+async def test_verdict_needs_none_of_the_threads_of_others() -> None:
+    """They may all hold a registration that waits for its source."""
+    come_back, loop = threading.Event(), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    held = asyncio.create_task(asyncio.to_thread(come_back.wait, 60))
+    await asyncio.sleep(0.01)
+    try:
+        assert await asyncio.wait_for(wait_for_verdict(*fork_trial(lambda: PASSED), 60), 10) == ""
+    finally:
+        come_back.set()
+        await held
