@@ -295,7 +295,7 @@ class HttpCall:
 
     @property
     def content_type(self) -> str:
-        """What the headers say of the body; empty without a word."""
+        """What the headers say of the body; empty where they say nothing."""
         found = (value for name, value in self.headers if name.lower() == b"content-type")
         return next(found, b"").decode("latin-1")
 

@@ -67,7 +67,7 @@ class CodeLoader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnloadedCode:
-    """Loads nothing, for a reason; code that is there is named, never ignored in silence."""
+    """Loads nothing, for a reason; code that is there is named, never ignored without a warning."""
 
     reason: str
     refusal: str  # the same, after "custom code, which"

@@ -338,7 +338,7 @@ def test_script_of_the_model_is_not_vllm_s_to_run(tmp_path: Path, who: str, runs
 def test_handlers_for_that_script_are_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They would be ignored in silence."""
+    """They would be ignored without a message."""
     monkeypatch.setenv("CUSTOM_FASTAPI_PING_HANDLER", "model.py:ping")
     warn_of_handlers()
     assert "CUSTOM_FASTAPI_PING_HANDLER has no effect" in caplog.text

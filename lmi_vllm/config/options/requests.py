@@ -50,7 +50,7 @@ class Chat(Section):
     enable_reasoning: bool = option(parse.boolean, ours(), default=False,
         note="Older switch: checks that reasoning_parser is set and known.")
     reasoning_parser: str | None = option(parse.plain_text, maps_to("reasoning_parser"),
-        values="parser name", note="How thinking is told from the answer.")
+        values="parser name", note="How thinking is separated from the answer.")
     chat_template: str | None = option(parse.any_text, ours(), values="path or Jinja text",
         note="Replaces the model's own chat template.")
     chat_template_content_format: str = option(parse.one_of("auto", "string", "openai"), ours(),

@@ -79,7 +79,7 @@ MISSING = {
 
 @pytest.mark.parametrize(("environ", "name", "extra"), MISSING.values(), ids=MISSING)
 def test_name_of_a_missing_extra_says_so(environ: dict[str, str], name: str, extra: str) -> None:
-    """Nothing that an extra would read is ignored in silence; in strict mode it is an error."""
+    """What an extra would read is named in a warning; in strict mode it is an error."""
     reason = f"{name} has no effect: it needs the extra {extra}, which is not installed"
     assert load_settings(environ, kinds=()).warnings == (reason,)
     assert load_settings({**environ, "LMI_STRICT": "true"}, kinds=()).errors == (reason,)
@@ -112,7 +112,7 @@ def test_rows_of_the_core_that_an_extra_obeys(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("place", ["/var/state.json", "file:///state.json", "s3://b/key"])
 def test_state_of_adapters_is_an_extra_s(place: str) -> None:
-    """Wherever it is, it is not ignored in silence."""
+    """Wherever it is, it is not ignored without a message."""
     (warning,) = load_settings({"OPTION_ADAPTERS_STATE": place}, kinds=()).warnings
     assert "needs the extra adapters_state, which is not installed" in warning
 

@@ -145,7 +145,7 @@ def test_model_dir_replaces_the_directory_of_the_weights(
 
 
 def test_model_dir_that_does_not_exist_is_named(store: Path, locate: Locate) -> None:
-    """It is not passed over in silence; where an id names the model it does not count."""
+    """It is not passed over without a message; where an id names the model it does not count."""
     touch(store, "config.json")
     (store / "serving.properties").write_text("option.model_dir=/no/such")
     with pytest.raises(ModelSourceError, match=r"option\.model_dir=/no/such .*does not exist"):

@@ -129,7 +129,7 @@ ACCEPTED = (
 
 @pytest.mark.parametrize("line", ACCEPTED)
 def test_unprefixed_setting_is_accepted(line: str, explained: ExplainRun) -> None:
-    """Known without a word."""
+    """Known, without a warning."""
     check_accepted(line, explained)
 
 

@@ -61,7 +61,7 @@ def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_retry_is_limited_and_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], one: str, two: str, code: int, said: str
 ) -> None:
-    """Only what passes then is forgiven, and never in silence."""
+    """Only what passes then is forgiven, and never without a message."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     (tmp_path / "test_one.py").write_text(one, encoding="utf-8")
     (tmp_path / "test_two.py").write_text(two, encoding="utf-8")

@@ -45,7 +45,7 @@ def test_percentiles_are_values_that_occurred(
 
 @pytest.mark.parametrize("line", ["log_request_metric=true", "metrics_aggregation=10"])
 def test_setting_is_accepted(line: str, explained: ExplainRun) -> None:
-    """Known without a word."""
+    """Known, without a warning."""
     check_accepted(line, explained)
 
 

@@ -105,6 +105,6 @@ def test_memory_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["required_memory_mb=10", "reserved_memory_mb=10"])
 def test_setting_is_accepted(line: str) -> None:
-    """Known without a word."""
+    """Known, without a warning."""
     found = settings(line)
     assert (found.errors, found.warnings) == ((), ())

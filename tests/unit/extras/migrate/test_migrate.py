@@ -94,7 +94,7 @@ def test_tgi_variable_is_refused_by_name(name: str, text: str, migrated: Migrate
 
 @pytest.mark.parametrize("name", TGI_VARIABLES)
 def test_every_tgi_variable_is_reported(name: str, migrated: Migrate) -> None:
-    """No variable of the launcher disappears without a word."""
+    """No variable of the launcher disappears without a message."""
     _, document = migrated({name: "1"}, "--from", "tgi")
     steps = [*document["mapped"], *document["approximated"], *document["refused"]]
     [step] = [step for step in steps if step["source"].startswith(f"{name}=")]
