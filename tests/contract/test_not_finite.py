@@ -5,6 +5,7 @@ taken out.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -252,6 +253,7 @@ def test_blocks_with_nan_leave_the_prefix_cache_before_reuse() -> None:
 
 def test_operators_scheduler_is_joined_with_ours(caplog: pytest.LogCaptureFixture) -> None:
     """In the name that vLLM looks up; what is no scheduler of vLLM's kind is named instead."""
+    caplog.set_level(logging.WARNING)  # an import of vLLM's may raise the level of every handler
     from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
         EndsHarmfulRequests,
     )

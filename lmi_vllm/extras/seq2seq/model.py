@@ -76,20 +76,26 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generation = _generation_config(model, values)
-    start = generation.decoder_start_token_id
-    start = generation.bos_token_id if start is None else start
-    if not isinstance(start, int):
-        raise EngineStartError("neither generation_config.json nor config.json says which token "
-                               "answers begin with (decoder_start_token_id)")  # fmt: skip
     ends = generation.eos_token_id
     return LoadedModel(
         model.to(device).eval(),
         tokenizer,
         generation,
-        start,
+        _start_token(generation),
         tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
         _length(model, tokenizer, values.get("max_model_len")),
     )
+
+
+def _start_token(generation: Any) -> int:
+    start = generation.decoder_start_token_id
+    start = generation.bos_token_id if start is None else start
+    if not isinstance(start, int):
+        raise EngineStartError(
+            "neither generation_config.json nor config.json says which token answers begin with "
+            "(decoder_start_token_id)"
+        )
+    return start
 
 
 def release(model: Any) -> None:
