@@ -246,8 +246,8 @@ def run(plan: Plan, start: Start, folder: Path) -> Found:
             fleet.start(others[-1])
             load.wait_for(plan.requests)
             fleet.start(first)
-            for at in others[: plan.servers - 1]:
-                fleet.register(f"called-{fleet.ports.index(at) + 1}")
+            for at in (first, *others[: plan.servers - 1]):
+                fleet.register(f"called-{fleet.ports.index(at) + 2}")
                 load.forget(f"127.0.0.1:{at}")
                 fleet.roll(at)
                 load.wait_for(plan.requests)

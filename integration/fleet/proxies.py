@@ -16,6 +16,8 @@ from typing import Final
 SERVER_HEADER: Final = "X-Server"
 SECONDS: Final = 180  # that an answer may take
 _HAPROXY: Final = """
+global
+  tune.bufsize 1048576
 defaults
   mode http
   timeout connect 2s

@@ -224,11 +224,15 @@ class OnDemandAdapters:
             self._cache.by_name[found.name] = replace(cached, version=found.version, key=key)
             await self._registry.replace(new, self._policy.drop_seconds())
         except BaseException:
-            self._cache.by_name[found.name] = cached
-            await self._cache.forget(key)
+            if not self._is_served(found.name, path):  # else only the old load did not go
+                self._cache.by_name[found.name] = cached
+                await self._cache.forget(key)
             raise
         logger.info("adapter %s has changed in the store: the new one is served", found.name)
         await self._cache.forget(cached.key)
+
+    def _is_served(self, name: str, path: str) -> bool:
+        return name in self._registry and self._registry.describe(name).path == path
 
 
 async def _run_in(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: object) -> T:

@@ -1,6 +1,6 @@
 """The options of where registered adapters are kept."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
@@ -8,6 +8,8 @@ from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.sources.local import is_url
 from lmi_vllm.sources.table import is_store, unclaimed_reason
 from lmi_vllm.translate.draft import ArgumentDraft
+
+LONGEST_REFRESH_SECONDS: Final = 20.0  # replicas report as often, and count for a minute
 
 
 class AdaptersStateSettings(ExtraSettings):
@@ -25,9 +27,15 @@ class AdaptersStateSettings(ExtraSettings):
 
 def check_state(draft: ArgumentDraft) -> None:
     """Refuse a URL that names no object, or a store that is not known here."""
-    state = draft.settings.extra(AdaptersStateSettings).adapters_state or ""
+    settings = draft.settings.extra(AdaptersStateSettings)
+    state = settings.adapters_state or ""
     if not is_url(state):
         return
+    if (seconds := settings.adapters_state_refresh_seconds) > LONGEST_REFRESH_SECONDS:
+        draft.warn(
+            f"option.adapters_state_refresh_seconds={seconds:g}: with more than "
+            f"{LONGEST_REFRESH_SECONDS:g} s a call with wait=true may not see every replica"
+        )
     scheme, _, path = state.partition("://")
     key = path.partition("/")[2]
     if not is_store(state):

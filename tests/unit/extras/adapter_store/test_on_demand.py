@@ -11,7 +11,7 @@ import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import ActiveAdapters
-from lmi_vllm.errors import NotReadyError, RequestError, UnknownAdapterError
+from lmi_vllm.errors import EngineDeadError, NotReadyError, RequestError, UnknownAdapterError
 from lmi_vllm.extras.adapter_store import negative_cache, on_demand, stores
 from lmi_vllm.extras.adapter_store.negative_cache import (
     ABSENT_SECONDS,
@@ -241,6 +241,27 @@ async def test_request_on_the_old_load_keeps_it_until_its_end(
     while not dropped:  # noqa: ASYNC110 (the renewal goes on by itself)
         await asyncio.sleep(0.005)
     assert dropped == [running.ref.engine_id]
+
+
+async def test_new_version_stays_where_the_engine_dies_with_the_old_one(
+    bench: Bench, other_weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are what the registry gives the next engine."""
+
+    async def dead(_engine: ScriptedEngine, _ref: object) -> None:
+        raise EngineDeadError
+
+    monkeypatch.setattr(on_demand, "RENEW_WAIT_SECONDS", 60.0)  # a busy machine is slow to renew
+    bench.put("fr")
+    bench.open()
+    old = await use(bench, "fr")
+    bench.put("fr", **{"adapter_model.safetensors": other_weights(1)})
+    bench.time += REFRESH
+    with monkeypatch.context() as patched:
+        patched.setattr(ScriptedEngine, "unload_adapter", dead)
+        assert await use(bench, "fr") > old
+    path = Path(bench.registry.describe("fr").path)
+    assert (path / WEIGHTS).read_bytes() == other_weights(1)
 
 
 async def test_unchanged_adapter_is_compared_once_in_each_period(bench: Bench) -> None:

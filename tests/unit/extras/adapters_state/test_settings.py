@@ -26,6 +26,15 @@ def test_object_and_file_are_fine(explained: ExplainRun, place: str) -> None:
     assert not [text for text in found.errors if "adapters_state" in text]
 
 
+def test_refresh_that_is_too_rare_to_confirm_calls_is_named(explained: ExplainRun) -> None:
+    """Replicas that report less often than that do not count as running."""
+    place = {"OPTION_ADAPTERS_STATE": "s3://bucket/key"}
+    seldom = explained("option.adapters_state_refresh_seconds=90\n", place)
+    assert [text for text in seldom.warnings if "=90: with more than 20 s" in text]
+    often = explained("option.adapters_state_refresh_seconds=20\n", place)
+    assert not [text for text in often.warnings if "refresh_seconds" in text]
+
+
 def test_store_needs_the_extra_that_opens_it(
     explained: ExplainRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
