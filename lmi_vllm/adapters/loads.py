@@ -140,7 +140,9 @@ class AdapterLoads:
         except AdapterRefusedError as error:
             raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
         except TimeoutError as error:
-            reason = f"its source did not answer within {RESOLVE_SECONDS:g} s"
+            # Those that hang keep their threads: the next source finds others.
+            self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")
+            reason = str(error) or f"its source did not answer within {RESOLVE_SECONDS:g} s"
             raise AdapterRefusedError(f"Adapter {adapter.name}: {reason}") from error
 
 

@@ -97,6 +97,9 @@ def _modules(tensors: Mapping[str, Tensor], shown: str) -> Mapping[str, Mapping[
     names: dict[str, str] = {}
     for name, tensor in tensors.items():
         module, part = module_of(name)
+        if part not in _PARTS:  # a full tensor: vLLM refuses it, but for a few heads
+            modules[name] = {part: tensor}
+            continue
         first = names.setdefault(served_module(module), module)
         parts = modules.setdefault(module, {})
         if module != first or part in parts:

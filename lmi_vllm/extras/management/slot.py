@@ -199,10 +199,9 @@ def _check_code(plan: StartPlan, settings: Settings) -> None:
         BadParameterError: one could.
     """
     folder = plan.model.directory
-    if settings.server.lmi_custom_code == "none" and not settings.model.trust_remote_code:
-        return
-    names = () if folder is None else (*folder.glob("requirements.txt"), *folder.rglob("*.py"))
-    if folder is None or not names:
+    patterns = [] if settings.server.lmi_custom_code == "none" else ["requirements.txt", "model.py"]
+    patterns += ["**/*.py"] if settings.model.trust_remote_code else []
+    if folder is None or not any(next(folder.glob(one), None) for one in patterns):
         return
     if reason := untrusted_code_reason(folder, "code of a model that is registered over HTTP"):
         raise BadParameterError(f"url: the model brings code, and {reason}")

@@ -82,14 +82,22 @@ async def test_a_file_url_is_the_path(empty: Serving, tmp_path: Path, form: str)
     assert (await empty.ask("POST", f"/models?url=file://elsewhere{folder}")).status == 400
 
 
-@pytest.mark.parametrize("name", ["model.py", "requirements.txt", "deep/modeling.py"])
+@pytest.mark.parametrize(
+    ("name", "properties"),
+    [
+        ("model.py", ""),
+        ("requirements.txt", ""),
+        ("deep/modeling.py", "option.trust_remote_code=true\n"),
+    ],
+)
 async def test_code_that_others_can_change_is_refused(
-    empty: Serving, tmp_path: Path, name: str
+    empty: Serving, tmp_path: Path, name: str, properties: str
 ) -> None:
     """A client that may register a model names any folder; without code it is served from there."""
     folder = tmp_path / "shared"
     (folder / "deep").mkdir(parents=True)
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (folder / "serving.properties").write_text(properties)
     (folder / name).touch()
     folder.chmod(0o777)
     answer = await empty.ask("POST", f"/models?url={folder}")
