@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.checks.adapter_config import module_of, read_config, resolve_scales
+from lmi_vllm.checks.adapter_config import EMBEDDING, module_of, read_config, resolve_scales
 from lmi_vllm.checks.adapter_weights import check_values
 from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, Tensor, read_tensors
@@ -45,7 +45,9 @@ def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
         _check_config(config, shown, base)
         tensors = _read_weights(folder, shown)
         if tensors is not None:
-            _check_weights({name: tensor.shape for name, tensor in tensors.items()}, shown, base)
+            # The engine knows how many rows its embedding takes, padded or extended.
+            shapes = {name: one.shape for name, one in tensors.items() if EMBEDDING not in name}
+            _check_weights(shapes, shown, base)
             modules = {module_of(name)[0] for name in tensors}
             scales = resolve_scales(config, modules, shown)
             check_values(folder / WEIGHTS, tensors, scales, shown, base.limit)

@@ -19,6 +19,7 @@ from lmi_vllm.checks import pattern_child
 from lmi_vllm.errors import AdapterRefusedError
 
 PREFIX: Final = "base_model.model."
+EMBEDDING: Final = "lora_embedding_"  # how the parts of an embedding begin
 # What vLLM's models map to one another: `hf_to_vllm_mapper` of those that are served with adapters.
 _CONTAINERS: Final = frozenset(
     {"base_model", "bert", "language_model", "model", "roberta", "text_model", "thinker", "vlm"}
@@ -78,7 +79,7 @@ def module_of(tensor: str) -> tuple[str, str]:
     """Return the module and the part (lora_A, lora_B ...) that a tensor's name says, as in vLLM."""
     name = tensor.replace(PREFIX, "") if tensor.startswith(PREFIX) else tensor
     module, _, part = name.removesuffix(".weight").rpartition(".")
-    return module, part.replace("lora_embedding_", "lora_")
+    return module, part.replace(EMBEDDING, "lora_")
 
 
 def served_module(module: str) -> str:
