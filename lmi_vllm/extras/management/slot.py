@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
+from lmi_vllm.adapters.source import CODE_FILE
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import (
@@ -198,13 +199,17 @@ def _check_code(plan: StartPlan, settings: Settings) -> None:
     Raises:
         BadParameterError: one could.
     """
-    folder = plan.model.directory
-    patterns = [] if settings.server.lmi_custom_code == "none" else ["requirements.txt", "model.py"]
-    patterns += ["**/*.py"] if settings.model.trust_remote_code else []
-    if folder is None or not any(next(folder.glob(one), None) for one in patterns):
+    folder, model = plan.model.directory, settings.model
+    if folder is None:
         return
-    if reason := untrusted_code_reason(folder, "code of a model that is registered over HTTP"):
-        raise BadParameterError(f"url: the model brings code, and {reason}")
+    entry = folder / str(model.entry_point or CODE_FILE)  # which may lie elsewhere
+    is_run = settings.server.lmi_custom_code != "none"
+    brings_code = is_run and (entry.is_file() or (folder / "requirements.txt").is_file())
+    if not brings_code and not (model.trust_remote_code and any(folder.rglob("*.py"))):
+        return
+    for place in (folder, entry) if entry.is_file() else (folder,):
+        if reason := untrusted_code_reason(place, "code of a model that is registered over HTTP"):
+            raise BadParameterError(f"url: the model brings code, and {reason}")
 
 
 def _without_chosen_models(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -87,6 +87,7 @@ async def test_a_file_url_is_the_path(empty: Serving, tmp_path: Path, form: str)
     [
         ("model.py", ""),
         ("requirements.txt", ""),
+        ("mine.py", "option.entryPoint=mine.py\n"),
         ("deep/modeling.py", "option.trust_remote_code=true\n"),
     ],
 )
@@ -105,6 +106,7 @@ async def test_code_that_others_can_change_is_refused(
     assert "the model brings code, and" in answer.json["message"]
     assert f"{folder} is world-writable" in answer.json["message"]
     (folder / name).unlink()
+    (folder / "serving.properties").unlink()
     assert (await empty.ask("POST", f"/models?url={folder}")).status == 200
 
 
