@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.sources.base import Extract, Repositories, Store
     from lmi_vllm.translate.draft import Rule
+    from lmi_vllm.web.app import PathPrefix
     from lmi_vllm.web.request import RouteGroup
 
 T = TypeVar("T")
@@ -99,6 +100,8 @@ class Extra:
     # Routes of every listener, and those that depend on the listener (None: it has none of them).
     routes: "tuple[Lazy[RouteGroup], ...]" = ()
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
+    # A prefix in front of the paths of every listener; at most one extra has it.
+    path_prefix: "Lazy[Callable[[Settings], PathPrefix | None]] | None" = None
     # The loader of users' code: the model's own, and that of adapters.
     custom_code: "Lazy[Callable[[], CodeLoader]] | None" = None
     # Translation rules that come before options of other backends fill what is not set.

@@ -21,7 +21,6 @@ from lmi_vllm.web.connection import (
     ClientTimeouts,
 )
 from lmi_vllm.web.request import RouteGroup, Routes
-from lmi_vllm.web.root_path import root_path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +153,7 @@ def curl_line(url: str, *, has_key: bool) -> str:
 
 def _web_options(settings: Settings) -> WebOptions:
     server = settings.server
+    make_prefix = next((e.path_prefix for e in extras().values() if e.path_prefix), None)
     cors = {
         f"Access-Control-Allow-{header}": value
         for header, value in (
@@ -168,7 +168,7 @@ def _web_options(settings: Settings) -> WebOptions:
         request_id_header=server.request_id_header_key,
         api_keys=api_keys(server),
         allows_handler_override=server.allow_request_handler_override,
-        root_path=root_path_of(settings.model.root_path),
+        prefix=make_prefix.load()(settings) if make_prefix else None,
         cors_headers=MappingProxyType(cors),
         default_accept=server.sagemaker_default_invocations_accept or "",
         timeouts=ClientTimeouts(

@@ -18,7 +18,6 @@ from lmi_vllm.web.connection import (
     ClientConnection,
     ClientTimeouts,
 )
-from lmi_vllm.web.root_path import without_prefix
 
 BACKLOG: Final = 2048
 
@@ -117,17 +116,17 @@ async def share_port(
 async def _set_up(
     service: InferenceService, options: WebOptions, inner_socket: str = ""
 ) -> web.AppRunner:
+    app = create_app(service, options)
+    without_prefix = options.prefix(app, inner_socket) if options.prefix else None
     # A client that goes away cancels its handler, and with it the engine's work.
     runner = web.AppRunner(
-        create_app(service, options),
+        app,
         handler_cancellation=True,
         shutdown_timeout=CONNECTION_CLOSE_SECONDS,
     )
     await runner.setup()
-    if options.root_path and (server := runner.server) is not None:
-        server.request_factory = without_prefix(
-            options.root_path, server.request_factory, inner_socket
-        )
+    if without_prefix and (server := runner.server) is not None:
+        server.request_factory = without_prefix(server.request_factory)
     return runner
 
 

@@ -1,6 +1,6 @@
 """`create_app`: the HTTP application over an inference service, and its options."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -15,7 +15,11 @@ from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.management_routes import add_front_page, add_management_routes
 from lmi_vllm.web.middleware import REQUEST_ID_HEADER, Router, add_headers, request_middleware
 from lmi_vllm.web.request import GROUPS, OPTIONS, SERVICE, WRITE_BATCH, RouteGroup, Routes
-from lmi_vllm.web.root_path import keep_prefix
+
+MakeRequest = Callable[..., web.BaseRequest]
+# Given an application and the socket that other processes of the server reach it by: what changes
+# how its requests are made.
+PathPrefix = Callable[[web.Application, str], Callable[[MakeRequest], MakeRequest]]
 
 
 class ReverseProxy(Protocol):
@@ -39,7 +43,7 @@ class WebOptions:
     default_accept: str = ""  # of /invocations and the like, where a request asks for nothing
     allows_handler_override: bool = False  # LMI's switch: else a `handler` property is 400
     timeouts: ClientTimeouts = field(default_factory=ClientTimeouts)
-    root_path: str = ""  # in front of paths, or not
+    prefix: PathPrefix | None = None  # in front of paths
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     groups: tuple[RouteGroup, ...] = ()  # besides those of extras that every listener has
     proxy: ReverseProxy | None = None  # None: this process answers everything itself
@@ -56,8 +60,6 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     app[OPTIONS] = options
     app[WRITE_BATCH] = WriteBatch()
     app.on_response_prepare.append(add_headers)
-    if options.root_path:
-        app.on_response_prepare.append(keep_prefix(options.root_path))
     _add_routes(app)
     return app
 

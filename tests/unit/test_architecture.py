@@ -23,7 +23,7 @@ PACKAGES = {
     "origin": r"",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
-    "extension": r"translate\.draft\.Rule|web\.request\.RouteGroup"
+    "extension": r"translate\.draft\.Rule|web\.(app\.PathPrefix|request\.RouteGroup)"
     r"|checks\.secure_mode\.Checks"
     r"|commands\.serve\.RunMode|config\.settings\.(Setting|(Extra)?Settings)"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"
@@ -58,7 +58,7 @@ LIBRARIES = {
     "vllm": r"engine/vllm/(workarounds/)?\w+\.py"
     r"|extras/(legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py"
-    r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls"
+    r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
     r"|management|tgi|vllm_adapters)/\w+)\.py",
     "pydantic_settings": r"config/(settings|layers|options/row)\.py",
     "pydantic": r"config/(settings|layers|options/row)\.py|inference/request/parameters\.py"

@@ -26,8 +26,6 @@ class Serving(Section):
         values="seconds", note="Time one request may take.")
     served_model_name: list[str] | None = option(parse.words, maps_to("served_model_name"),
         values="list", note="Names that the model answers to (`lmi` when unset).")
-    root_path: str | None = option(parse.plain_text, ours(), values="prefix",
-        note="Path prefix that a proxy leaves in front. Paths without it are answered, too.")
     enable_streaming: str | None = option(parse.any_text, warns("streaming is decided per request "
         "(\"stream\": true)", quiet_for=("false", "False", "FALSE")))
     bedrock_compat: str | None = option(parse.any_text,

@@ -5,13 +5,47 @@ is taken away before a route is looked for: no route, limit or log line knows of
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from aiohttp import web
 from yarl import URL
 
+from lmi_vllm.config import parsers as parse
+from lmi_vllm.config.options.row import option, ours
+from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.web.app import MakeRequest, PathPrefix
+
 _PREFIXED: Final = web.RequestKey("prefixed", bool)
 _LOCATION: Final = "Location"
+
+
+class RootPathSettings(ExtraSettings):
+    """One option of the model's."""
+
+    section: ClassVar[str] = "Requests and replies"
+
+    root_path: str | None = option(
+        parse.plain_text,
+        ours(),
+        values="prefix",
+        note="Path prefix that a proxy leaves in front. Paths without it are answered, too.",
+    )
+
+
+def path_prefix(settings: Settings) -> PathPrefix | None:
+    """Return what takes the prefix away; None where there is none."""
+    root_path = root_path_of(settings.extra(RootPathSettings).root_path)
+    return below(root_path) if root_path else None
+
+
+def below(root_path: str) -> PathPrefix:
+    """Return what lets an application know only paths without the prefix."""
+
+    def prepare(app: web.Application, inner_socket: str) -> Callable[[MakeRequest], MakeRequest]:
+        app.on_response_prepare.append(_keep_prefix(root_path))
+        return lambda make_request: _without_prefix(root_path, make_request, inner_socket)
+
+    return prepare
 
 
 def root_path_of(text: str | None) -> str:
@@ -20,9 +54,7 @@ def root_path_of(text: str | None) -> str:
     return f"/{name}" if name else ""
 
 
-def without_prefix(
-    root_path: str, make_request: Callable[..., web.BaseRequest], inner_socket: str
-) -> Callable[..., web.BaseRequest]:
+def _without_prefix(root_path: str, make_request: MakeRequest, inner_socket: str) -> MakeRequest:
     """Return what makes requests out of messages as `make_request` does, without the prefix.
 
     What comes over `inner_socket` has lost it before, in another process of this server.
@@ -56,7 +88,7 @@ def _url(path: str) -> URL:
     return URL.build(path=path, query_string=query, fragment=fragment, encoded=True)
 
 
-def keep_prefix(root_path: str) -> Callable[[web.Request, web.StreamResponse], Any]:
+def _keep_prefix(root_path: str) -> Callable[[web.Request, web.StreamResponse], Any]:
     """Return what lets redirects of a prefixed request lead below the prefix, too."""
 
     async def add(request: web.Request, response: web.StreamResponse) -> None:

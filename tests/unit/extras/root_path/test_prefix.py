@@ -8,10 +8,10 @@ from aiohttp import ClientSession, UnixConnector
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.config.listen import ListenAddress
+from lmi_vllm.extras.root_path.prefix import below, root_path_of
 from lmi_vllm.server.ports import open_port
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import SERVICE
-from lmi_vllm.web.root_path import root_path_of
 from tests.conftest import ServeScripted
 
 
@@ -19,7 +19,7 @@ from tests.conftest import ServeScripted
 async def url(serve: ServeScripted) -> AsyncIterator[str]:
     """A port with the prefix `/api`."""
     client: TestClient = await serve()
-    options = WebOptions(root_path="/api")
+    options = WebOptions(prefix=below("/api"))
     runner, address = await open_port(
         ListenAddress("http", "127.0.0.1", 0), client.app[SERVICE], options, None
     )
@@ -83,7 +83,7 @@ async def test_prefix_is_taken_away_once_behind_another_process(
     """What comes over the socket between them is without it already."""
     client: TestClient = await serve()
     inner = str(tmp_path / "inner")
-    options = WebOptions(root_path="/api")
+    options = WebOptions(prefix=below("/api"))
     address = ListenAddress("http", "127.0.0.1", 0)
     runner, _ = await open_port(address, client.app[SERVICE], options, None, inner)
     async with ClientSession(connector=UnixConnector(inner)) as session:
