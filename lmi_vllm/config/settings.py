@@ -26,15 +26,8 @@ from pydantic import Field, SkipValidation
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lmi_vllm.config.layers import RawSource
-from lmi_vllm.config.options import (
-    ENVIRONMENT,
-    ModelOptions,
-    Section,
-    ServerOptions,
-)
-from lmi_vllm.config.properties import (
-    PropertiesFile,
-)
+from lmi_vllm.config.options import ENVIRONMENT, ModelOptions, Section, ServerOptions
+from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine, Setting
 from lmi_vllm.extension import extras
 

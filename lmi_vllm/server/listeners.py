@@ -14,12 +14,10 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.ports import open_port, share_port
+from lmi_vllm.server.ports import open_port
 from lmi_vllm.telemetry.log_handler import print_lines
-from lmi_vllm.web.app import ReverseProxy, WebOptions
-from lmi_vllm.web.connection import (
-    ClientTimeouts,
-)
+from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.connection import ClientTimeouts
 from lmi_vllm.web.request import RouteGroup, Routes
 
 
@@ -79,14 +77,15 @@ async def open_listeners(
         StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
     """
     plan = listen_plan(settings.server)
-    options = _web_options(settings)
+    options = web_options(settings)
     tls = listener_tls(settings, environ)
     context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
         options = replace(options, groups=_groups(context))
         runner, address = await open_port(plan.inference, service, options, tls, inner_socket)
-        print_lines(*_urls(address.url(), options), f"Listening on {address.url()}")
-        return Listeners(address.url(), _curl(address, options), (runner,), address)
+        url = address.url()
+        print_lines(*_urls(url, options), f"Listening on {url}")
+        return Listeners(url, curl_line(url, has_key=context.has_key), (runner,), address)
     inference = replace(options, routes=Routes.INFERENCE)
     management = replace(options, routes=Routes.MANAGEMENT)
     runner, address = await open_port(plan.inference, service, inference, tls, inner_socket)
@@ -100,25 +99,7 @@ async def open_listeners(
         raise
     urls = _urls(second_address.url(), management)
     print_lines(f"Management on {second_address.url()}", *urls, f"Listening on {url}")
-    return Listeners(url, _curl(address, options), (runner, second), address)
-
-
-async def open_front_end(
-    service: InferenceService,
-    settings: Settings,
-    environ: Mapping[str, str],
-    address: ListenAddress,
-    proxy: ReverseProxy,
-) -> Listeners:
-    """Open the port that the first process listens on already, and which `proxy` leads to.
-
-    Raises:
-        StartupError: the address cannot be shared.
-    """
-    tls = listener_tls(settings, environ) if address.is_tls else None
-    options = replace(_web_options(settings), proxy=proxy)
-    runner = await share_port(address, service, options, tls)
-    return Listeners(address.url(), "", (runner,), address)
+    return Listeners(url, curl_line(url, has_key=context.has_key), (runner, second), address)
 
 
 def _urls(url: str, options: WebOptions) -> list[str]:
@@ -137,10 +118,6 @@ def reachable_url(url: str) -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
 
 
-def _curl(address: ListenAddress, options: WebOptions) -> str:
-    return curl_line(address.url(), has_key=bool(options.api_keys))
-
-
 def curl_line(url: str, *, has_key: bool) -> str:
     """Return a command that tries the server."""
     body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
@@ -151,7 +128,8 @@ def curl_line(url: str, *, has_key: bool) -> str:
     return f"curl -s {reachable}/invocations{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
-def _web_options(settings: Settings) -> WebOptions:
+def web_options(settings: Settings) -> WebOptions:
+    """Return what the application of any listener is made with."""
     server = settings.server
     make_prefix = next((e.path_prefix for e in extras().values() if e.path_prefix), None)
     cors = {

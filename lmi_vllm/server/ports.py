@@ -78,11 +78,15 @@ async def open_port(
     options: WebOptions,
     tls: ssl.SSLContext | None,
     inner_socket: str = "",
+    *,
+    is_shared: bool = False,
 ) -> tuple[web.AppRunner, ListenAddress]:
     """Return the running application of one listener and its address, the port being bound.
 
+    With `is_shared` another process of the server has the port, which `inner_socket` let it share.
+
     Raises:
-        StartupError: the address is taken.
+        StartupError: the address is taken, or cannot be shared.
     """
     runner = await _set_up(service, options, inner_socket)
     tls = tls if address.is_tls else None
@@ -91,30 +95,15 @@ async def open_port(
         await _check_free(address)
         inner = ListenAddress("unix", path=inner_socket)
         await _listen(_Site(runner, inner, None, options.timeouts))
-    await _listen(_Site(runner, address, tls, options.timeouts, reuse_port=bool(inner_socket)))
+    reuse_port = is_shared or bool(inner_socket)
+    await _listen(_Site(runner, address, tls, options.timeouts, reuse_port=reuse_port))
     if not address.path:  # port 0 means any free one
         address = replace(address, port=runner.addresses[-1][1])
     return runner, address
 
 
-async def share_port(
-    address: ListenAddress,
-    service: InferenceService,
-    options: WebOptions,
-    tls: ssl.SSLContext | None,
-) -> web.AppRunner:
-    """Return the running application on a port that another process has opened to be shared.
-
-    Raises:
-        StartupError: the address cannot be shared.
-    """
-    runner = await _set_up(service, options)
-    await _listen(_Site(runner, address, tls, options.timeouts, reuse_port=True))
-    return runner
-
-
 async def _set_up(
-    service: InferenceService, options: WebOptions, inner_socket: str = ""
+    service: InferenceService, options: WebOptions, inner_socket: str
 ) -> web.AppRunner:
     app = create_app(service, options)
     without_prefix = options.prefix(app, inner_socket) if options.prefix else None

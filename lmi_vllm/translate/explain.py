@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Final
 
@@ -140,13 +140,7 @@ def _compact(value: object) -> str:
 
 def as_document(explanation: Explanation) -> dict[str, object]:
     """The explanation as one JSON object."""
-    return {
-        "engine_args": explanation.engine_args,
-        "server": explanation.server,
-        "options": explanation.options,
-        "warnings": explanation.warnings,
-        "errors": explanation.errors,
-    }
+    return {field.name: getattr(explanation, field.name) for field in fields(explanation)}
 
 
 def as_json(explanation: Explanation) -> str:

@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import uvloop
 
 from lmi_vllm.clock import CUT_OFF_ANSWER_SECONDS
 from lmi_vllm.commands.serve import configure_server_logging, end_process
+from lmi_vllm.config.listen import ListenAddress, listener_tls
 from lmi_vllm.engine.vllm.processes import end_with_parent
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
@@ -44,11 +46,27 @@ from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, error_statuses, running_extras
-from lmi_vllm.server.listeners import Listeners, open_front_end
+from lmi_vllm.server.listeners import Listeners, web_options
+from lmi_vllm.server.ports import open_port
 
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 0.5
+
+
+async def open_shared_port(
+    service: InferenceService, setup: ProcessSetup, address: ListenAddress, proxy: Forwarder
+) -> Listeners:
+    """Open the port that the first process listens on already, and which `proxy` leads to.
+
+    Raises:
+        StartupError: the address cannot be shared.
+    """
+    settings = setup.settings
+    tls = listener_tls(settings, setup.environ) if address.is_tls else None
+    options = replace(web_options(settings), proxy=proxy)
+    runner, _ = await open_port(address, service, options, tls, is_shared=True)
+    return Listeners(address.url(), "", (runner,), address)
 
 
 class FrontEndProcess:
@@ -150,10 +168,9 @@ class FrontEndProcess:
             raise RuntimeError("the engine has not been joined")
         await self._model.follow(message)
         if self._listeners is None:
-            joined, setup = self._join_message, self._setup
-            self._forwarder = Forwarder(joined.first)
-            self._listeners = await open_front_end(
-                self._service, setup.settings, setup.environ, joined.address, self._forwarder
+            self._forwarder = Forwarder(self._join_message.first)
+            self._listeners = await open_shared_port(
+                self._service, self._setup, self._join_message.address, self._forwarder
             )
         self._channel.send(CallReply(message.number))
 

@@ -2,20 +2,24 @@
 
 Requests with the prefix and without it mean the same, so that the server may be asked directly. It
 is taken away before a route is looked for: no route, limit or log line knows of it.
+
+`explain` reads the settings here; it has no use for aiohttp, which is imported with a prefix only.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Final
-
-from aiohttp import web
-from yarl import URL
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings, Settings
-from lmi_vllm.web.app import MakeRequest, PathPrefix
 
-_PREFIXED: Final = web.RequestKey("prefixed", bool)
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+    from yarl import URL
+
+    from lmi_vllm.web.app import MakeRequest, PathPrefix
+
 _LOCATION: Final = "Location"
 
 
@@ -32,20 +36,10 @@ class RootPathSettings(ExtraSettings):
     )
 
 
-def path_prefix(settings: Settings) -> PathPrefix | None:
+def path_prefix(settings: Settings) -> "PathPrefix | None":
     """Return what takes the prefix away; None where there is none."""
     root_path = root_path_of(settings.extra(RootPathSettings).root_path)
     return below(root_path) if root_path else None
-
-
-def below(root_path: str) -> PathPrefix:
-    """Return what lets an application know only paths without the prefix."""
-
-    def prepare(app: web.Application, inner_socket: str) -> Callable[[MakeRequest], MakeRequest]:
-        app.on_response_prepare.append(_keep_prefix(root_path))
-        return lambda make_request: _without_prefix(root_path, make_request, inner_socket)
-
-    return prepare
 
 
 def root_path_of(text: str | None) -> str:
@@ -54,13 +48,33 @@ def root_path_of(text: str | None) -> str:
     return f"/{name}" if name else ""
 
 
-def _without_prefix(root_path: str, make_request: MakeRequest, inner_socket: str) -> MakeRequest:
+def below(root_path: str) -> "PathPrefix":
+    """Return what lets an application know only paths without the prefix."""
+    from aiohttp import web  # noqa: PLC0415 - see above
+
+    prefixed = web.RequestKey("prefixed", bool)
+
+    async def keep_in_redirects(request: web.Request, response: web.StreamResponse) -> None:
+        location = response.headers.get(_LOCATION, "")
+        if request.get(prefixed) and location.startswith("/"):
+            response.headers[_LOCATION] = f"{root_path}{location}"
+
+    def prepare(app: web.Application, inner_socket: str) -> "Callable[[MakeRequest], MakeRequest]":
+        app.on_response_prepare.append(keep_in_redirects)
+        return lambda make: _without_prefix(root_path, make, inner_socket, prefixed)
+
+    return prepare
+
+
+def _without_prefix(
+    root_path: str, make_request: "MakeRequest", inner_socket: str, prefixed: "web.RequestKey[bool]"
+) -> "MakeRequest":
     """Return what makes requests out of messages as `make_request` does, without the prefix.
 
     What comes over `inner_socket` has lost it before, in another process of this server.
     """
 
-    def made(message: Any, payload: Any, protocol: Any, *rest: Any) -> web.BaseRequest:
+    def made(message: Any, payload: Any, protocol: Any, *rest: Any) -> "web.BaseRequest":
         rest = (payload, protocol, *rest)
         if not message.path.startswith(root_path) or _came_over(inner_socket, protocol.transport):
             return make_request(message, *rest)
@@ -69,7 +83,7 @@ def _without_prefix(root_path: str, make_request: MakeRequest, inner_socket: str
             return make_request(message, *rest)
         path = path if path.startswith("/") else f"/{path}"
         request = make_request(message._replace(path=path, url=_url(path)), *rest)
-        request[_PREFIXED] = True
+        request[prefixed] = True
         return request
 
     return made
@@ -81,19 +95,10 @@ def _came_over(inner_socket: str, transport: Any) -> bool:
     return bool(transport.get_extra_info("sockname") == inner_socket)
 
 
-def _url(path: str) -> URL:
+def _url(path: str) -> "URL":
     """Return the target of a request as aiohttp reads it: two slashes at first are no host."""
+    from yarl import URL  # noqa: PLC0415 - aiohttp's
+
     path, _, fragment = path.partition("#")
     path, _, query = path.partition("?")
     return URL.build(path=path, query_string=query, fragment=fragment, encoded=True)
-
-
-def _keep_prefix(root_path: str) -> Callable[[web.Request, web.StreamResponse], Any]:
-    """Return what lets redirects of a prefixed request lead below the prefix, too."""
-
-    async def add(request: web.Request, response: web.StreamResponse) -> None:
-        location = response.headers.get(_LOCATION, "")
-        if request.get(_PREFIXED) and location.startswith("/"):
-            response.headers[_LOCATION] = f"{root_path}{location}"
-
-    return add

@@ -39,9 +39,24 @@ class PixelBudget:
     def bound(self, media_io: Any) -> Any:
         """Return what stands for vLLM's decoder of one file, held to the budget."""
         if hasattr(media_io, "audio_backend"):
-            return BoundedAudio(media_io, self)
+            return BoundedMedia(media_io, self, self._audio)
         is_visual = hasattr(getattr(media_io, "image_io", media_io), "image_mode")
-        return BoundedMedia(media_io, self) if is_visual else media_io
+        return BoundedMedia(media_io, self, self._visual) if is_visual else media_io
+
+    def _audio(self, _: Any, decode: Callable[[Any], Any], given: bytes | Path) -> Any:
+        """A request that is over its budget decodes no more."""
+        self.charge_audio(0)
+        sound, rate = decode(given)
+        self.charge_audio(sound.nbytes)
+        return sound, rate
+
+    def _visual(self, media_io: Any, decode: Callable[[Any], Any], given: bytes | Path) -> Any:
+        content = given.read_bytes() if isinstance(given, Path) else given
+        if hasattr(media_io, "image_io"):
+            self.charge_video(content, media_io.num_frames)
+        else:
+            self.charge(content)
+        return decode(given)
 
     def charge(self, content: bytes) -> None:
         """Check that the image is within the budget.
@@ -105,24 +120,21 @@ class PixelBudget:
 
 @dataclass(frozen=True, slots=True)
 class BoundedMedia:
-    """Decodes as vLLM's `media_io` does, once a budget was charged with what it is given."""
+    """Decodes as vLLM's `media_io` does, `within` the budget: that of audio, or of what is seen."""
 
     media_io: Any
     budget: PixelBudget
+    within: Callable[[Any, Callable[[Any], Any], Any], Any]  # given `media_io`, how, and what
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.media_io, name)
 
     def load_bytes(self, content: bytes) -> Any:
-        """Decode an image or an encoded video."""
-        if hasattr(self.media_io, "image_io"):
-            self.budget.charge_video(content, self.media_io.num_frames)
-        else:
-            self.budget.charge(content)
-        return self.media_io.load_bytes(content)
+        """Decode what a file holds."""
+        return self.within(self.media_io, self.media_io.load_bytes, content)
 
     def load_base64(self, media_type: str, text: str) -> Any:
-        """Decode a data URL: an image or a video, or the frames of one with commas between."""
+        """Decode a data URL: a whole file, or the frames of a video with commas between."""
         if media_type.lower() != "video/jpeg" or not hasattr(self.media_io, "image_io"):
             return self.load_bytes(pybase64.b64decode(text, validate=True))
         most = self.media_io.num_frames
@@ -132,36 +144,7 @@ class BoundedMedia:
 
     def load_file(self, path: Path) -> Any:
         """Decode a file."""
-        return self.load_bytes(path.read_bytes())
-
-
-@dataclass(frozen=True, slots=True)
-class BoundedAudio:
-    """Decodes as vLLM's `media_io` does; a request that is over its budget decodes no more."""
-
-    media_io: Any
-    budget: PixelBudget
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.media_io, name)
-
-    def load_bytes(self, content: bytes) -> Any:
-        """Decode a file's content."""
-        return self._charged(self.media_io.load_bytes, content)
-
-    def load_base64(self, media_type: str, text: str) -> Any:
-        """Decode a data URL."""
-        return self._charged(self.media_io.load_base64, media_type, text)
-
-    def load_file(self, path: Path) -> Any:
-        """Decode a file."""
-        return self._charged(self.media_io.load_file, path)
-
-    def _charged(self, decode: Callable[..., Any], *given: object) -> Any:
-        self.budget.charge_audio(0)
-        sound, rate = decode(*given)
-        self.budget.charge_audio(sound.nbytes)
-        return sound, rate
+        return self.within(self.media_io, self.media_io.load_file, path)
 
 
 def _size_of_video(content: bytes) -> tuple[int, int]:
