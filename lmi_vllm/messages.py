@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.errors import Dialect
-from lmi_vllm.origin import Origin
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
 
 GENERATE: Final = "generate"  # of a profile's tasks the one that is not pooling
 # vLLM's pooling tasks -> the kind of call that does what such a model is for; else `pooling`.
@@ -49,6 +49,10 @@ class EngineArguments:
 
     values: Mapping[str, object]
     origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    def origin_of(self, name: str) -> Origin:
+        """Where argument `name` was written."""
+        return self.origins.get(name, DEFAULT_ORIGIN)
 
     def number(self, name: str, default: int) -> int:
         """Argument `name` as a whole number; `default` where it is unset."""

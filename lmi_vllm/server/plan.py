@@ -16,7 +16,6 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.server.code_start import code_loader
 from lmi_vllm.translate.arguments import Translation, detect_devices, translate_start
 from lmi_vllm.translate.explain import explain
@@ -46,7 +45,7 @@ class StartPlan:
         arguments = " ".join(
             f"{name}={json.dumps(value, default=str)}"
             for name, value in self.shown_arguments.items()
-            if not self.arguments.origins.get(name, DEFAULT_ORIGIN).is_default and name != "model"
+            if not self.arguments.origin_of(name).is_default and name != "model"
         )
         reference = mask_urls(self.model.reference)
         logger.info("model %s from %s; engine arguments: %s", self.model.name, reference, arguments)

@@ -30,6 +30,7 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import inspect_adapters
 from lmi_vllm.engine.vllm.workarounds.not_finite import end_not_finite
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
 
 try:  # 0.33 moved it; the old path is the one of 0.32
     from vllm.entrypoints.common.cli_args import make_arg_parser
@@ -56,7 +57,7 @@ class _RaisingParser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore
 
 
 def parse_vllm_arguments(
-    values: Mapping[str, object], origins: Mapping[str, object] | None = None
+    values: Mapping[str, object], origins: Mapping[str, Origin] | None = None
 ) -> Namespace:
     """Return the namespace `vllm serve` would have for `values`; `origins` go into errors.
 
@@ -80,11 +81,11 @@ def _problems(
     parser: FlexibleArgumentParser,
     actions: Mapping[str, Any],
     values: Mapping[str, object],
-    origins: Mapping[str, object],
+    origins: Mapping[str, Origin],
 ) -> Iterator[str]:
     """Name each value that vLLM refuses: its parser ends at the first, and may not say which."""
     for name, value in values.items():
-        shown = f"{name} ({origins.get(name, 'default')})"
+        shown = f"{name} ({origins.get(name, DEFAULT_ORIGIN)})"
         if name not in actions:
             yield f"{shown}: the installed vLLM has no such engine argument"
             continue
@@ -228,10 +229,10 @@ def warn_of_pictures_in_order(model_config: Any) -> None:
         )
 
 
-def ray_problems(values: Mapping[str, object], origins: Mapping[str, object]) -> list[str]:
+def ray_problems(arguments: EngineArguments) -> list[str]:
     """Why the arguments that ask for Ray cannot have it; empty where they can, or none asks."""
-    asked = [f"{name}=ray ({origins.get(name, 'default')})" for name in _RAY_ARGUMENTS
-             if values.get(name) == "ray"]  # fmt: skip
+    asked = [f"{name}=ray ({arguments.origin_of(name)})" for name in _RAY_ARGUMENTS
+             if arguments.values.get(name) == "ray"]  # fmt: skip
     reason = _reason_against_ray() if asked else ""
     return [f"{word} is not possible: {reason}. {_OTHERWISE}" for word in asked if reason]
 

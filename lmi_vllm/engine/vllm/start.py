@@ -15,10 +15,7 @@ from typing import Any, Final
 
 from lmi_vllm.engine.base import start_error
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
-from lmi_vllm.engine.vllm.async_llm import (
-    GuardedAsyncLLM,
-    with_clients,
-)
+from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM, with_clients
 from lmi_vllm.engine.vllm.configuration import (
     adjusted_for_cpu,
     engine_args_from,
@@ -80,7 +77,7 @@ def check_arguments(arguments: EngineArguments) -> None:
         engine_args_from(parse_vllm_arguments(values, arguments.origins))
     except (ValueError, TypeError) as error:
         raise ConfigurationError([_with_argument(f"vLLM: {error}", arguments)]) from error
-    if problems := ray_problems(arguments.values, arguments.origins):
+    if problems := ray_problems(arguments):
         raise ConfigurationError(problems)
 
 
@@ -244,7 +241,7 @@ def _with_argument(text: str, arguments: EngineArguments) -> str:
     """Add the argument that has the value which vLLM's message names."""
     text = " ".join(text.split())
     named = [
-        f"{name} from {arguments.origins.get(name, 'default')}"
+        f"{name} from {arguments.origin_of(name)}"
         for name, value in arguments.values.items()
         if isinstance(value, str) and name != "model" and repr(value) in text
     ]

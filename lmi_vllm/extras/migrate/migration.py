@@ -244,12 +244,13 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
     translation = translate(settings, None, Devices(_ENOUGH_GPUS))
     warnings = (*settings.warnings, *translation.warnings)
     unnamed = [*settings.errors, *translation.errors]
-    texts = _texts_by_origin(environ, file)
+    entries = file.entries if file is not None else ()
+    texts = {file.origin(entry): entry.value for entry in entries if file}
     for setting in settings.all_details():
         is_ours = setting.origin.name != "SERVING_MODEL_STORE"
         if not setting.is_set or not is_ours or setting.name.isupper():
             continue
-        source = _as_written(setting, texts)
+        source = _as_written(setting, texts.get(setting.origin, environ.get(setting.origin.name)))
         faults = [text for text in (*settings.errors, *translation.errors) if setting.label in text]
         if faults:  # `serve` would refuse it, so it is not written
             migration.steps.append(Step("refused", source, why="; ".join(faults)))
@@ -275,15 +276,8 @@ def _name_secrets(migration: Migration, environ: Mapping[str, str]) -> None:
             migration.add(f"{name}={mask_text(name, text)}", Replacement(name, text))
 
 
-def _texts_by_origin(environ: Mapping[str, str], file: PropertiesFile | None) -> Mapping[str, str]:
-    """Return the unparsed text of each value by its origin (variable, or line of the file)."""
-    entries = file.entries if file is not None else ()
-    return {**environ, **{str(file.origin(entry)): entry.value for entry in entries if file}}
-
-
-def _as_written(setting: Setting, texts: Mapping[str, str]) -> str:
-    """Return name, text and origin of a setting as written, secrets masked."""
-    text = texts.get(str(setting.origin))
+def _as_written(setting: Setting, text: str | None) -> str:
+    """Return name, unparsed text and origin of a setting, secrets masked."""
     if text is None:
         return setting.stated
     name = setting.written or setting.name

@@ -138,7 +138,7 @@ def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterat
     why_here = f"{own} runs on the Transformers engine"
     for name, value in _set(arguments):
         if name not in _SUPPORTED and name not in _IGNORED:
-            stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
+            stated = f"{name}={value} ({arguments.origin_of(name)})"
             yield f"{stated}: {why_here}, which {_REFUSED.get(name, 'has no such argument')}"
     for name in _SETTINGS:
         setting = settings.model.detail(name)
@@ -157,7 +157,7 @@ def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterato
     )
     for name, value in _set(arguments):
         if name in _IGNORED:
-            stated = f"{name}={value} ({arguments.origins.get(name, DEFAULT_ORIGIN)})"
+            stated = f"{name}={value} ({arguments.origin_of(name)})"
             yield f"{stated} has no effect on the Transformers engine, which {_IGNORED[name]}"
     found = settings.server_details()  # by name: the extra that owns the variable may be missing
     cache = next((setting for setting in found if setting.name == "LMI_CACHE_URI"), None)
@@ -168,7 +168,7 @@ def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterato
 def _set(arguments: EngineArguments) -> Iterator[tuple[str, object]]:
     """Yield name and value of each argument that was set, other than to a neutral value."""
     for name, value in arguments.values.items():
-        is_default = arguments.origins.get(name, DEFAULT_ORIGIN) in (DEFAULT_ORIGIN, FREE_GPUS)
+        is_default = arguments.origin_of(name) in (DEFAULT_ORIGIN, FREE_GPUS)
         is_nothing = value is None or value is False or value in _NEUTRAL.get(name, ())
         if not is_default and not is_nothing:
             yield name, value

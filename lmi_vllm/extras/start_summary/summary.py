@@ -11,7 +11,7 @@ from lmi_vllm._version import __version__
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.server.plan import StartPlan
 
@@ -37,14 +37,14 @@ class StartSummary:
 
     def fields(self) -> dict[str, object]:
         """Return everything, for the JSON line."""
-        plan, origins = self.plan, self.plan.arguments.origins
+        plan, origin_of = self.plan, self.plan.arguments.origin_of
         return {
             "version": __version__,
             "model": plan.model.name,
             "source": mask_urls(plan.model.reference),
-            "source_origin": str(origins.get("model", DEFAULT_ORIGIN)),
+            "source_origin": str(origin_of("model")),
             "engine_arguments": {
-                name: {"value": value, "origin": str(origins.get(name, DEFAULT_ORIGIN))}
+                name: {"value": value, "origin": str(origin_of(name))}
                 for name, value in plan.shown_arguments.items()
             },
             "phase_seconds": self._phases(),
@@ -56,8 +56,8 @@ class StartSummary:
 
     def lines(self) -> list[str]:
         """Return the screen; the URL and the curl line follow on stdout."""
-        plan, origins = self.plan, self.plan.arguments.origins
-        source = _origin(origins.get("model", DEFAULT_ORIGIN))
+        plan, origin_of = self.plan, self.plan.arguments.origin_of
+        source = _origin(origin_of("model"))
         phases = self._phases()
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
         return [
@@ -69,15 +69,15 @@ class StartSummary:
         ]
 
     def _argument_lines(self) -> list[str]:
-        origins = self.plan.arguments.origins
+        origin_of = self.plan.arguments.origin_of
         given = {
             name: value
             for name, value in self.plan.shown_arguments.items()
-            if not origins.get(name, DEFAULT_ORIGIN).is_default and name != "model"
+            if not origin_of(name).is_default and name != "model"
         }
         width = max(map(len, given), default=0)
         lines = [
-            f"    {name:<{width}} = {_shown(value)}  ({_origin(origins[name])})"
+            f"    {name:<{width}} = {_shown(value)}  ({_origin(origin_of(name))})"
             for name, value in given.items()
         ]
         if len(lines) > MAX_SHOWN_ARGUMENTS:

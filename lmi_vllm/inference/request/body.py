@@ -12,10 +12,9 @@ import orjson
 
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.messages import RequestLimits
-from lmi_vllm.multipart import MAX_PARTS, boundary_of, parts
+from lmi_vllm.multipart import KIND, MAX_PARTS, boundary_of, parts
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
-MULTIPART: Final = "multipart/form-data"
 MAX_BODY_VALUES: Final = 1 << 20
 MAX_ESCAPES: Final = 1 << 18  # `%41` in a form: taking them back is slow
 CSV_COLUMNS: Final = ("inputs", "question", "context")
@@ -73,7 +72,7 @@ def decode_body(body: bytes, content_type: str) -> dict[str, Any]:
         return _decode_csv(_text(body))
     if "text/plain" in kind:
         return {"inputs": _text(body)}
-    if URL_ENCODED in kind or MULTIPART in kind:
+    if URL_ENCODED in kind or KIND in kind:
         return _decode_form(body, content_type)
     if kind and "json" not in kind:
         raise PayloadError(
@@ -114,7 +113,7 @@ def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
         return _decode_json(body)
     for name, part_type, text in _form_fields(body, content_type):
         if name == "data":
-            is_object = MULTIPART in content_type.lower() and text.lstrip().startswith("{")
+            is_object = KIND in content_type.lower() and text.lstrip().startswith("{")
             if is_object or "json" in part_type:
                 return _decode_json(text.encode())
             return {"inputs": text}
