@@ -31,10 +31,10 @@ def store() -> Iterator[S3Server]:
         yield running
 
 
-def put(store: S3Server, name: str, folder: Path) -> str:
+def put(store: S3Server, name: str, folder: Path, prefix: str = "lora") -> str:
     """Store an adapter and return its URL."""
-    store.put({f"lora/{name}/{file.name}": file.read_bytes() for file in folder.iterdir()})
-    return f"s3://{BUCKET}/lora/{name}/"
+    store.put({f"{prefix}/{name}/{file.name}": file.read_bytes() for file in folder.iterdir()})
+    return f"s3://{BUCKET}/{prefix}/{name}/"
 
 
 def ask(url: str, name: str) -> str:
@@ -66,6 +66,7 @@ def test_two_replicas_have_one_set_of_adapters(
         "SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"),
         "OPTION_ADAPTERS_STATE": STATE,
         "OPTION_ADAPTERS_STATE_REFRESH_SECONDS": "0.5",
+        "OPTION_ADAPTER_STORE": f"s3://{BUCKET}/found/",
     }
     sources = [put(store, name, make_adapter(tmp_path / name, seed)) for seed, name in
                enumerate(("fr", "de"))]  # fmt: skip
@@ -78,6 +79,9 @@ def test_two_replicas_have_one_set_of_adapters(
     until(lambda: ask(b, "own") != "424")  # the folder is on this machine: b has it, too
     assert call(b, "/adapters/own?wait=true", method="DELETE").status == 200
     assert ask(a, "own") == "424"
+    for name in ("kept", "gone"):
+        put(store, name, own, "found")
+    _calls_on_found_adapters_hold_everywhere(a, b)
     _store_goes_and_comes_back(a, b, store, str(own))
     assert ask(a, "fr") == ask(b, "fr") == french
     servers[1].kill()
@@ -94,6 +98,19 @@ def _one_call_is_enough(a: str, b: str, src: str) -> str:
     assert french == ask(a, "fr") != ask(a, "")
     assert call(b, "/adapters/fr").json() == call(a, "/adapters/fr").json()
     return french
+
+
+def _calls_on_found_adapters_hold_everywhere(a: str, b: str) -> None:
+    """A pin through one; a removal through one that has not found the adapter itself."""
+    assert ask(a, "kept") == ask(b, "kept") != "424"
+    pinned = call(a, "/adapters/kept/update?pin=true&wait=true", method="POST", seconds=120)
+    assert (pinned.status, call(b, "/adapters/kept").json()["pin"]) == (200, True), pinned.body
+    until(lambda: call(a, "/adapters/kept").json() == call(b, "/adapters/kept").json())
+    assert ask(b, "gone") != "424"
+    for name in ("kept", "gone"):
+        removed = call(a, f"/adapters/{name}?wait=true", method="DELETE", seconds=120)
+        assert removed.status == 200, removed.body
+        assert [ask(url, name) for url in (a, b, a, b)] == ["424"] * 4
 
 
 def _store_goes_and_comes_back(a: str, b: str, store: S3Server, own: str) -> None:
@@ -115,6 +132,7 @@ def _replica_comes_and_goes(third: ServerProcess, a: str, store: S3Server) -> No
     c = third.url_when_ready()
     assert ask(c, "fr") == ask(a, "fr") != "424"
     assert ask(c, "local") == ask(a, "local")
+    assert ask(c, "gone") == "424", "a call has removed it before this replica was there"
     metrics = call(c, "/metrics").body.decode()
     assert "lmi_adapters_state_missing 0.0" in metrics
     reports = "fleet/adapters.json.replicas/"

@@ -42,7 +42,10 @@ class Sharing(Protocol):
         """Called before a change of this name, whose lock is held; refuses one of its own."""
 
     def note(self, name: str, before: Adapter | None) -> None:
-        """Called with each change of this name, also those of this object; its lock is held."""
+        """Called with each change of this name but an eviction; its lock is held."""
+
+    def is_removed(self, name: str) -> bool:
+        """Whether a call on any server has removed this name, so that none is to find it."""
 
     async def changed(self, name: str) -> None:
         """Called once a change of this name is complete."""
@@ -266,7 +269,10 @@ class AdapterRegistry:
             adapter = self.describe(name, alias)
             if only_from_store and not adapter.is_from_store:
                 return
-            self._put(name, None)
+            if only_from_store:
+                del self._adapters[name]  # no call's change
+            else:
+                self._put(name, None)
             try:
                 await self.publish(tuple(self), timeout_seconds)
                 await self._loads.unload(adapter.ref, timeout_seconds)

@@ -98,7 +98,7 @@ class AdapterCache:
         if self._is_busy(name) or name in self._evictions:
             return False
         cached = self.by_name.get(name)
-        if cached is None or cached.key != key or name not in self._registry:
+        if cached is None or cached.key != key or not self._registry.is_from_store(name):
             return True
         is_pinned = self._registry.describe(name).pin
         return not is_pinned and not self._registry.is_used(name)

@@ -101,9 +101,10 @@ class OnDemandAdapters:
     async def _find_new(self, name: str) -> bool:
         await self._cache.wait_evicted(name)
         if name not in self._work and (cached := self._cache.by_name.pop(name, None)) is not None:
-            self._negative.remove(name)
+            if self._registry.sharing is None:  # else the replicas agree on what is removed
+                self._negative.remove(name)
             await self._cache.forget(cached.key)
-        if self._negative.is_absent(name):
+        if self._is_removed(name) or self._negative.is_absent(name):
             return False
         if name not in self._work and len(self._work) >= MAX_WAITING:
             raise NotReadyError("too many adapters are looked up already", retry_after_seconds=1)
@@ -176,7 +177,10 @@ class OnDemandAdapters:
         with suppress(AdapterConflictError):  # a management call registered the name meanwhile
             await self._registry.register(adapter)
             self._negative.forget(found.name)
-            self._cache.by_name[found.name] = CachedAdapter(found.version, key, self._now())
+            cached = CachedAdapter(found.version, key, self._now())
+            self._cache.by_name[found.name] = cached
+            if self._is_removed(found.name):  # meanwhile, on another replica
+                await self._cache.drop(found.name, cached)
 
     async def _fetched(self, found: StoredAdapter) -> tuple[str, str]:
         """Return the key of the adapter's files and their directory, once there is room for them.
@@ -230,6 +234,10 @@ class OnDemandAdapters:
             raise
         logger.info("adapter %s has changed in the store: the new one is served", found.name)
         await self._cache.forget(cached.key)
+
+    def _is_removed(self, name: str) -> bool:
+        sharing = self._registry.sharing
+        return sharing is not None and sharing.is_removed(name)
 
     def _is_served(self, name: str, path: str) -> bool:
         return name in self._registry and self._registry.describe(name).path == path

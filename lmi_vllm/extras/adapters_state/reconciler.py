@@ -36,6 +36,10 @@ class WantedAdapters:
         """Return the adapter of this name; None where there is to be none."""
         return self.pending[name] if name in self.pending else self.shared.adapters.get(name)
 
+    def is_removed(self, name: str) -> bool:
+        """Whether a call has removed the name, so that no store of adapters brings it back."""
+        return self.get(name) is None and (name in self.pending or self.shared.is_removed(name))
+
     def written(self, changes: Mapping[str, Adapter | None], shared: ReplicatedAdapters) -> None:
         """Take over what was written; a change that a call has made since stays pending."""
         self.shared = shared
@@ -104,6 +108,8 @@ class AdapterReconciler:
 
     def is_as_wanted(self, name: str) -> bool:
         """Whether the registry has under this name what is wanted."""
+        if self._registry.is_from_store(name) and self._wanted.is_removed(name):
+            return False
         return are_equal(self.registered(name), self._wanted.get(name))
 
     @property
@@ -187,7 +193,11 @@ def as_shared(adapter: Adapter | None) -> Adapter | None:
     """Return what a call registered, as it is shared; None for what else there is."""
     if adapter is None or adapter.is_local or adapter.is_from_store:
         return None
-    one = adapter
+    return as_registered(adapter)
+
+
+def as_registered(one: Adapter) -> Adapter:
+    """Return the adapter as if a call had registered it, not loaded."""
     return Adapter(one.name, one.src, one.preload, one.pin, one.options, revision=one.revision)
 
 

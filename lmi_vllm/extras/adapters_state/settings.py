@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
-from lmi_vllm.sources.local import is_url
+from lmi_vllm.sources.local import file_url_path, is_url
 from lmi_vllm.sources.table import is_store, unclaimed_reason
 from lmi_vllm.translate.draft import ArgumentDraft
 
@@ -30,6 +30,10 @@ def check_state(draft: ArgumentDraft) -> None:
     settings = draft.settings.extra(AdaptersStateSettings)
     state = settings.adapters_state or ""
     if not is_url(state):
+        try:
+            file_url_path(state)
+        except ValueError as error:
+            draft.fail(f"option.adapters_state={state}: {error}")
         return
     if (seconds := settings.adapters_state_refresh_seconds) > LONGEST_REFRESH_SECONDS:
         draft.warn(

@@ -1,6 +1,7 @@
 """The state object that replicas share, and each replica's report beside it; calls here block."""
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,14 +16,20 @@ VERSION: Final = 1
 _NO_REASONS: Final[Mapping[str, Any]] = MappingProxyType({})
 LIVE_SECONDS: Final = 60.0
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
+MAX_REMOVED: Final = 10_000
+REMOVED_SECONDS: Final = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedAdapters:
-    """The adapters that all replicas are to have; `generation` counts the writes."""
+    """The adapters that all replicas are to have; `generation` counts the writes.
+
+    `removed` has the names that no replica looks up in a store of adapters, and since when.
+    """
 
     adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
     generation: int = 0
+    removed: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def read(cls, content: bytes, place: str) -> "ReplicatedAdapters":
@@ -37,7 +44,8 @@ class ReplicatedAdapters:
                 raise ValueError(f"version {document['version']} is not known here")
             entries = document["adapters"]
             found = [adapter_of(entry, str(entry["revision"])) for entry in entries]
-            return cls({one.name: one for one in found}, int(document["generation"]))
+            removed = {str(one): float(at) for one, at in document.get("removed", {}).items()}
+            return cls({one.name: one for one in found}, int(document["generation"]), removed)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelSourceError(
                 f"option.adapters_state {place} cannot be read ({type(error).__name__}: {error}). "
@@ -47,14 +55,33 @@ class ReplicatedAdapters:
     def encoded(self) -> bytes:
         """Return the object's content: JSON in UTF-8."""
         entries = [entry_of(one) | {"revision": one.revision} for one in self.adapters.values()]
-        document = {"version": VERSION, "generation": self.generation, "adapters": entries}
+        document = {
+            "version": VERSION,
+            "generation": self.generation,
+            "adapters": entries,
+            "removed": dict(self.removed),
+        }
         return json.dumps(document, indent=1).encode()
 
-    def with_changes(self, changes: Mapping[str, Adapter | None]) -> "ReplicatedAdapters":
+    def is_removed(self, name: str) -> bool:
+        """Whether a call has removed the name, and none has registered it within the time."""
+        return time.time() < self.removed.get(name, 0.0) + REMOVED_SECONDS
+
+    def with_changes(
+        self, changes: Mapping[str, Adapter | None], *, is_removal_kept: bool
+    ) -> "ReplicatedAdapters":
         """Return the next generation: with these adapters, without those that are None."""
         merged = {**self.adapters, **changes}
         kept = {name: adapter for name, adapter in merged.items() if adapter is not None}
-        return ReplicatedAdapters(kept, self.generation + 1)
+        removed = {
+            name: at
+            for name, at in self.removed.items()
+            if name not in changes and self.is_removed(name)
+        }
+        if is_removal_kept:
+            removed |= {name: time.time() for name, new in changes.items() if new is None}
+        newest = dict([*removed.items()][-MAX_REMOVED:])
+        return ReplicatedAdapters(kept, self.generation + 1, newest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from lmi_vllm.extras.adapters_state.reconciler import (
     AdapterReconciler,
     WantedAdapters,
     are_equal,
+    as_registered,
     as_shared,
 )
 from lmi_vllm.extras.adapters_state.shared_object import (
@@ -61,6 +62,7 @@ class ReplicaAdapters:
         # Not asyncio's own, which loads of adapters share: a store that hangs would fill it.
         self._pool = ThreadPoolExecutor(MAX_STORE_CALLS, "adapters-state")
         self._wanted = WantedAdapters()
+        self._registry = registry
         self._sync_lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._reconciler = AdapterReconciler(
@@ -124,10 +126,27 @@ class ReplicaAdapters:
 
     def note(self, name: str, before: Adapter | None) -> None:
         """Note a change that a call makes: from now on it is what is wanted, here and elsewhere."""
+        if self._reconciler.is_applying:
+            return
+        if before is not None and before.is_from_store:
+            self._note_found(name, before)
+            return
         after = self._reconciler.registered(name)
         is_shared = not are_equal(as_shared(before), after)  # not one that was found on demand
-        if is_shared and not (self._reconciler.is_applying or self._reconciler.is_as_wanted(name)):
+        if is_shared and not self._reconciler.is_as_wanted(name):
             self._wanted.pending[name] = after
+
+    def _note_found(self, name: str, before: Adapter) -> None:
+        """Note a call on an adapter of the store: from now on it counts as one of a call."""
+        after = self._registry.describe(name) if name in self._registry else None
+        if after is None or not after.is_from_store:
+            self._wanted.pending[name] = as_shared(after)
+        elif not are_equal(as_registered(before), as_registered(after)):
+            self._wanted.pending[name] = as_registered(after)
+
+    def is_removed(self, name: str) -> bool:
+        """Whether a call has removed the name, here or on another replica."""
+        return self._wanted.is_removed(name)
 
     async def changed(self, name: str) -> None:
         """Write a change that a call has made here; one that the reconciler made is not written."""
@@ -211,7 +230,8 @@ class ReplicaAdapters:
             if not self._wanted.pending:
                 return
             changes = dict(self._wanted.pending)
-            new = self._wanted.shared.with_changes(changes)
+            has_store = self._registry.find is not None
+            new = self._wanted.shared.with_changes(changes, is_removal_kept=has_store)
             try:
                 await self._in_pool(self._state.write, new)
             except ObjectChangedError:

@@ -69,6 +69,7 @@ async def one_adapter(request: web.Request) -> web.Response:
     name, alias = request.match_info["name"], _alias(request)
     if request.method in READ_METHODS:
         return json_answer(_shown(registry.describe(name, alias)))
+    await _find_shared(registry, name)
     await registry.unregister(name, request.app[SERVICE].profile.predict_timeout, alias)
     return await _changed(registry, name, request.query, f"{alias or name} unregistered")
 
@@ -81,6 +82,7 @@ async def adapter_action(request: web.Request) -> web.Response:
     check_method(request, ("POST",))
     registry = adapter_registry(request)
     name, alias = request.match_info["name"], _alias(request)
+    await _find_shared(registry, name)
     current = registry.describe(name, alias)
     given = await given_arguments(request, ADAPTER_FIELDS)
     wanted = replace(
@@ -146,6 +148,12 @@ async def _changed(
     if not unconfirmed:
         return json_answer(status)
     return json_answer({**status, "unconfirmed": unconfirmed}, 202)
+
+
+async def _find_shared(registry: AdapterRegistry, name: str) -> None:
+    """Find an adapter that another replica may have found: any of them takes calls on it."""
+    if registry.sharing is not None and name not in registry:
+        await registry.find_on_demand(name)
 
 
 def _alias(request: web.Request) -> str | None:

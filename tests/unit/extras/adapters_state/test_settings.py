@@ -10,6 +10,7 @@ from tests.unit.conftest import ExplainRun
     [
         ("s3://bucket", "expected s3://bucket/key of one object"),
         ("s3://bucket/folder/", "expected s3://bucket/key of one object"),
+        ("file://other/state.json", "names the machine other: write file:///path"),
         ("gs://bucket/key", "is no URL of a store, such as s3://"),
     ],
 )
@@ -19,7 +20,9 @@ def test_place_of_no_object_is_an_error(explained: ExplainRun, place: str, reaso
     assert [text for text in found.errors if place in text and reason in text]
 
 
-@pytest.mark.parametrize("place", ["s3://bucket/key", "/var/state.json", "file:///state.json"])
+@pytest.mark.parametrize(
+    "place", ["s3://bucket/key", "/var/state.json", "file:///x.json", "file://localhost/x"]
+)
 def test_object_and_file_are_fine(explained: ExplainRun, place: str) -> None:
     """A path is this server's own state."""
     found = explained("", {"OPTION_ADAPTERS_STATE": place})
