@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_ENGINE_ID: Final = 1000  # below are ids the engine keeps for itself
 MAX_RESOLVING: Final = 4  # in threads of their own: others need the loop's while a source hangs
+MAX_HANGING: Final = 32  # whose time was up, and whose threads nothing can end
 RESOLVE_SECONDS: Final = 600.0  # of one adapter, the wait for a thread included
 
 P = ParamSpec("P")
@@ -76,6 +77,7 @@ class AdapterLoads:
         self._resolve = resolve
         self._load_code = load_code
         self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")  # go with this object
+        self._hanging: set[Future[str]] = set()
         self._lock = asyncio.Lock()
         self._ids = itertools.count(FIRST_ENGINE_ID)
         self._uses: dict[int, ReferenceCount] = {}  # by the engine's id of a load
@@ -133,17 +135,23 @@ class AdapterLoads:
             return next(self._ids)
 
     async def _resolved(self, adapter: Adapter) -> str:
-        loop = asyncio.get_running_loop()
+        shown, threads = f"Adapter {adapter.name}", self._threads
+        if len(self._hanging) >= MAX_HANGING:
+            reason = f"{len(self._hanging)} sources of adapters do not answer; restart the server"
+            raise AdapterRefusedError(f"{shown}: {reason}")
+        resolving = threads.submit(self._resolve, adapter.src)
         try:
-            resolving = loop.run_in_executor(self._threads, self._resolve, adapter.src)
-            return await asyncio.wait_for(resolving, RESOLVE_SECONDS)
+            return await asyncio.wait_for(asyncio.wrap_future(resolving), RESOLVE_SECONDS)
         except AdapterRefusedError as error:
-            raise type(error)(f"Adapter {adapter.name}: {error.text}") from error
+            raise type(error)(f"{shown}: {error.text}") from error
         except TimeoutError as error:
-            # Those that hang keep their threads: the next source finds others.
-            self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")
+            if resolving.running():  # it keeps its thread: the next source finds others
+                self._hanging.add(resolving)
+                resolving.add_done_callback(self._hanging.discard)
+                if self._threads is threads:
+                    self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")
             reason = str(error) or f"its source did not answer within {RESOLVE_SECONDS:g} s"
-            raise AdapterRefusedError(f"Adapter {adapter.name}: {reason}") from error
+            raise AdapterRefusedError(f"{shown}: {reason}") from error
 
 
 class KeyedLock:

@@ -210,3 +210,36 @@ async def test_sources_that_hang_hold_up_nothing_else(monkeypatch: pytest.Monkey
         come_back.set()
     assert {type(result) for result in results} == {AdapterRefusedError}
     assert "Adapter a0: its source did not answer within 1 s" in str(results[0])
+
+
+async def test_as_many_sources_may_hang_as_threads_are_left_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing ends a thread that hangs: where many do, others are refused until they come back."""
+    monkeypatch.setattr(loads, "RESOLVE_SECONDS", 0.2)
+    monkeypatch.setattr(loads, "MAX_HANGING", 8, raising=False)
+    come_back = threading.Event()
+    hanging: list[str] = []
+
+    def resolve(src: str) -> str:
+        if src == "/hangs":
+            hanging.append(src)
+            come_back.wait(60)
+            hanging.pop()
+        return src
+
+    registry = AdapterRegistry(ScriptedEngine(), resolve, is_enabled=True, reserved_names=())
+    try:
+        for turn in range(4):
+            calls = [registry.register(Adapter(f"a{turn}{n}", "/hangs")) for n in range(4)]
+            await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+        with pytest.raises(AdapterRefusedError, match="8 sources of adapters do not answer"):
+            await registry.register(Adapter("good", "/good"))
+        assert len(hanging) == 8
+    finally:
+        come_back.set()
+    async with asyncio.timeout(10):
+        while hanging:
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr(loads, "RESOLVE_SECONDS", 10.0)
+    await asyncio.wait_for(registry.register(Adapter("good", "/good")), 10)
