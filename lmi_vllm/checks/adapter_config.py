@@ -20,10 +20,6 @@ from lmi_vllm.errors import AdapterRefusedError
 
 PREFIX: Final = "base_model.model."
 EMBEDDING: Final = "lora_embedding_"  # how the parts of an embedding begin
-# What vLLM's models map to one another: `hf_to_vllm_mapper` of those that are served with adapters.
-_CONTAINERS: Final = frozenset(
-    {"base_model", "bert", "language_model", "model", "roberta", "text_model", "thinker", "vlm"}
-)
 MAX_ALPHA: Final = 1e6
 RANKS: Final = "rank_pattern"
 ALPHAS: Final = "alpha_pattern"
@@ -80,14 +76,6 @@ def module_of(tensor: str) -> tuple[str, str]:
     name = tensor.replace(PREFIX, "") if tensor.startswith(PREFIX) else tensor
     module, _, part = name.removesuffix(".weight").rpartition(".")
     return module, part.replace(EMBEDDING, "lora_")
-
-
-def served_module(module: str) -> str:
-    """Return a name that two modules share which could be one module of the engine's model.
-
-    vLLM takes several names for parts of its models, `model.` and `model.language_model.` say.
-    """
-    return ".".join(part for part in module.split(".") if part not in _CONTAINERS)
 
 
 def resolve_scales(config: Mapping[str, Any], modules: Collection[str], shown: str) -> LoraScales:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from lmi_vllm.checks.adapter_config import LoraScales, module_of, served_module
+from lmi_vllm.checks.adapter_config import LoraScales, module_of
 from lmi_vllm.checks.safetensors_header import Tensor
 from lmi_vllm.errors import AdapterRefusedError
 
@@ -90,20 +90,20 @@ def check_values(
 def _modules(tensors: Mapping[str, Tensor], shown: str) -> Mapping[str, Mapping[str, Tensor]]:
     """Return the parts of each module; the engine would take one of those that come twice.
 
+    Names that only the model takes for one are refused by the workers, which have its table.
+
     Raises:
         AdapterRefusedError: weights come twice.
     """
     modules: dict[str, dict[str, Tensor]] = {}
-    names: dict[str, str] = {}
     for name, tensor in tensors.items():
         module, part = module_of(name)
         if part not in _PARTS:  # a full tensor: vLLM refuses it, but for a few heads
             modules[name] = {part: tensor}
             continue
-        first = names.setdefault(served_module(module), module)
         parts = modules.setdefault(module, {})
-        if module != first or part in parts:
-            raise AdapterRefusedError(f"{shown}: {name} and {first} are one module of the model")
+        if part in parts:
+            raise AdapterRefusedError(f"{shown}: {part} of {module} comes twice")
         parts[part] = tensor
     return modules
 

@@ -67,6 +67,24 @@ def test_modules_that_vllm_ignores_are_refused(
     assert loader.ask() == base
 
 
+def test_weights_that_the_model_takes_for_one_are_refused(
+    run: LoopThread, bigcode: Engine, tmp_path: Path
+) -> None:
+    """Each pair of factors was checked; the engine would multiply one's with the other's."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 (slow to import)
+
+    from tests.support.gpt_bigcode import gpt_bigcode_adapter  # noqa: PLC0415
+
+    folder = gpt_bigcode_adapter(tmp_path / "twice", "mlp.c_fc")
+    tensors = load_file(folder / WEIGHTS)
+    names = {name: name.replace(".transformer.h.", ".model.h.") for name in tensors}
+    other = {names[name]: one.clone() for name, one in tensors.items()}
+    save_file(tensors | other, folder / WEIGHTS)
+    loader = Loader(run, bigcode)
+    with pytest.raises(AdapterRefusedError, match="are one weight of the model"):
+        loader.load(folder)
+
+
 def test_request_that_is_not_finite_ends_with_an_operators_scheduler(
     run: LoopThread, bigcode: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,9 @@ And where several workers fail at a call, the executor reads the first failure a
 others, which then count as answers to later calls. So workers answer with the reason, and raise
 nothing.
 
+Two names of an adapter's weights may be one in vLLM, which then loads the later: a product of which
+neither half was checked with the other. The worker has the model's own table of names.
+
 Workers come by it by `worker_extension_cls`, vLLM's own way to add methods to them, on every
 platform and node. An operator's own class there is joined with ours. This module imports no vLLM.
 
@@ -24,8 +27,11 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lmi_vllm.checks.adapter_config import module_of
+from lmi_vllm.checks.safetensors_header import read_tensors
 from lmi_vllm.engine.vllm.workarounds import joined_class, joined_name
 from lmi_vllm.errors import AdapterRefusedError
 
@@ -67,7 +73,12 @@ class AdapterInspection:
         """Read an adapter unless it is in; returns why that failed, a `Refusal` and words."""
         requests = importlib.import_module("vllm.lora.request")  # the server imports us without
         worker: Any = self
-        return _reason(lambda: worker.add_lora(requests.LoRARequest(name, engine_id, path)))
+
+        def add() -> None:
+            _refuse_twice(worker.model_runner.lora_manager._adapter_manager.model, Path(path))
+            worker.add_lora(requests.LoRARequest(name, engine_id, path))
+
+        return _reason(add)
 
     def lmi_pin_adapter(self, engine_id: int) -> tuple[str, str]:
         """Keep an adapter in its slot; returns why that failed, as above."""
@@ -85,6 +96,25 @@ class AdapterInspection:
         if manager.is_pooling_model:
             wrapped |= {name.removeprefix(_POOLING_PREFIX) for name in wrapped}
         return [name for name in adapter.loras if name.removesuffix(_EXPERTS_SUFFIX) not in wrapped]
+
+
+def _refuse_twice(model: Any, folder: Path) -> None:
+    """Return if every weight is one of the model's own; of two the later would replace the other.
+
+    Raises:
+        ValueError: two are one, by the names that the model maps to one another.
+        OSError: the file cannot be read.
+    """
+    parse = importlib.import_module("vllm.lora.utils").parse_fine_tuned_lora_name
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    renaming = None if mapper is None else mapper.get_rename_mapper()
+    first: dict[tuple[str, str], str] = {}
+    for name in read_tensors(folder / "adapter_model.safetensors"):
+        if "base_layer.weight" in name:  # of the base model: vLLM reads none
+            continue
+        key = (parse(name, renaming)[0], module_of(name)[1])
+        if (other := first.setdefault(key, name)) != name:
+            raise ValueError(f"{name} and {other} are one weight of the model")
 
 
 def _reason(call: Callable[[], object]) -> tuple[str, str]:
