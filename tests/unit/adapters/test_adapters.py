@@ -218,14 +218,14 @@ async def test_as_many_sources_may_hang_as_threads_are_left_to_them(
     """Nothing ends a thread that hangs: where many do, others are refused until they come back."""
     monkeypatch.setattr(loads, "RESOLVE_SECONDS", 0.2)
     monkeypatch.setattr(loads, "MAX_HANGING", 8, raising=False)
-    come_back = threading.Event()
+    come_back, back = threading.Event(), threading.Semaphore(0)
     hanging: list[str] = []
 
     def resolve(src: str) -> str:
         if src == "/hangs":
             hanging.append(src)
             come_back.wait(60)
-            hanging.pop()
+            back.release()
         return src
 
     registry = AdapterRegistry(ScriptedEngine(), resolve, is_enabled=True, reserved_names=())
@@ -238,8 +238,7 @@ async def test_as_many_sources_may_hang_as_threads_are_left_to_them(
         assert len(hanging) == 8
     finally:
         come_back.set()
-    async with asyncio.timeout(10):
-        while hanging:
-            await asyncio.sleep(0.01)
+    for _ in hanging:
+        assert await asyncio.to_thread(back.acquire, timeout=10)
     monkeypatch.setattr(loads, "RESOLVE_SECONDS", 10.0)
     await asyncio.wait_for(registry.register(Adapter("good", "/good")), 10)
