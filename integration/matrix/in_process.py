@@ -6,6 +6,7 @@ Prints one JSON object for each: Transformers' greedy tokens, and those of vLLM 
 that our server gives it. Seconds where `make matrix` takes a minute, for tests and mutations.
 """
 
+import gc
 import json
 import os
 import sys
@@ -16,10 +17,13 @@ from pathlib import Path
 if __name__ == "__main__":  # before vLLM and torch look; pytest imports this file, too
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"  # the server logs by itself, too
 
 import torch
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.quantization.online import base as _base  # noqa: F401 - here once,
+from vllm.v1.worker import cpu_worker as _cpu_worker  # noqa: F401 - and not in each fork
 
 from integration.matrix.checkpoints import ARCHITECTURES, Architecture, build
 from integration.matrix.run import NEW_TOKENS, OPTIONS, PROMPT, greedy
@@ -30,6 +34,8 @@ from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+
+_ENDS_WITH_THE_FORK: list[LLM] = []  # its shutdown collects garbage for a second
 
 
 def compared(row: Architecture, folder: Path) -> dict[str, object]:
@@ -50,6 +56,7 @@ def compared(row: Architecture, folder: Path) -> dict[str, object]:
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     (answer,) = llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
     seen = list(answer.outputs[0].token_ids)
+    _ENDS_WITH_THE_FORK.append(llm)
     return {"name": row.name, "expected": expected, "seen": seen}
 
 
@@ -66,6 +73,7 @@ def main(names: list[str]) -> int:
     out = os.dup(1)
     os.dup2(2, 1)  # vLLM prints, too
     rows = {row.name: row for row in ARCHITECTURES}
+    gc.freeze()  # a collection in a fork would go through, and copy, all that is imported
     for name in names:
         child = os.fork()
         if child == 0:
