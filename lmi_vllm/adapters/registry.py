@@ -150,9 +150,15 @@ class AdapterRegistry:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: it is registered, but cannot be loaded now.
         """
-        await self.find_on_demand(name)
-        while (adapter := self._adapters.get(name)) is not None and adapter.ref is None:
-            await self.load_on_first_use(name, alias)  # it may change again before this goes on
+        adapter: Adapter | None = None
+        for _ in range(2):  # what was found may make room for another before it is held
+            await self.find_on_demand(name)
+            with contextlib.suppress(UnknownAdapterError):
+                while (adapter := self._adapters.get(name)) is not None and adapter.ref is None:
+                    await self.load_on_first_use(name, alias)  # it may change again meanwhile
+            adapter = self._adapters.get(name)
+            if self.find is None or (adapter is not None and adapter.ref is not None):
+                break
         if adapter is None or adapter.ref is None:
             raise UnknownAdapterError(alias or name)
         with self._loads.hold(adapter.ref):

@@ -242,3 +242,24 @@ async def test_as_many_sources_may_hang_as_threads_are_left_to_them(
         assert await asyncio.to_thread(back.acquire, timeout=10)
     monkeypatch.setattr(loads, "RESOLVE_SECONDS", 10.0)
     await asyncio.wait_for(registry.register(Adapter("good", "/good")), 10)
+
+
+async def test_adapter_that_is_evicted_before_it_is_held_is_found_again() -> None:
+    """Another's load took its place between the look-up and the hold; once, not for ever."""
+    registry = registry_over(ScriptedEngine())
+    found: list[str] = []
+
+    async def find(name: str) -> None:
+        found.append(name)
+        await registry.register(Adapter(name, "/a", path="/a", is_from_store=True))
+        if len(found) != 2:
+            await registry.unregister(name, 1, only_from_store=True)
+
+    registry.find = find
+    async with registry.hold("a") as adapter:
+        assert adapter.ref is not None
+    await registry.unregister("a", 1)
+    with pytest.raises(UnknownAdapterError):
+        async with registry.hold("a"):
+            pass
+    assert len(found) == 4
