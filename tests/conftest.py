@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient
@@ -37,6 +38,12 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(OUR_PREFIXES) or name in OUR_NAMES:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def same_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test runs in the folder that another one's `model.py` was loaded from."""
+    monkeypatch.chdir(Path.cwd())
 
 
 @pytest.fixture(autouse=True)
