@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.sources.base import Extract, Repositories, Store
     from lmi_vllm.translate.draft import Rule
-    from lmi_vllm.web.app import PathPrefix
-    from lmi_vllm.web.request import RouteGroup
+    from lmi_vllm.web.request import PathPrefix, RouteGroup
 
 T = TypeVar("T")
 _PACKAGE: Final = "lmi_vllm.extras"

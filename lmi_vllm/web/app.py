@@ -1,6 +1,6 @@
 """`create_app`: the HTTP application over an inference service, and its options."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -14,12 +14,15 @@ from lmi_vllm.web.engine_routes import add_openai_routes
 from lmi_vllm.web.inference_routes import add_inference_routes
 from lmi_vllm.web.management_routes import add_front_page, add_management_routes
 from lmi_vllm.web.middleware import REQUEST_ID_HEADER, Router, add_headers, request_middleware
-from lmi_vllm.web.request import GROUPS, OPTIONS, SERVICE, WRITE_BATCH, RouteGroup, Routes
-
-MakeRequest = Callable[..., web.BaseRequest]
-# Given an application and the socket that other processes of the server reach it by: what changes
-# how its requests are made.
-PathPrefix = Callable[[web.Application, str], Callable[[MakeRequest], MakeRequest]]
+from lmi_vllm.web.request import (
+    GROUPS,
+    OPTIONS,
+    SERVICE,
+    WRITE_BATCH,
+    PathPrefix,
+    RouteGroup,
+    Routes,
+)
 
 
 class ReverseProxy(Protocol):

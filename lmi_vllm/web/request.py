@@ -51,6 +51,11 @@ UNTRACED: Final = OPEN_PATHS | {
 }  # fmt: skip
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+MakeRequest = Callable[..., web.BaseRequest]
+# Given an application and the socket that other processes of the server reach it by: what changes
+# how its requests are made.
+PathPrefix = Callable[[web.Application, str], Callable[[MakeRequest], MakeRequest]]
+
 
 class Routes(StrEnum):
     """Which routes a listener has: all, or with a management address one half each."""

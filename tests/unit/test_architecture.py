@@ -23,7 +23,7 @@ PACKAGES = {
     "origin": r"",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
-    "extension": r"translate\.draft\.Rule|web\.(app\.PathPrefix|request\.RouteGroup)"
+    "extension": r"translate\.draft\.Rule|web\.request\.(PathPrefix|RouteGroup)"
     r"|checks\.secure_mode\.Checks"
     r"|commands\.serve\.RunMode|config\.settings\.(Setting|(Extra)?Settings)"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from yarl import URL
 
-    from lmi_vllm.web.app import MakeRequest, PathPrefix
+    from lmi_vllm.web.request import MakeRequest, PathPrefix
 
 _LOCATION: Final = "Location"
 
