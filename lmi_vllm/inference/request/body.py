@@ -19,13 +19,15 @@ MAX_BODY_VALUES: Final = 1 << 20
 MAX_ESCAPES: Final = 1 << 18  # `%41` in a form: taking them back is slow
 CSV_COLUMNS: Final = ("inputs", "question", "context")
 EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
-MAX_MESSAGES: Final = 8192  # each is checked, and put into the template, one by one
+MAX_MESSAGES: Final = 8192  # and parts: each is checked, and put into the template, one by one
+MAX_TOOLS: Final = 1024  # 50 us each in vLLM's models, on the event loop
 # Compared after each token, in the engine; the time may grow with the square.
 LONGEST_PATTERN: Final = 128
 _SEQUENCES: Final = ("n", "best_of", "num_beams")
 _STRINGS: Final = ("stop", "stop_sequences", "bad_words")
 _TOKEN_IDS: Final = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 _LOGPROBS: Final = ("logprobs", "top_n_tokens", "prompt_logprobs")
+_CONVERSATIONS: Final = ("messages", "input", "system")
 _GRAMMARS: Final = (
     "structured_outputs",
     "response_format",
@@ -37,8 +39,8 @@ _GRAMMARS: Final = (
 )
 # All that `check_limits` looks at: most requests have none of it.
 _BOUNDED: Final = frozenset(
-    {*_SEQUENCES, *_STRINGS, *_TOKEN_IDS, *_GRAMMARS,
-     "messages", "tokens", "repetition_detection", "text", "tools"}
+    {*_SEQUENCES, *_STRINGS, *_TOKEN_IDS, *_GRAMMARS, *_CONVERSATIONS,
+     "tokens", "repetition_detection", "text", "tools"}
 )  # fmt: skip
 # Fields of an OpenAI body that may hold one text or many, each of which is work of its own.
 _TEXTS: Final = frozenset(
@@ -225,11 +227,15 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
 
 def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
     """Lists that vLLM processes on a shared thread without a bound of its own."""
-    messages = given.get("messages")
-    listed = messages if isinstance(messages, list) else ()
-    count = sum(len(one) if isinstance(one, list) else 1 for one in listed)  # of conversations, too
-    if count > MAX_MESSAGES:
-        yield f"messages: at most {MAX_MESSAGES} (got {count})"
+    for name in filter(given.__contains__, _CONVERSATIONS):
+        value = given[name]
+        if name == "input" and isinstance(value, list):  # or texts and token ids, which are cheap
+            value = [one for one in value if isinstance(one, dict)]
+        if (count := _message_count(value)) > MAX_MESSAGES:
+            yield f"{name}: at most {MAX_MESSAGES} messages and parts of them (got {count})"
+    tools = given.get("tools")
+    if isinstance(tools, list) and len(tools) > MAX_TOOLS:
+        yield f"tools: at most {MAX_TOOLS} (got {len(tools)})"
     tokens = given.get("tokens")  # of /detokenize; vLLM would look at each of them first
     if isinstance(tokens, list) and len(tokens) > limits.max_tokenize_length:
         most = f"{limits.max_tokenize_length} (LMI_MAX_TOKENIZE_LENGTH)"
@@ -240,6 +246,19 @@ def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str
     if longest is not None and longest > LONGEST_PATTERN:
         name = "repetition_detection.max_pattern_size"
         yield f"{name}: at most {LONGEST_PATTERN} tokens (got {longest})"
+
+
+def _message_count(value: object) -> int:
+    """Return how many messages and parts there are, those of conversations and results, too."""
+    count, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            one = one.get("content")
+        if isinstance(one, list):
+            count += len(one)
+            left += one
+    return count
 
 
 def _as_number(value: object) -> float | None:

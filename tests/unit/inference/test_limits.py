@@ -73,12 +73,47 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "messages": (
         {"messages": [{}] * 8192},
         {"messages": [{}] * 8193},
-        "messages: at most 8192 (got 8193)",
+        "messages: at most 8192 messages and parts of them (got 8193)",
     ),
     "messages of conversations": (
-        {"messages": [[{}] * 8192]},
-        {"messages": [[{}] * 8192, [{}]]},
-        "messages: at most 8192 (got 8193)",
+        {"messages": [[{}] * 8191]},
+        {"messages": [[{}] * 8191, [{}]]},
+        "messages: at most 8192 messages and parts of them (got 8194)",
+    ),
+    "messages of a wrong type": (
+        {"messages": ["a"] * 8192},
+        {"messages": ["a"] * 8193},
+        "messages: at most 8192 messages and parts of them (got 8193)",
+    ),
+    "parts of messages": (
+        {"messages": [{"content": [{}] * 8000}], "input": [{"content": [{}] * 8000}]},
+        {"messages": [{"content": [{}] * 8192}]},
+        "messages: at most 8192 messages and parts of them (got 8193)",
+    ),
+    "parts of a wrong type": (
+        {"messages": [{"content": [1] * 8191}]},
+        {"messages": [{"content": [1] * 8192}]},
+        "messages: at most 8192 messages and parts of them (got 8193)",
+    ),
+    "parts of a tool's result": (
+        {"messages": [{"content": [{"content": [{}] * 8190}]}]},
+        {"messages": [{"content": [{"content": [{}] * 8191}]}]},
+        "messages: at most 8192 messages and parts of them (got 8193)",
+    ),
+    "parts of a responses call": (
+        {"input": [1] * 9000},
+        {"input": [{"content": [{}] * 8192}]},
+        "input: at most 8192 messages and parts of them (got 8193)",
+    ),
+    "parts of a system prompt": (
+        {"system": [{}] * 8192},
+        {"system": [{}] * 8193},
+        "system: at most 8192 messages and parts of them (got 8193)",
+    ),
+    "count of tools": (
+        {"tools": [{}] * 1024},
+        {"tools": [{}] * 1025},
+        "tools: at most 1024 (got 1025)",
     ),
     "tokens": (
         {"tokens": [1] * 6},
