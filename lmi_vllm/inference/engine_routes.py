@@ -16,7 +16,7 @@ from lmi_vllm.errors import NotReadyError
 from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.pipeline import ask_admitted
 from lmi_vllm.inference.request.body import check_limits, sequence_count
-from lmi_vllm.inference.response.openai_events import event_stream
+from lmi_vllm.inference.response.openai_events import RESPONSES_PATH, event_stream
 from lmi_vllm.inference.response.streams import DirectEventWriter
 from lmi_vllm.messages import (
     HttpCall,
@@ -55,7 +55,7 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         payload = _payload(context.call)
         if await _is_hooked(context, payload):
             return await ask_admitted(context, http.path.removeprefix("/v1").removeprefix("/"))
-        _check(context, payload)
+        _check(context, payload, http.path)
         if context.adapter is not None:
             http = replace(http, adapter=context.adapter.ref)
         if "request_id" in payload:
@@ -117,14 +117,15 @@ def _is_plain(payload: Mapping[str, Any]) -> bool:
     return False
 
 
-def _check(context: RequestContext, payload: Mapping[str, Any]) -> None:
+def _check(context: RequestContext, payload: Mapping[str, Any], path: str) -> None:
     """Refuse what asks for too much; some routes keep the sampling in an object of its own."""
     limits = context.runtime.profile.limits
     check_limits(payload, limits)
     if isinstance(nested := payload.get("sampling_params"), dict):
         check_limits(nested, limits, "sampling_params.")
         payload = {**nested, **payload}
-    context.take_slots("prompts", sequence_count(payload))
+    if path != RESPONSES_PATH:  # its list of inputs is one conversation
+        context.take_slots("prompts", sequence_count(payload))
 
 
 def _payload(call: InferenceCall) -> Mapping[str, Any]:

@@ -136,6 +136,19 @@ def test_id_of_the_body_is_the_answer_s(
     assert json.loads(reply.body)["id"].endswith("-mine" if body else "-an-id")
 
 
+@pytest.mark.parametrize("wrong", [1, {"x": 1}, {"role": "nobody", "content": "x"}])
+def test_conversation_is_read_up_to_its_first_wrong_items(
+    run: LoopThread, application: HttpApplication, wrong: object
+) -> None:
+    """Without it vLLM collects some sixty errors for each item, on the event loop."""
+    items = [{"role": "user", "content": "x"}] * 70
+    asked = {"model": "lmi", "input": [*items, *[wrong] * 2000], "max_output_tokens": 2}
+    with pytest.raises(RequestError, match=r"^input: one of the items 65 to 128 is none of the"):
+        run(application.call(http_call("/v1/responses", asked)))
+    reply = run(application.call(http_call("/v1/responses", {**asked, "input": items})))
+    assert reply.status == 200
+
+
 def test_background_response_keeps_its_request_slot(
     run: LoopThread,
     application: HttpApplication,

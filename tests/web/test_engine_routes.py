@@ -198,6 +198,14 @@ async def test_limits_hold(
     assert application.calls == []
 
 
+async def test_items_of_a_conversation_are_one_prompt(serve: ServeScripted) -> None:
+    """A Responses call with 101 messages takes one slot of the queue."""
+    client = await serve(limit=100)
+    body = {"model": "lmi", "input": [{"role": "user", "content": "x"}] * 101}
+    response = await client.post("/v1/responses", json=body)
+    assert response.status == 200, await response.text()
+
+
 async def test_full_queue_refuses(serve: ServeScripted, application: Application) -> None:
     """Before the body is read; what only informs is answered all the same."""
     client = await serve(limit=1)

@@ -38,6 +38,7 @@ from lmi_vllm.engine.vllm.asgi import Exchange
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.routes import ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
+from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_conversation
 from lmi_vllm.engine.vllm.workarounds.model_scripts import warn_of_handlers
 from lmi_vllm.errors import (
     EngineDeadError,
@@ -226,8 +227,10 @@ class Bridge:
         Raises:
             EngineDeadError: the engine is gone.
             EngineFailureError: the application itself failed.
-            RequestError: an adapter is to answer what is neither a JSON object nor a form.
+            RequestError: a conversation that is none, or an adapter is to answer what is neither a
+                JSON object nor a form.
         """
+        await check_conversation(call)
         body, renamed = call.body, None
         if (adapter := call.adapter) is not None:
             body, renamed = _for_model(call, self.key(adapter)), self._own_name(adapter)

@@ -11,16 +11,22 @@ Media. vLLM checks neither the addresses that a host resolves to nor the targets
 tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
 of the extra media_urls by its own registry, and fetches nothing without it.
 
+Conversations of the Responses API. A wrong item is tried as each of some sixty kinds, and all the
+errors of all items are collected, on the event loop: a body of 2 MB holds it for minutes. So a long
+list is read a few items at a time by vLLM's own model, up to the first that is wrong.
+
 Numbers that are not finite: see `not_finite`; the schedulers that end such requests are here.
 
 Upstream: https://github.com/vllm-project/vllm/issues/54003 (grammars), 57157 (media).
 Releases: 0.31 and later, with xgrammar 0.2.8.
 Shows: `minProperties` over 200 optional ones compiles for 15 s, `((a{1,100}){1,100}){1,100}` takes
     over a second a token after 90, and all others wait; a URL is fetched from inside the network.
-May go: when test_hostile_grammars.py and test_media_guard.py of tests/contract hold without it.
+May go: when test_hostile_grammars.py, test_media_guard.py and the conversations of test_bridge.py
+    of tests/contract hold without it.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections import defaultdict
@@ -49,8 +55,9 @@ from lmi_vllm.engine.base import GrammarTrials, MediaRefusedError
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
+from lmi_vllm.errors import RequestError
 from lmi_vllm.extension import extras
-from lmi_vllm.messages import MediaPolicy
+from lmi_vllm.messages import HttpCall, MediaPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +65,9 @@ _UNTRIED: Final = (
     "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
     "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
 )
+_RESPONSES: Final = "/v1/responses"
+_ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
+_UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
 # Processor time of a step's grammars in the engine, beyond which those that cost it end.
 SLOWEST_MASK_SECONDS: Final = 0.1
 SLOW_GRAMMAR: Final = (
@@ -212,6 +222,37 @@ def guard_media(policy: MediaPolicy) -> None:
             return await super().load_from_url_async(url, self._pixels.bound(media_io), **options)
 
     MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)
+
+
+async def check_conversation(call: HttpCall) -> None:
+    """Check the items of a Responses call before the application reads all of them at once.
+
+    Raises:
+        RequestError: one is no item of a conversation.
+    """
+    is_long = len(call.body) > _ITEMS_AT_ONCE * len("1,")
+    if call.method != "POST" or call.path != _RESPONSES or not is_long:
+        return
+    from vllm.entrypoints.openai.responses.protocol import (  # noqa: PLC0415 - not in the engine
+        ResponsesRequest,
+    )
+
+    try:
+        items = json.loads(call.body).get("input")
+    except (ValueError, AttributeError, RecursionError):
+        return  # the application says so
+    if not isinstance(items, list) or len(items) <= _ITEMS_AT_ONCE:
+        return
+    for first in range(0, len(items), _ITEMS_AT_ONCE):
+        some = items[first : first + _ITEMS_AT_ONCE]
+        try:
+            ResponsesRequest.model_validate({"input": some})
+        except (ValueError, *_UNREAD) as error:  # of pydantic, and of validators
+            last = first + len(some)
+            raise RequestError(
+                f"input: one of the items {first + 1} to {last} is none of the Responses API"
+            ) from error
+        await asyncio.sleep(0)
 
 
 class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]
