@@ -122,6 +122,10 @@ class DownloadError(StartupError):
     """A model or adapter could not be fetched; the text names source and reason."""
 
 
+class AccessRefusedError(DownloadError):
+    """The source is there, and the credentials may not read it."""
+
+
 class EngineStartError(StartupError):
     """The engine refused to start; the text carries its root cause."""
 

@@ -26,6 +26,7 @@ from tests.support.custom_resources import (
 )
 
 FOLDER = Path(__file__).parent.parent.parent / "config" / "kubernetes"
+SHARED = ("OPTION_ADAPTER_STORE", "OPTION_ADAPTERS_STATE")
 LEADER_WORKER_SET = "leader-worker-set.yaml"  # of a controller whose schema Kubernetes has not
 CUSTOM = {
     "inference-pool.yaml": INFERENCE_POOL,
@@ -162,6 +163,20 @@ def test_environment_holds_only_settings_that_exist() -> None:
     environ = {item["name"]: item["value"] for item in server_container()["env"]}
     settings = load_settings(environ | {"LMI_STRICT": "true"})
     assert not settings.errors
+
+
+def test_adapters_are_settings_for_every_replica() -> None:
+    """A store that all replicas read and an object that they share; the deployment reads both."""
+    config = load("adapters.yaml")
+    (source,) = server_container()["envFrom"]
+    assert source["configMapRef"]["name"] == config["metadata"]["name"]
+    environ = {item["name"]: item["value"] for item in server_container()["env"]}
+    settings = load_settings(environ | config["data"] | {"LMI_STRICT": "true"})
+    assert not settings.errors
+    values = translate(settings, None, Devices(1)).arguments.values
+    assert values["enable_lora"] is True
+    assert all(config["data"][name].startswith("s3://my-bucket/") for name in SHARED)
+    assert not config["data"][SHARED[1]].startswith(config["data"][SHARED[0]])
 
 
 def test_grace_period_covers_stop_hook_drain_and_engine() -> None:

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from lmi_vllm.adapters.check import CONFIG
 from lmi_vllm.adapters.source import AdapterSources
-from lmi_vllm.errors import DownloadError
+from lmi_vllm.errors import AccessRefusedError, DownloadError
 from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
 from lmi_vllm.sources.base import FetchRequest, ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
@@ -94,10 +94,12 @@ class HubRepositories(_Remote):
     environ: Mapping[str, str]
 
     def look_up(self, name: str) -> StoredAdapter | None:
-        """Return the repository at its newest commit; None also where the hub denies access."""
+        """Return the repository at its newest commit; None also where the hub hides it."""
         repository = f"{self.owner}/{name}"
         try:
             found = hub(repository).list_files(FetchRequest(repository, self.environ))
+        except AccessRefusedError:  # of the token, say: what is loaded is not gone
+            raise
         except DownloadError:
             return None
         sizes = found.sizes

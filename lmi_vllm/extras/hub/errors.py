@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from lmi_vllm.errors import DownloadError
+from lmi_vllm.errors import AccessRefusedError, DownloadError
 from lmi_vllm.extras.hub.location import HubRepository
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.sources.storage import without_secrets
@@ -63,7 +63,7 @@ def _of_answer(source: HubRepository, error: Exception) -> Exception:
     response = getattr(error, "response", None)
     status = int(getattr(response, "status_code", 0))
     if isinstance(error, GatedRepoError):
-        return DownloadError(_gated_text(source))
+        return AccessRefusedError(_gated_text(source))
     if isinstance(error, RevisionNotFoundError):
         return DownloadError(
             f"{source.label}: the repository exists but has no such branch, tag or commit: "
@@ -72,7 +72,7 @@ def _of_answer(source: HubRepository, error: Exception) -> Exception:
     if isinstance(error, RepositoryNotFoundError):
         return DownloadError(_missing_text(source))
     if status in _FORBIDDEN:
-        return DownloadError(
+        return AccessRefusedError(
             f"{source.label}: {source.endpoint} refused access with status {status}: check that "
             "HF_TOKEN is valid and may read this repository"
         )

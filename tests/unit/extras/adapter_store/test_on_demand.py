@@ -472,6 +472,23 @@ async def test_hub_owner_is_a_store(bench: Bench, tmp_path: Path) -> None:
             await use(bench, "de")
 
 
+async def test_refused_token_unloads_nothing(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The adapter is not gone: it is served on, and the log says what the hub refuses."""
+    with hub_server(acme__fr=(repository := Repository(FILES))) as hub:
+        bench.environ |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        bench.open("hf://acme/")
+        load = await use(bench, "fr")
+        repository.is_gated, repository.token = True, "another"
+        bench.time += REFRESH
+        assert await use(bench, "fr") == load
+        assert "adapter fr cannot be had from the store: hub model acme/fr is gated" in caplog.text
+        repository.is_gated, repository.token = False, None
+        bench.time += REFRESH
+        assert await use(bench, "fr") == load
+
+
 async def test_hub_adapter_is_fetched_at_the_commit_that_was_looked_up(
     bench: Bench, other_weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
