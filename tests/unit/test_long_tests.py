@@ -37,8 +37,9 @@ def test_parameters_do_not_hide_a_long_test() -> None:
 
 
 def test_tests_named_in_security_run_in_make_test() -> None:
-    """Each row of the table names a test that is not left out."""
-    rows = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line[:2] == "| "]
+    """Each row of the table of promises names a test that is not left out."""
+    promises, _, _ = (ROOT / "SECURITY.md").read_text().partition("## How it holds")
+    rows = [line for line in promises.splitlines() if line[:2] == "| "]
     proofs = [PLACE.findall(row.rsplit("|", 2)[1]) for row in rows[1:]]
     assert proofs
     assert [found for found in proofs if all(place in LONG for place in found)] == []
