@@ -6,6 +6,7 @@
     │   ├── ModelSourceError         a model that cannot be served
     │   │   └── NoModelError         no model is named or found
     │   ├── DownloadError            a model or an adapter could not be fetched
+    │   │   └── AccessRefusedError   the credentials may not read it
     │   └── EngineStartError         vLLM refused to start
     │       └── EngineMemoryError    for want of memory
     ├── RequestError                 the client's payload caused it (424 on LMI routes)
