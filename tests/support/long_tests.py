@@ -87,11 +87,14 @@ SLOW: Final[Mapping[str, str]] = MappingProxyType({
     "tests/unit/extras/hub/": "a hub, and downloads that are killed",
     "tests/unit/extras/image/": "processes of the image's entry point",
     "tests/unit/extras/object_stores/": "an S3 server",
+    "tests/unit/extras/pickled_adapters/": "processes that read pickles",
     "tests/unit/extras/requirements/": "pip",
+    "tests/unit/extras/sessions/test_shared.py": "an S3 server that hangs",
     "tests/unit/scripts/": "processes of pytest and of the linters",
     "tests/unit/test_deletable_extras.py": "a server without each extra",
     "tests/unit/test_documentation.py": "the site is built",
     "tests/unit/test_engine_starts.py": "processes of pytest",
+    "tests/unit/test_imports_exist.py": "each import of each file is tried",
     "tests/unit/test_vllm_changes.py": "pip",
 })  # fmt: skip
 
