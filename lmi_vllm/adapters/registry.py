@@ -47,6 +47,12 @@ class Sharing(Protocol):
     def is_removed(self, name: str) -> bool:
         """Whether a call on any server has removed this name, so that none is to find it."""
 
+    async def refresh(self, name: str) -> None:
+        """Called before a call changes this name: have what calls on other servers have done."""
+
+    async def arrive(self, name: str) -> None:
+        """Called for a name in a request: wait for what another server's call has registered."""
+
     async def changed(self, name: str) -> None:
         """Called once a change of this name is complete."""
 
@@ -134,13 +140,22 @@ class AdapterRegistry:
         return adapter is not None and self._loads.is_held(adapter.ref)
 
     async def find_on_demand(self, name: str) -> None:
-        """Await `find` for the adapter that a request names, where an extra has put one.
+        """Await `sharing` and `find` for the adapter that a request names, where extras put them.
 
         Raises:
             LmiError: it is there and cannot be served now.
         """
-        if self.find is not None and self.is_enabled and name not in self._reserved_names:
+        if not self.is_enabled or name in self._reserved_names:
+            return
+        if self.sharing is not None:
+            await self.sharing.arrive(name)
+        if self.find is not None:
             await self.find(name)
+
+    async def refresh(self, name: str) -> None:
+        """Have what calls on other servers have done to this name, before a call changes it."""
+        if self.sharing is not None:
+            await self.sharing.refresh(name)
 
     @contextlib.asynccontextmanager
     async def hold(self, name: str, alias: str | None = None) -> AsyncIterator[Adapter]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.errors import AdapterCapacityError, ResourceNotFoundError
+from lmi_vllm.errors import NotReadyError, ResourceNotFoundError
 from lmi_vllm.extras.adapter_store.files import SEPARATOR, AdapterFiles
 from lmi_vllm.extras.adapter_store.settings import CachePolicy
 from lmi_vllm.extras.adapter_store.stores import StoredAdapter
@@ -64,7 +64,7 @@ class AdapterCache:
 
         Raises:
             DownloadError: it is larger than one adapter, or all of them, may be.
-            AdapterCapacityError: every cached adapter is in use.
+            NotReadyError: every cached adapter is in use.
         """
         self._policy.limits.check(found.name, found.files, found.total_bytes)
         self._files.limits.check(found.name, 0, found.total_bytes)
@@ -74,10 +74,12 @@ class AdapterCache:
                     (one for one in self._files if one != key and self._is_evictable(one)), None
                 )
                 if victim is None:
-                    raise AdapterCapacityError(
+                    text = (
                         f"No room for adapter {found.name}: all that option.adapter_store_cache_gb "
                         "allows is in use"
                     )
+                    logger.warning(text)
+                    raise NotReadyError(text, retry_after_seconds=1)
                 await self._evict(victim)
             self._files.add(key, found.total_bytes)
 

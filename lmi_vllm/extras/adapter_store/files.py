@@ -2,9 +2,10 @@
 
 import hashlib
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +61,11 @@ class AdapterFiles:
         """Make it the most recently used."""
         if key in self._sizes:
             self._sizes[key] = self._sizes.pop(key)
+
+    def mark_used(self, key: str) -> None:
+        """Have a server that starts later count it as used now; blocks."""
+        with suppress(OSError):  # it may be gone by now
+            os.utime(self.path(key))
 
     def size(self, key: str) -> int:
         """Return the bytes of an adapter; 0 where it is not here."""

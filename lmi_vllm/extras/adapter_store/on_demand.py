@@ -186,7 +186,7 @@ class OnDemandAdapters:
         """Return the key of the adapter's files and their directory, once there is room for them.
 
         Raises:
-            AdapterCapacityError: every cached adapter is in use.
+            NotReadyError: every cached adapter is in use.
             LmiError: it cannot be fetched, or is not a valid adapter.
         """
         key = f"{found.name}{SEPARATOR}{found.version}"
@@ -205,6 +205,7 @@ class OnDemandAdapters:
         cached, found = self._cache.by_name[name], None
         try:
             found = await self._look_up(name)
+            await asyncio.to_thread(self._files.mark_used, cached.key)
             if found is None:
                 logger.info("adapter %s is gone from the store", name)
                 self._negative.miss(name)

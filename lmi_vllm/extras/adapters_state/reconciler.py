@@ -112,6 +112,19 @@ class AdapterReconciler:
             return False
         return are_equal(self.registered(name), self._wanted.get(name))
 
+    def is_served(self, name: str) -> bool:
+        """Whether no request gets another's weights, or none, for an adapter of a call."""
+        wanted = self._wanted.get(name)
+        if wanted is None:
+            return True
+        current = self._registry.describe(name) if name in self._registry else None
+        return current is not None and (not current.is_from_store or current.src == wanted.src)
+
+    async def wait(self, name: str, seconds: float) -> None:
+        """Wait until nothing is applied to this adapter."""
+        if (task := self._tasks.get(name)) is not None:
+            await asyncio.wait({task}, timeout=seconds)
+
     @property
     def missing(self) -> Mapping[str, str]:
         """The reason by name for each adapter that is not as it is wanted."""

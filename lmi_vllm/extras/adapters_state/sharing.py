@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.errors import DownloadError, LmiError
+from lmi_vllm.errors import DownloadError, LmiError, NotReadyError
 from lmi_vllm.extras.adapters_state.reconciler import (
     AdapterReconciler,
     WantedAdapters,
@@ -36,6 +36,8 @@ REPORT_SECONDS: Final = 20.0
 # a moment, short enough that one that fails for good does not keep new servers from readiness.
 READY_SECONDS: Final = 15.0
 READY_PAUSE_SECONDS: Final = 1.0
+READ_SECONDS: Final = 2.0  # that a call waits for what other servers' calls have done
+ARRIVE_SECONDS: Final = 20.0  # that a request or a call waits for an adapter to be loaded
 WRITE_SECONDS: Final = 5.0  # that a call waits for its change to be written
 RECONCILE_SECONDS: Final = 1.0  # that writing waits for adapters to be applied
 CONFIRM_SECONDS: Final = 30.0  # less than the minute that proxies wait for an answer
@@ -73,7 +75,7 @@ class ReplicaAdapters:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last complete synchronization: read, applied, written."""
+        """Seconds since the last complete synchronization: read, applied, written, reported."""
         return self._now() - self._synced_at
 
     @property
@@ -90,8 +92,9 @@ class ReplicaAdapters:
             ModelSourceError: the object is not ours.
             DownloadError: the store refuses.
         """
-        until = self._now() + READY_SECONDS
+        until: float | None = None
         while True:
+            began = self._now()
             try:
                 await self.sync(wait_for_all=True)
             except (UnreachableError, InterruptedTransferError) as error:
@@ -99,10 +102,12 @@ class ReplicaAdapters:
                     "%s cannot be read, so this server waits: %s", self._state.place, error
                 )
                 await asyncio.sleep(min(self._refresh_seconds, READY_PAUSE_SECONDS))
-                until = self._now() + READY_SECONDS
                 continue
-            if self.missing and self._now() < until:
-                await asyncio.sleep(READY_PAUSE_SECONDS)
+            now = self._now()
+            until = now + READY_SECONDS if until is None else until
+            is_old = now > began + self._refresh_seconds  # calls may have changed it meanwhile
+            if now < until and (self.missing or is_old):
+                await asyncio.sleep(0 if is_old else READY_PAUSE_SECONDS)
                 continue
             for name, reason in self.missing.items():
                 logger.error("this server is ready without adapter %s: %s", name, reason)
@@ -147,6 +152,26 @@ class ReplicaAdapters:
     def is_removed(self, name: str) -> bool:
         """Whether a call has removed the name, here or on another replica."""
         return self._wanted.is_removed(name)
+
+    async def refresh(self, name: str) -> None:
+        """Have this adapter as calls on other servers have left it, where the store answers."""
+        reading = asyncio.create_task(self._sync_if_possible())
+        await asyncio.wait({reading}, timeout=READ_SECONDS)
+        await self._reconciler.wait(name, ARRIVE_SECONDS)
+
+    async def arrive(self, name: str) -> None:
+        """Wait for an adapter of this name that a call on another server has registered.
+
+        Raises:
+            NotReadyError: it cannot be loaded here now; another server may have it.
+        """
+        if self._reconciler.is_served(name):
+            return
+        await self._reconciler.wait(name, ARRIVE_SECONDS)
+        if not self._reconciler.is_served(name):
+            reason = self.missing.get(name, "not yet")
+            logger.warning("adapter %s of a call cannot be served here: %s", name, reason)
+            raise NotReadyError(f"The adapter {name} is registered, and this server lacks it yet")
 
     async def changed(self, name: str) -> None:
         """Write a change that a call has made here; one that the reconciler made is not written."""
@@ -200,8 +225,8 @@ class ReplicaAdapters:
             if tasks:
                 await asyncio.wait(tasks, timeout=None if wait_for_all else RECONCILE_SECONDS)
             await self._write_pending()
-            self._synced_at = self._now()
             await self._report()
+            self._synced_at = self._now()
 
     async def _sync_if_possible(self) -> None:
         try:

@@ -76,15 +76,13 @@ class Replica:
             lambda: self._service.profile.predict_timeout,
         )
         registry.sharing = shared
-        await shared.begin()
-        logger.info("adapters are shared over %s, as %s", state.place, state.replica)
         late_seconds = (
             MAX_MISSED_PERIODS * state_settings.adapters_state_refresh_seconds + WATCH_SECONDS
         )
-        self._tasks = [
-            asyncio.create_task(shared.run()),
-            asyncio.create_task(self._watch(shared, late_seconds)),
-        ]
+        self._tasks = [asyncio.create_task(self._watch(shared, late_seconds))]
+        await shared.begin()
+        logger.info("adapters are shared over %s, as %s", state.place, state.replica)
+        self._tasks.append(asyncio.create_task(shared.run()))
 
     async def close(self) -> None:
         """Stop synchronizing the adapters of a model."""

@@ -54,6 +54,7 @@ async def adapters(request: web.Request) -> web.Response:
         options=_options(given),
     )
     alias = _alias(request)
+    await registry.refresh(adapter.name)
     if registry.is_from_store(adapter.name):  # a call's own goes before what was found by its name
         await registry.replace(adapter, request.app[SERVICE].profile.predict_timeout)
     else:
@@ -151,7 +152,8 @@ async def _changed(
 
 
 async def _find_shared(registry: AdapterRegistry, name: str) -> None:
-    """Find an adapter that another replica may have found: any of them takes calls on it."""
+    """Have an adapter that another replica has got or found: any of them takes calls on it."""
+    await registry.refresh(name)
     if registry.sharing is not None and name not in registry:
         await registry.find_on_demand(name)
 

@@ -62,6 +62,7 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
         raise _RefusalError("Both 'lora_name' and 'lora_path' must be provided.")
     if name in service.profile.served_names:
         raise _RefusalError(f"The lora adapter '{name}' conflicts with a served base model.")
+    await registry.refresh(name)
     is_replacing = name in registry
     if is_replacing and not registry.is_from_store(name) and given.get("load_inplace") is not True:
         raise _RefusalError(
@@ -92,6 +93,7 @@ async def _unload(registry: AdapterRegistry, service: InferenceService, given: F
     name = given.get("lora_name")
     if not name:
         raise _RefusalError("'lora_name' needs to be provided to unload a LoRA adapter.")
+    await registry.refresh(name)
     if name not in registry:
         text = f"The lora adapter '{name}' cannot be found."
         raise _RefusalError(text, 404, "NotFoundError")

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,7 +181,7 @@ async def test_adapter_in_use_or_pinned_is_never_moved_out(bench: Bench) -> None
         assert sorted(bench.engine.adapters) == ["a", "c"]
         pinned = Adapter("c", f"{PLACE}c/", pin=True)
         await bench.registry.update("c", pinned, 5)
-        with pytest.raises(RequestError, match="is in use"):
+        with pytest.raises(NotReadyError, match="is in use"):
             await use(bench, "b")
     assert await use(bench, "b")
     assert sorted(bench.engine.adapters) == ["b", "c"]
@@ -409,6 +410,20 @@ async def test_files_survive_a_restart_and_are_locked_by_one_process(bench: Benc
     await use(other, "fr")
     assert len(bench.s3.objects_sent) == sent
     other.close()
+
+
+async def test_restart_knows_which_adapter_was_used_last(bench: Bench) -> None:
+    """By use, not by fetch; use is noted as often as the store is asked for changes."""
+    bench.put("a", "b")
+    bench.open()
+    await use(bench, "a")
+    await use(bench, "b")
+    for name in ("a", "b"):
+        os.utime(next(bench.files.folder.glob(f"{name}@*")), (1.0, 1.0))
+    bench.time += REFRESH
+    await use(bench, "a")
+    bench.files.scan()
+    assert [key[0] for key in bench.files] == ["b", "a"]
 
 
 async def test_restarted_engine_loads_store_adapters_on_next_use(bench: Bench) -> None:

@@ -29,6 +29,7 @@ class Replica:
         self.refused: set[str] = set()
         self.broken: set[str] = set()  # sources that fail with an error of another's
         self.gate: threading.Event | None = None  # what sources wait for
+        self.load_seconds = 0.0  # by the clock, for each source
         self.asked: list[str] = []  # sources, in the order in which they were looked up
         self.registry = AdapterRegistry(self.engine, self._resolve, is_enabled=True)
         store = store_of(FOLDER)
@@ -56,6 +57,7 @@ class Replica:
 
     def _resolve(self, src: str) -> str:
         self.asked.append(src)
+        self.time += self.load_seconds
         if self.gate is not None and src != "/own":
             self.gate.wait(60)
         if src in self.broken:

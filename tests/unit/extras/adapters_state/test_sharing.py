@@ -1,6 +1,7 @@
 """Several registries over one object in a real S3 store, each as the server of a replica has it."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import ModelSourceError, ResourceNotFoundError
 from lmi_vllm.extras.adapters_state import reconciler, sharing
+from lmi_vllm.sources.base import UnreachableError
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.extras.adapters_state.conftest import AWAY, FOLDER, KEY, Replica, Start, document
 
@@ -210,6 +212,51 @@ async def test_new_replica_tries_a_source_that_stumbles_again(
     assert late.names == ["fr"]
 
 
+async def test_long_loads_leave_time_for_another_try(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tries count from the end of the first loads."""
+    late, begun = await begun_without(start, monkeypatch, load_seconds=2 * sharing.READY_SECONDS)
+    late.load_seconds = 0.0
+    late.refused.clear()
+    late.time += reconciler.FIRST_RETRY_SECONDS
+    await asyncio.wait_for(begun, 60)
+    assert late.names == ["fr"]
+
+
+async def test_new_replica_has_what_calls_registered_while_it_loaded(start: Start) -> None:
+    """It reads again what was long ago, before it is ready."""
+    a, late = await start("a").begin(), start("late")
+    await a.registry.register(Adapter("fr", "/fr"))
+    late.gate = threading.Event()
+    begun = asyncio.create_task(late.begin())
+    deadline = time.monotonic() + 60
+    while not late.asked:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    await a.registry.register(Adapter("de", "/de"))
+    late.time += 10.0
+    late.gate.set()
+    await asyncio.wait_for(begun, 60)
+    assert late.names == ["de", "fr"]
+
+
+async def test_replica_that_cannot_report_is_no_healthy_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls on others wait for reports: without them `wait=true` would not wait for this one."""
+    a = await start("a").begin()
+
+    def refuse(_: object) -> None:
+        raise UnreachableError("AccessDenied")
+
+    monkeypatch.setattr(a.state, "report", refuse)
+    a.time = 100.0
+    with pytest.raises(UnreachableError):
+        await a.sync()
+    assert a.shared.age_seconds == 100.0
+
+
 async def test_missing_source_does_not_block_new_replicas(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,13 +269,14 @@ async def test_missing_source_does_not_block_new_replicas(
 
 
 async def begun_without(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, load_seconds: float = 0.0
 ) -> tuple[Replica, asyncio.Task[Replica]]:
     """Return a new replica that could not have the one adapter that is shared, and its start."""
     await (await start("a").begin()).registry.register(Adapter("fr", "/fr"))
     monkeypatch.setattr(sharing, "READY_PAUSE_SECONDS", 0.01)
     late: Replica = start("late")
     late.refused.add("/fr")
+    late.load_seconds = load_seconds
     begun = asyncio.create_task(late.begin())
     deadline = time.monotonic() + 60
     while not late.shared.missing.get("fr", "not yet").startswith("Adapter fr"):

@@ -93,6 +93,19 @@ async def test_age_grows_while_the_state_is_out_of_reach(
     await until(lambda: 0 < value(AGE) < 10 * REFRESH_SECONDS and running.detail == "")
 
 
+async def test_start_that_waits_for_the_state_says_so(
+    running: Running, empty_store: S3Server
+) -> None:
+    """A server that is not ready has a reason."""
+    empty_store.refusal = AWAY
+    begun = asyncio.create_task(running.begin())
+    await until(lambda: running.detail != "" and value(AGE) > REFRESH_SECONDS)
+    assert not begun.done()
+    empty_store.refusal = None
+    await asyncio.wait_for(begun, 60)
+    await until(lambda: running.detail == "")
+
+
 async def test_adapters_that_are_missing_are_counted(running: Running, start: Start) -> None:
     """Those that others have and this one cannot load, until it can."""
     other = await start("other").begin()

@@ -2,9 +2,9 @@
 
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import SERVICE
+from tests.support.other_replicas import Others
 from tests.web.conftest import call, lora
 from tests.web.test_found_adapters import check_registers_over, finder_of
 
@@ -34,28 +34,6 @@ async def test_registration_replaces_a_store_adapter(
     await check_registers_over(lora, engine, "/adapters?name=fr&src=/own", None)
 
 
-class Others:
-    """The other replicas: they have what was confirmed, or refuse to."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, str]] = []
-
-    def check(self, name: str) -> None:
-        """Allow it."""
-
-    def note(self, name: str, before: Adapter | None) -> None:
-        """Wait for the end of the change."""
-
-    async def changed(self, name: str) -> None:
-        """Note the change."""
-        self.heard.append(("changed", name))
-
-    async def confirm(self, name: str) -> dict[str, str]:
-        """Note that a client waits; one name never comes."""
-        self.heard.append(("confirm", name))
-        return {"b": "has not read the change"} if name == "slow" else {}
-
-
 async def test_calls_wait_for_replicas_where_they_ask_for_it(lora: TestClient) -> None:
     """`wait` is no option of the adapter; a replica that lacks the change is named, with 202."""
     lora.app[SERVICE].runtime.adapters.sharing = others = Others()
@@ -67,8 +45,9 @@ async def test_calls_wait_for_replicas_where_they_ask_for_it(lora: TestClient) -
     ):
         assert (await call(lora, method, path))[0] == 200
     assert others.heard == [
+        ("refresh", "fr"),
         ("changed", "fr"),
-        *(("changed", "de"), ("confirm", "de")) * 3,
+        *(("refresh", "de"), ("changed", "de"), ("confirm", "de")) * 3,
     ]
     assert not lora.app[SERVICE].runtime.adapters.describe("fr").options
     for method, path, done in (

@@ -1,7 +1,9 @@
 """vLLM's two adapter routes over HTTP: its bodies and codes, over LMI's registry."""
 
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.other_replicas import Others
 from tests.web.conftest import LORA, call
 from tests.web.test_found_adapters import check_registers_over
 
@@ -39,3 +41,15 @@ async def test_registration_replaces_a_store_adapter(
     """As LMI's own call does."""
     body = {"lora_name": "fr", "lora_path": "/own"}
     await check_registers_over(await serve(LORA), engine, "/v1/load_lora_adapter", body)
+
+
+async def test_calls_read_what_other_replicas_have_done(serve: ServeScripted) -> None:
+    """Before they decide whether the name is there."""
+    lora = await serve(LORA)
+    lora.app[SERVICE].runtime.adapters.sharing = others = Others()
+    for call_, body in (
+        ("load", {"lora_name": "fr", "lora_path": "/a/fr"}),
+        ("unload", {"lora_name": "fr"}),
+    ):
+        assert (await call(lora, "POST", f"/v1/{call_}_lora_adapter", json=body))[0] == 200
+    assert others.heard == [("refresh", "fr"), ("changed", "fr")] * 2
