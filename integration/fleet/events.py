@@ -247,7 +247,9 @@ def run(plan: Plan, start: Start, folder: Path) -> Found:
             load.wait_for(plan.requests)
             fleet.start(first)
             for at in (first, *others[: plan.servers - 1]):
-                fleet.register(f"called-{fleet.ports.index(at) + 2}")
+                fleet.register(name := f"called-{fleet.ports.index(at) + 2}")
+                fleet.wait_until_shared(found)
+                load.ask_also(name)
                 load.forget(f"127.0.0.1:{at}")
                 fleet.roll(at)
                 load.wait_for(plan.requests)
@@ -272,7 +274,7 @@ def _memory(server: ServerProcess) -> int:
 
 def _ask_everything(fleet: Fleet, load: Load, found: Found) -> None:
     """Have every server answer for every adapter, and compare; without weights for the shared."""
-    names = [*(load.names if fleet.plan.is_real else ()), *sorted(fleet.shared)]
+    names = {*(load.names if fleet.plan.is_real else ()), *fleet.shared}
 
     def ask_all(url: str) -> None:
         for name in names:

@@ -93,7 +93,7 @@ class Load:
     """
 
     url: str
-    names: Sequence[str]
+    names: Sequence[str]  # the most asked for first
     answers: Mapping[str, str] = field(default_factory=dict)
     clients: int = 4
     streamed: float = 0.0  # the part of all requests
@@ -127,6 +127,10 @@ class Load:
         if not wait_until(lambda: self.answered + len(self.lost) >= goal, seconds):
             raise TimeoutError(f"not {more} answers in {seconds} s; lost: {self.lost[:3]}")
 
+    def ask_also(self, name: str) -> None:
+        """Ask for this adapter, too, and more often than for any other."""
+        self.names = (name, *self.names)
+
     def forget(self, server: str) -> None:
         """Take note that a server has begun anew: it has no adapter."""
         with self._turn:
@@ -134,9 +138,9 @@ class Load:
 
     def _ask(self, seed: int) -> None:
         draw = random.Random(seed)
-        weights = [1 / (rank + 1) for rank in range(len(self.names))]
         while not self._over.is_set():
-            (name,) = draw.choices(self.names, weights)
+            names = self.names
+            (name,) = draw.choices(names, [1 / (rank + 1) for rank in range(len(names))])
             is_streamed, began = draw.random() < self.streamed, time.monotonic()
             try:
                 told = ask(self.url, name, is_streamed=is_streamed)
