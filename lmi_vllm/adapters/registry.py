@@ -152,10 +152,17 @@ class AdapterRegistry:
         if self.find is not None:
             await self.find(name)
 
-    async def refresh(self, name: str) -> None:
-        """Have what calls on other servers have done to this name, before a call changes it."""
+    @property
+    def has_others(self) -> bool:
+        """Whether a name that is not registered may become so by a request for it."""
+        return self.find is not None or self.sharing is not None
+
+    async def refresh(self, name: str, *, is_searched: bool = True) -> None:
+        """Have what other servers have done to this name, or found, before a call changes it."""
         if self.sharing is not None:
             await self.sharing.refresh(name)
+            if is_searched and name not in self:
+                await self.find_on_demand(name)
 
     @contextlib.asynccontextmanager
     async def hold(self, name: str, alias: str | None = None) -> AsyncIterator[Adapter]:
@@ -172,7 +179,7 @@ class AdapterRegistry:
                 while (adapter := self._adapters.get(name)) is not None and adapter.ref is None:
                     await self.load_on_first_use(name, alias)  # it may change again meanwhile
             adapter = self._adapters.get(name)
-            if self.find is None or (adapter is not None and adapter.ref is not None):
+            if not self.has_others or (adapter is not None and adapter.ref is not None):
                 break
         if adapter is None or adapter.ref is None:
             raise UnknownAdapterError(alias or name)

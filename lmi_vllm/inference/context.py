@@ -119,7 +119,7 @@ class RequestContext:
         fields = payload if isinstance(payload, dict) else {}
         adapters = self.runtime.adapters
         names = adapter_names(self.call, fields, adapters.__contains__)
-        if names == [None] and adapters.find is not None and fields.get("adapters") is None:
+        if names == [None] and adapters.has_others and fields.get("adapters") is None:
             names = [await _adapter_of_model(adapters, fields.get("model"), self.deadline())]
         self.adapters = tuple([await self._hold(name) if name else None for name in names])
 

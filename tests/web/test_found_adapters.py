@@ -14,6 +14,7 @@ from lmi_vllm.hooks import Hooks
 from lmi_vllm.messages import HttpRoute, InferenceCall, RouteKind, ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.other_replicas import Others
 from tests.support.scripted_application import EchoingApplication
 from tests.web.conftest import call
 
@@ -45,7 +46,7 @@ def finder_of(client: TestClient) -> OnDemandFinder:
     return OnDemandFinder(client.app[SERVICE].runtime.adapters)
 
 
-@pytest.mark.parametrize(
+WAYS = pytest.mark.parametrize(
     ("path", "body", "options"),
     [
         ("/invocations", {"inputs": "x"}, {"headers": HEADER}),
@@ -59,6 +60,9 @@ def finder_of(client: TestClient) -> OnDemandFinder:
         ("/v1/messages", {"messages": [], "model": "fr"}, {}),
     ],
 )
+
+
+@WAYS
 async def test_every_way_of_naming_an_adapter_finds_it(
     lora: TestClient,
     engine: ScriptedEngine,
@@ -73,6 +77,30 @@ async def test_every_way_of_naming_an_adapter_finds_it(
     used = [one.adapter for one in (*engine.jobs, *engine.calls, *application.calls)]
     assert engine.adapters["fr"] in used
     assert [one for one in used if one is not None and one.name != "fr"] == []
+
+
+class Unloaded(Others):
+    """Another replica has `fr`, which this one cannot load."""
+
+    async def arrive(self, name: str) -> None:
+        """Refuse it."""
+        if name == "fr":
+            raise NotReadyError("not loaded here")
+
+
+@WAYS
+async def test_an_adapter_of_another_replica_is_no_unknown_name(
+    lora: TestClient,
+    engine: ScriptedEngine,
+    path: str,
+    body: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """However it is named, without anything that finds adapters; never the base model instead."""
+    engine.http = application = EchoingApplication(engine, (MESSAGES,))
+    lora.app[SERVICE].runtime.adapters.sharing = Unloaded()
+    assert (await call(lora, "POST", path, json=body, **options))[0] == 503
+    assert [*engine.jobs, *engine.calls, *application.calls] == []
 
 
 class Marking:

@@ -94,20 +94,19 @@ class ReplicaAdapters:
         """
         until: float | None = None
         while True:
-            began = self._now()
             try:
-                await self.sync(wait_for_all=True)
+                has_work = await self.sync()
             except (UnreachableError, InterruptedTransferError) as error:
                 logger.warning(
                     "%s cannot be read, so this server waits: %s", self._state.place, error
                 )
                 await asyncio.sleep(min(self._refresh_seconds, READY_PAUSE_SECONDS))
                 continue
-            now = self._now()
-            until = now + READY_SECONDS if until is None else until
-            is_old = now > began + self._refresh_seconds  # calls may have changed it meanwhile
-            if now < until and (self.missing or is_old):
-                await asyncio.sleep(0 if is_old else READY_PAUSE_SECONDS)
+            if has_work:  # calls go on while adapters are loaded: read again
+                continue
+            until = self._now() + READY_SECONDS if until is None else until
+            if self.missing and self._now() < until:
+                await asyncio.sleep(READY_PAUSE_SECONDS)
                 continue
             for name, reason in self.missing.items():
                 logger.error("this server is ready without adapter %s: %s", name, reason)
@@ -169,9 +168,10 @@ class ReplicaAdapters:
             return
         await self._reconciler.wait(name, ARRIVE_SECONDS)
         if not self._reconciler.is_served(name):
-            reason = self.missing.get(name, "not yet")
-            logger.warning("adapter %s of a call cannot be served here: %s", name, reason)
-            raise NotReadyError(f"The adapter {name} is registered, and this server lacks it yet")
+            raise NotReadyError(
+                f"The adapter {name} is registered, and this server has not loaded it yet: it is "
+                "shared (option.adapters_state)"
+            )
 
     async def changed(self, name: str) -> None:
         """Write a change that a call has made here; one that the reconciler made is not written."""
@@ -213,8 +213,11 @@ class ReplicaAdapters:
         with suppress(*STORE_ERRORS, TimeoutError):
             await asyncio.wait_for(self._in_pool(self._state.leave), WRITE_SECONDS)
 
-    async def sync(self, *, wait_for_all: bool = False) -> None:
+    async def sync(self, reconcile_seconds: float = RECONCILE_SECONDS) -> bool:
         """Read the object, reconcile, write pending changes, report.
+
+        Returns whether there was an adapter to load, change or unload; what is written waits for
+        them at most `reconcile_seconds`.
 
         Raises:
             LmiError, UnreachableError, InterruptedTransferError: the store's.
@@ -223,10 +226,11 @@ class ReplicaAdapters:
             await self._read()
             tasks = self._reconciler.reconcile()
             if tasks:
-                await asyncio.wait(tasks, timeout=None if wait_for_all else RECONCILE_SECONDS)
+                await asyncio.wait(tasks, timeout=reconcile_seconds)
             await self._write_pending()
             await self._report()
             self._synced_at = self._now()
+            return bool(tasks)
 
     async def _sync_if_possible(self) -> None:
         try:

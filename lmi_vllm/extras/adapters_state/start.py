@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import socket
@@ -13,6 +14,7 @@ from typing import Final
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.extras.adapters_state.file import AdapterStateFile
 from lmi_vllm.extras.adapters_state.settings import AdaptersStateSettings
 from lmi_vllm.extras.adapters_state.shared_object import StateObject
@@ -56,9 +58,13 @@ class Replica:
         """
         await self.close()
         place = self._settings.extra(AdaptersStateSettings).adapters_state or ""
-        if sources is None or not place:
+        if not place:
             return
-        if (store := store_of(place)) is not None:
+        store = store_of(place)
+        if sources is None:
+            if store is not None and registry.find is None:
+                registry.find = functools.partial(_ask_first_process, registry)
+        elif store is not None:
             await self._share(registry, place, store)
         elif not is_url(place):
             state_file = AdapterStateFile(Path(without_file_scheme(place)))
@@ -106,6 +112,13 @@ class Replica:
             if age > late_seconds:
                 notes[PING_DETAIL] = f"out of reach for {age:.0f} s: what is known is served"
             await asyncio.sleep(WATCH_SECONDS)
+
+
+async def _ask_first_process(registry: AdapterRegistry, name: str) -> None:
+    """Have an adapter that only the first process knows, or is about to load."""
+    if name not in registry:
+        with contextlib.suppress(UnknownAdapterError):
+            await registry.load_on_first_use(name)
 
 
 def replica_name() -> str:

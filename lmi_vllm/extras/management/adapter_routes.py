@@ -54,7 +54,7 @@ async def adapters(request: web.Request) -> web.Response:
         options=_options(given),
     )
     alias = _alias(request)
-    await registry.refresh(adapter.name)
+    await registry.refresh(adapter.name, is_searched=False)
     if registry.is_from_store(adapter.name):  # a call's own goes before what was found by its name
         await registry.replace(adapter, request.app[SERVICE].profile.predict_timeout)
     else:
@@ -70,7 +70,7 @@ async def one_adapter(request: web.Request) -> web.Response:
     name, alias = request.match_info["name"], _alias(request)
     if request.method in READ_METHODS:
         return json_answer(_shown(registry.describe(name, alias)))
-    await _find_shared(registry, name)
+    await registry.refresh(name)
     await registry.unregister(name, request.app[SERVICE].profile.predict_timeout, alias)
     return await _changed(registry, name, request.query, f"{alias or name} unregistered")
 
@@ -83,7 +83,7 @@ async def adapter_action(request: web.Request) -> web.Response:
     check_method(request, ("POST",))
     registry = adapter_registry(request)
     name, alias = request.match_info["name"], _alias(request)
-    await _find_shared(registry, name)
+    await registry.refresh(name)
     current = registry.describe(name, alias)
     given = await given_arguments(request, ADAPTER_FIELDS)
     wanted = replace(
@@ -149,13 +149,6 @@ async def _changed(
     if not unconfirmed:
         return json_answer(status)
     return json_answer({**status, "unconfirmed": unconfirmed}, 202)
-
-
-async def _find_shared(registry: AdapterRegistry, name: str) -> None:
-    """Have an adapter that another replica has got or found: any of them takes calls on it."""
-    await registry.refresh(name)
-    if registry.sharing is not None and name not in registry:
-        await registry.find_on_demand(name)
 
 
 def _alias(request: web.Request) -> str | None:

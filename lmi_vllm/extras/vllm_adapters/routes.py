@@ -62,7 +62,7 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
         raise _RefusalError("Both 'lora_name' and 'lora_path' must be provided.")
     if name in service.profile.served_names:
         raise _RefusalError(f"The lora adapter '{name}' conflicts with a served base model.")
-    await registry.refresh(name)
+    await registry.refresh(name, is_searched=False)
     is_replacing = name in registry
     if is_replacing and not registry.is_from_store(name) and given.get("load_inplace") is not True:
         raise _RefusalError(

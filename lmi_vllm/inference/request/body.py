@@ -249,13 +249,16 @@ def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str
 
 
 def _message_count(value: object) -> int:
-    """Return how many messages and parts there are, those of conversations and results, too."""
+    """Return how many messages and parts there are, those of conversations and results, too.
+
+    Whatever list a message has counts as parts: vLLM's models look at each item of it.
+    """
     count, left = 0, [value]
     while left:
         one = left.pop()
         if isinstance(one, dict):
-            one = one.get("content")
-        if isinstance(one, list):
+            left += [part for part in one.values() if isinstance(part, list)]
+        elif isinstance(one, list):
             count += len(one)
             left += one
     return count

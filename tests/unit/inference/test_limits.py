@@ -105,6 +105,16 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"input": [{"content": [{}] * 8192}]},
         "input: at most 8192 messages and parts of them (got 8193)",
     ),
+    "parts of an output": (
+        {"input": [{"output": [1] * 8191}]},
+        {"input": [{"output": [1] * 8192}]},
+        "input: at most 8192 messages and parts of them (got 8193)",
+    ),
+    "calls of a message": (
+        {"messages": [{"content": [], "tool_calls": [{}] * 8191}]},
+        {"messages": [{"content": [{}], "tool_calls": [{}] * 8191}]},
+        "messages: at most 8192 messages and parts of them (got 8193)",
+    ),
     "parts of a system prompt": (
         {"system": [{}] * 8192},
         {"system": [{}] * 8193},

@@ -48,7 +48,7 @@ class Replica:
 
     async def sync(self) -> None:
         """Read and write once."""
-        await self.shared.sync(wait_for_all=True)
+        await self.shared.sync(reconcile_seconds=60.0)
 
     @property
     def names(self) -> list[str]:

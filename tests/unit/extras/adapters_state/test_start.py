@@ -1,6 +1,7 @@
 """What a server that shares its adapters says of it: in the metrics, and in /ping and /ready."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.errors import AdapterRefusedError, UnknownAdapterError
 from lmi_vllm.extras.adapters_state import reconciler, sharing, start
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.service import InferenceService
@@ -33,6 +34,7 @@ class Running:
     service: InferenceService
     events: ServerEvents = field(default_factory=ServerEvents)
     refused: set[str] = field(default_factory=set)
+    gate: threading.Event | None = None  # what sources wait for
 
     async def begin(self) -> None:
         """Have what is shared, as a model's start does."""
@@ -45,6 +47,8 @@ class Running:
         return self.service.lifecycle.ping_details.get(start.PING_DETAIL, "")
 
     def _resolve(self, src: str) -> str:
+        if self.gate is not None:
+            self.gate.wait(60)
         if src in self.refused:
             raise AdapterRefusedError(f"{src} is not here")
         return src
@@ -104,6 +108,40 @@ async def test_start_that_waits_for_the_state_says_so(
     empty_store.refusal = None
     await asyncio.wait_for(begun, 60)
     await until(lambda: running.detail == "")
+
+
+async def test_start_that_loads_for_long_is_not_out_of_reach(
+    running: Running, start: Start
+) -> None:
+    """The state is read again and again meanwhile."""
+    other = await start("other").begin()
+    await other.registry.register(Adapter("fr", "/fr"))
+    running.gate = threading.Event()
+    begun = asyncio.create_task(running.begin())
+    try:
+        await asyncio.sleep(3.0)
+        assert not begun.done()
+        assert value(AGE) < 2.5
+    finally:
+        running.gate.set()
+    await asyncio.wait_for(begun, 60)
+
+
+async def test_further_process_asks_the_first_for_unknown_names(running: Running) -> None:
+    """The first one shares the adapters, and knows which are about to be loaded."""
+    registry = AdapterRegistry(ScriptedEngine(), str, is_enabled=True)
+    asked = []
+
+    async def ask(name: str, _alias: str | None = None) -> Adapter:
+        asked.append(name)
+        raise UnknownAdapterError(name)
+
+    registry.load_on_first_use = ask  # type: ignore[method-assign]
+    await running.events.on_adapters[-1](registry, None)
+    with pytest.raises(UnknownAdapterError):
+        async with registry.hold("fr"):
+            pass
+    assert set(asked) == {"fr"}
 
 
 async def test_adapters_that_are_missing_are_counted(running: Running, start: Start) -> None:

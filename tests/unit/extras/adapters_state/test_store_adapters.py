@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.errors import AdapterCapacityError
 from lmi_vllm.extras.adapters_state import shared_object
 from lmi_vllm.extras.adapters_state.shared_object import (
     MAX_REMOVED,
     REMOVED_SECONDS,
     ReplicatedAdapters,
 )
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.messages import AdapterRef
 from tests.support.s3_server import S3Server
 from tests.unit.extras.adapters_state.conftest import Replica, Start, document
 
@@ -56,6 +59,27 @@ async def test_pin_of_a_found_adapter_is_a_registration_everywhere(
     assert await a.shared.confirm("fr") == {}
     assert late.engine.adapters["fr"].pinned
     assert [entry["pin"] for entry in document(empty_store)["adapters"]] == [True]
+
+
+async def test_pin_of_a_found_adapter_needs_no_second_slot(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the call pinned lets go of its slot before what is shared takes it."""
+    a = await with_store(start, "a")
+    load = ScriptedEngine.load_adapter
+
+    async def load_in_one_slot(engine: ScriptedEngine, adapter: AdapterRef) -> None:
+        pinned = [one for one in engine.adapters.values() if one.pinned]
+        if adapter.pinned and any(one.engine_id != adapter.engine_id for one in pinned):
+            raise AdapterCapacityError("No free lora slots")
+        await load(engine, adapter)
+
+    monkeypatch.setattr(ScriptedEngine, "load_adapter", load_in_one_slot)
+    await a.registry.update("fr", replace(a.registry.describe("fr"), pin=True), 5)
+    await a.sync()
+    assert a.shared.missing == {}
+    assert not a.registry.is_from_store("fr")
+    assert a.engine.adapters["fr"].pinned
 
 
 async def test_delete_of_a_found_adapter_hides_it_everywhere(

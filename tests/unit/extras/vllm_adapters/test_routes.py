@@ -5,7 +5,7 @@ from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.support.other_replicas import Others
 from tests.web.conftest import LORA, call
-from tests.web.test_found_adapters import check_registers_over
+from tests.web.test_found_adapters import check_registers_over, finder_of
 
 
 async def test_vllm_routes_have_vllm_texts(serve: ServeScripted, engine: ScriptedEngine) -> None:
@@ -53,3 +53,13 @@ async def test_calls_read_what_other_replicas_have_done(serve: ServeScripted) ->
     ):
         assert (await call(lora, "POST", f"/v1/{call_}_lora_adapter", json=body))[0] == 200
     assert others.heard == [("refresh", "fr"), ("changed", "fr")] * 2
+
+
+async def test_what_another_replica_found_is_unloaded(serve: ServeScripted) -> None:
+    """Any of them takes the call: this one finds it first."""
+    lora = await serve(LORA)
+    finder_of(lora)
+    lora.app[SERVICE].runtime.adapters.sharing = others = Others()
+    answer = await call(lora, "POST", "/v1/unload_lora_adapter", json={"lora_name": "fr"})
+    assert answer == (200, "Success: LoRA adapter 'fr' removed successfully.")
+    assert others.heard[-1] == ("changed", "fr")
