@@ -11,8 +11,7 @@
     │       └── EngineMemoryError    for want of memory
     ├── RequestError                 the client's payload caused it (424 on LMI routes)
     │   ├── PayloadError             a field is missing, of the wrong type or out of range
-    │   ├── UnknownAdapterError      the request names an adapter that is not registered
-    │   └── UnknownModelNameError    the payload names a model that is not served
+    │   └── UnknownAdapterError      the request names an adapter that is not registered
     ├── CustomCodeError              a hook of the user's failed on a request (424 on LMI routes)
     ├── ManagementError              a management call cannot be carried out
     │   ├── BadParameterError        400
@@ -153,12 +152,6 @@ class UnknownAdapterError(RequestError):
 
     def __init__(self, adapter: str) -> None:
         super().__init__(f"The adapter {adapter} was not found in the registry of loaded adapters")
-
-
-class UnknownModelNameError(RequestError):
-    """A payload's `model` field names a model that is not served here."""
-
-    kind = "NotFoundError"
 
 
 class CustomCodeError(LmiError):
@@ -388,9 +381,8 @@ class StatusTable:
 
     def of(self, error: LmiError, dialect: Dialect) -> int:
         """Return the status of `error`, as an answer or in the last row of a stream."""
-        if dialect in (Dialect.OPENAI, Dialect.ANTHROPIC, Dialect.COHERE) and isinstance(
-            error, (UnknownAdapterError, UnknownModelNameError)
-        ):
+        vllms = (Dialect.OPENAI, Dialect.ANTHROPIC, Dialect.COHERE)
+        if dialect in vllms and isinstance(error, UnknownAdapterError):
             return 404  # vLLM's own code for a model it does not serve
         if (
             dialect is Dialect.TGI

@@ -14,7 +14,6 @@ from lmi_vllm.errors import (
     OverloadError,
     PayloadError,
     UnknownAdapterError,
-    UnknownModelNameError,
     openai_error,
     tgi_error,
 )
@@ -51,7 +50,6 @@ STATUSES: dict[str, tuple[LmiError, Dialect, int]] = {
     "adapter": (UnknownAdapterError("a"), Dialect.LMI, 424),
     "adapter, openai": (UnknownAdapterError("a"), Dialect.OPENAI, 404),
     "adapter, tgi": (UnknownAdapterError("a"), Dialect.TGI, 422),
-    "model, openai": (UnknownModelNameError("m"), Dialect.OPENAI, 404),
     "overload": (OverloadError("m"), Dialect.LMI, 503),
     "overload, openai": (OverloadError("m"), Dialect.OPENAI, 503),
     "overload, tgi": (OverloadError("m"), Dialect.TGI, 429),
