@@ -1,6 +1,7 @@
 """What multiplies work is refused on every route, in its own shape, before the engine sees it."""
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ LIMITS = RequestLimits(max_sequences=2, max_stop_strings=1, max_logit_bias=1, ma
 PROFILE = ServingProfile(model_name="demo", limits=LIMITS)
 JSON = {"Content-Type": "application/json"}
 LONG = {"regex": "a" * 40}
+DEEP = json.loads('{"a":' * 300 + "1" + "}" * 300)
 
 TOO_MUCH: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "n": ("/invocations", {"inputs": "x", "parameters": {"n": 3}}, 424, "parameters.n: at most 2"),
@@ -37,6 +39,24 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], int, str]] = {
         {"messages": [], "tools": [{"function": {"parameters": LONG}}]},
         400,
         "tools[0]: at most 30 bytes",
+    ),
+    "deep tools": (
+        "/v1/chat/completions",
+        {"messages": [], "tools": [DEEP]},
+        400,
+        "tools: objects and lists may nest at most 200 levels",
+    ),
+    "deep grammar": (
+        "/invocations",
+        {"inputs": "x", "parameters": {"guided_json": DEEP}},
+        424,
+        "parameters.guided_json: objects and lists may nest at most 200 levels",
+    ),
+    "deep arguments": (
+        "/v1/chat/completions",
+        {"messages": [{"tool_calls": [{"function": {"arguments": "[" * 5000}}]}]},
+        400,
+        "messages: objects and lists may nest at most 200 levels",
     ),
     "logit_bias": (
         "/v1/completions",

@@ -3,8 +3,9 @@
 import contextlib
 import csv
 import io
+import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 from urllib.parse import parse_qsl
 
@@ -21,33 +22,31 @@ CSV_COLUMNS: Final = ("inputs", "question", "context")
 EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 MAX_MESSAGES: Final = 8192  # and parts: each is checked, and put into the template, one by one
 MAX_TOOLS: Final = 1024  # 50 us each in vLLM's models, on the event loop
+MAX_DEPTH: Final = 200  # levels; orjson writes 254, and Python's parsers and templates end at 1000
 # Compared after each token, in the engine; the time may grow with the square.
 LONGEST_PATTERN: Final = 128
 _SEQUENCES: Final = ("n", "best_of", "num_beams")
 _STRINGS: Final = ("stop", "stop_sequences", "bad_words")
 _TOKEN_IDS: Final = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 _LOGPROBS: Final = ("logprobs", "top_n_tokens", "prompt_logprobs")
-_CONVERSATIONS: Final = ("messages", "input", "system")
+_NESTING: Final = frozenset({dict, list})
+_CONVERSATIONS: Final = ("messages", "system")
+# Texts and token ids, which are cheap, or objects with parts, as messages are.
+_MIXED: Final = (
+    "input", "inputs", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2"
+)  # fmt: skip
 _GRAMMARS: Final = (
-    "structured_outputs",
-    "response_format",
-    "grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
+    "structured_outputs", "response_format", "grammar",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
 # All that `check_limits` looks at: most requests have none of it.
 _BOUNDED: Final = frozenset(
-    {*_SEQUENCES, *_STRINGS, *_TOKEN_IDS, *_GRAMMARS, *_CONVERSATIONS,
+    {*_SEQUENCES, *_STRINGS, *_TOKEN_IDS, *_GRAMMARS, *_CONVERSATIONS, *_MIXED,
      "tokens", "repetition_detection", "text", "tools"}
 )  # fmt: skip
 # Fields of an OpenAI body that may hold one text or many, each of which is work of its own.
 _TEXTS: Final = frozenset(
-    {
-        "prompt", "input", "documents", "text_1", "text_2", "queries", "items", "data_1", "data_2",
-        "texts", "images", "inputs",  # Cohere's three
-    }
+    {*_MIXED, "prompt", "texts", "images"}
 )  # fmt: skip
 
 
@@ -162,6 +161,10 @@ def check_limits(given: Mapping[str, Any], limits: RequestLimits, prefix: str = 
     Raises:
         PayloadError: names the field, the bound and the setting that moves it.
     """
+    for name, value in given.items():
+        if type(value) in _NESTING and _is_deep(value):
+            most = f"{MAX_DEPTH} levels, those in the arguments of tool calls, too"
+            raise PayloadError(f"{prefix}{name}: objects and lists may nest at most {most}")
     if _BOUNDED.isdisjoint(given):
         return
     for problem in _excesses(given, limits):
@@ -227,9 +230,9 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
 
 def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
     """Lists that vLLM processes on a shared thread without a bound of its own."""
-    for name in filter(given.__contains__, _CONVERSATIONS):
+    for name in filter(given.__contains__, (*_CONVERSATIONS, *_MIXED)):
         value = given[name]
-        if name == "input" and isinstance(value, list):  # or texts and token ids, which are cheap
+        if name in _MIXED and isinstance(value, list):
             value = [one for one in value if isinstance(one, dict)]
         if (count := _message_count(value)) > MAX_MESSAGES:
             yield f"{name}: at most {MAX_MESSAGES} messages and parts of them (got {count})"
@@ -262,6 +265,28 @@ def _message_count(value: object) -> int:
             count += len(one)
             left += one
     return count
+
+
+def _is_deep(value: dict[str, Any] | list[Any]) -> bool:
+    """Whether more levels are in it than vLLM's parsers and templates can follow."""
+    level: list[Any] = [value]
+    with contextlib.suppress(RecursionError):  # of arguments
+        for _ in range(MAX_DEPTH):
+            if not level:
+                return False
+            level = [one for each in level for one in _held(each) if type(one) in _NESTING]
+    return bool(level)
+
+
+def _held(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    """Return what is in it; the arguments of a call are a text, which vLLM parses."""
+    if isinstance(value, list):
+        return value
+    text = value.get("arguments")
+    if isinstance(text, str) and text.count("{") + text.count("[") > MAX_DEPTH // 2:
+        with contextlib.suppress(ValueError):  # that it is no JSON, vLLM says or overlooks
+            return [*value.values(), json.loads(text)]
+    return value.values()
 
 
 def _as_number(value: object) -> float | None:

@@ -21,6 +21,21 @@ LIMITS = RequestLimits(
     max_tokenize_length=6,
 )
 LONG = {"type": "object", "title": "long"}
+FLAT = "[" + "{}," * 300 + "{}]"
+
+
+def deep(levels: int) -> Any:
+    """Return lists in lists: so many levels."""
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def call_of(arguments: object) -> dict[str, Any]:
+    """Return a message that calls a tool with these arguments, four levels up."""
+    return {"tool_calls": [{"function": {"arguments": arguments}}]}
+
 
 # What just passes, what does not, and what the text says.
 BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -115,6 +130,16 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"messages": [{"content": [{}], "tool_calls": [{}] * 8191}]},
         "messages: at most 8192 messages and parts of them (got 8193)",
     ),
+    "parts of a document": (
+        {"documents": ["a"] * 9000, "data_1": {"content": [{}] * 8192}},
+        {"data_1": {"content": [{}] * 8193}},
+        "data_1: at most 8192 messages and parts of them (got 8193)",
+    ),
+    "parts of documents": (
+        {"documents": [{"content": [{}] * 8191}]},
+        {"documents": ["a", {"content": [{}] * 8192}]},
+        "documents: at most 8192 messages and parts of them (got 8193)",
+    ),
     "parts of a system prompt": (
         {"system": [{}] * 8192},
         {"system": [{}] * 8193},
@@ -124,6 +149,26 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"tools": [{}] * 1024},
         {"tools": [{}] * 1025},
         "tools: at most 1024 (got 1025)",
+    ),
+    "levels": (
+        {"chat_template_kwargs": deep(200), "prompt": "[" * 300},
+        {"chat_template_kwargs": deep(201)},
+        "chat_template_kwargs: objects and lists may nest at most 200 levels",
+    ),
+    "levels of a schema, which is not measured": (
+        {"prompt": "x"},
+        {"structured_outputs": {"json": deep(300)}},
+        "structured_outputs: objects and lists may nest at most 200 levels",
+    ),
+    "levels of the arguments of a call": (
+        {"messages": [call_of("[" * 195 + "]" * 195), call_of(FLAT), call_of("{" * 300)]},
+        {"messages": [call_of("[" * 196 + "]" * 196)]},
+        "messages: objects and lists may nest at most 200 levels",
+    ),
+    "levels of arguments, more than Python reads": (
+        {"input": [{"arguments": "[" * 198 + "]" * 198}]},
+        {"input": [{"arguments": "[" * 5000 + "]" * 5000}]},
+        "input: objects and lists may nest at most 200 levels, those in the arguments of tool",
     ),
     "tokens": (
         {"tokens": [1] * 6},
