@@ -100,6 +100,9 @@ DIFFERENCES: Final = (
         "A body that vLLM's own checks stumble over is 400", "status body", r" stumbled over"
     ),
     difference(
+        "A field that nests more than 200 levels is refused", "status body", r" body deep beside$"
+    ),
+    difference(
         "Where no name is configured, some refusals name the model's path",
         "body",
         r" own message of a picture$|/embeddings dimensions$",
