@@ -6,7 +6,7 @@
     │   ├── ModelSourceError         a model that cannot be served
     │   │   └── NoModelError         no model is named or found
     │   ├── DownloadError            a model or an adapter could not be fetched
-    │   │   └── AccessRefusedError   the credentials may not read it
+    │   │   └── MissingRepositoryError  there is none of that name, or it is private
     │   └── EngineStartError         vLLM refused to start
     │       └── EngineMemoryError    for want of memory
     ├── RequestError                 the client's payload caused it (424 on LMI routes)
@@ -122,8 +122,8 @@ class DownloadError(StartupError):
     """A model or adapter could not be fetched; the text names source and reason."""
 
 
-class AccessRefusedError(DownloadError):
-    """The source is there, and the credentials may not read it."""
+class MissingRepositoryError(DownloadError):
+    """The hub has no repository of that name, or hides a private one."""
 
 
 class EngineStartError(StartupError):

@@ -22,6 +22,7 @@ from lmi_vllm.errors import (
     AdapterConflictError,
     AdapterRefusedError,
     BadParameterError,
+    NotReadyError,
     RequestError,
     ResourceNotFoundError,
     UnknownAdapterError,
@@ -163,6 +164,23 @@ class AdapterRegistry:
             await self.sharing.refresh(name)
             if is_searched and name not in self:
                 await self.find_on_demand(name)
+
+    async def remove(self, name: str, timeout_seconds: float, alias: str | None = None) -> None:
+        """Unregister for a call: on the other servers also what this one cannot find or load.
+
+        Raises:
+            ResourceNotFoundError: no adapter of that name.
+        """
+        try:
+            await self.refresh(name)
+        except (NotReadyError, RequestError) as error:
+            if self.sharing is None or name in self:
+                raise
+            logger.warning("adapter %s is removed, though it is not here: %s", name, error.text)
+            self.sharing.note(name, Adapter(name, "", is_from_store=True))
+            await self._changed(name)
+        else:
+            await self.unregister(name, timeout_seconds, alias)
 
     @contextlib.asynccontextmanager
     async def hold(self, name: str, alias: str | None = None) -> AsyncIterator[Adapter]:

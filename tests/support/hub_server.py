@@ -54,6 +54,7 @@ class HubServer:
     resumed_from: list[int] = field(default_factory=list)  # starts of ranges asked for
     cuts_left: int = 0  # so many transfers of large files break off halfway
     failures_left: int = 0  # so many transfers of large files answer 500
+    refusal: tuple[int, dict[str, str]] | None = None  # status and headers of every answer
     chunk_pause: threading.Event | None = None  # large files stop halfway until it is set
 
     def paths(self, method: str) -> list[str]:
@@ -103,7 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, self.query = self.path.partition("?")
         self.hub.requests.append((self.command, path))
         self.hub.authorizations.append(self.headers.get("authorization", ""))
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
+        if self.hub.refusal is not None:
+            self._send(self.hub.refusal[0], b"", self.hub.refusal[1])
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
             self._tree(*match.groups())
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             self._info(*match.groups())

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from lmi_vllm.adapters.check import CONFIG
 from lmi_vllm.adapters.source import AdapterSources
-from lmi_vllm.errors import AccessRefusedError, DownloadError
+from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
 from lmi_vllm.sources.base import FetchRequest, ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
@@ -98,9 +98,7 @@ class HubRepositories(_Remote):
         repository = f"{self.owner}/{name}"
         try:
             found = hub(repository).list_files(FetchRequest(repository, self.environ))
-        except AccessRefusedError:  # of the token, say: what is loaded is not gone
-            raise
-        except DownloadError:
+        except MissingRepositoryError:  # any other refusal is none of the adapter: it is not gone
             return None
         sizes = found.sizes
         if CONFIG not in sizes or not found.commit:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from lmi_vllm.errors import AccessRefusedError, DownloadError
+from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.hub.location import HubRepository
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.sources.storage import without_secrets
@@ -17,7 +17,10 @@ _CHATTY_LOGGERS: Final = (
     "httpx",
     "httpx2",
 )
-_FORBIDDEN: Final = (401, 403)
+_UNAUTHORIZED: Final = 401
+_FORBIDDEN: Final = (_UNAUTHORIZED, 403)
+_MISSING: Final = (404, 410)
+_HUB_HEADERS: Final = ("X-Error-Code", "X-Error-Message")
 _FIRST_SERVER_FAULT: Final = 500
 _RETRIED_STATUSES: Final = (408, 429)
 
@@ -39,7 +42,7 @@ def translating(source: HubRepository) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise DownloadError(unknown_reference(source.repository)) from error
+        raise MissingRepositoryError(unknown_reference(source.repository)) from error
     except HfHubHTTPError as error:
         raise _of_answer(source, error) from error
     except OfflineModeIsEnabled as error:
@@ -56,29 +59,42 @@ def _of_answer(source: HubRepository, error: Exception) -> Exception:
     """Our error for an answer of the hub that is not a success."""
     from huggingface_hub.errors import (  # noqa: PLC0415
         GatedRepoError,
-        RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     response = getattr(error, "response", None)
     status = int(getattr(response, "status_code", 0))
     if isinstance(error, GatedRepoError):
-        return AccessRefusedError(_gated_text(source))
+        return DownloadError(_gated_text(source))
     if isinstance(error, RevisionNotFoundError):
         return DownloadError(
             f"{source.label}: the repository exists but has no such branch, tag or commit: "
             "check option.revision"
         )
-    if isinstance(error, RepositoryNotFoundError):
-        return DownloadError(_missing_text(source))
+    if _is_missing(source, error, status):
+        return MissingRepositoryError(_missing_text(source))
     if status in _FORBIDDEN:
-        return AccessRefusedError(
+        return DownloadError(
             f"{source.label}: {source.endpoint} refused access with status {status}: check that "
             "HF_TOKEN is valid and may read this repository"
         )
     if status >= _FIRST_SERVER_FAULT or status in _RETRIED_STATUSES:
         return InterruptedTransferError(f"{source.endpoint} answered with status {status}")
     return DownloadError(f"{source.label}: {source.endpoint} answered with status {status}")
+
+
+def _is_missing(source: HubRepository, error: Exception, status: int) -> bool:
+    """Whether the hub says that there is no such repository, or hides a private one.
+
+    Without a token it answers 401 then, with a header of its own. The library takes any 401 for
+    that: one of a mirror or a proxy, and the one for a token that has expired.
+    """
+    from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415
+
+    if status == _UNAUTHORIZED:
+        headers = getattr(error, "response").headers  # noqa: B009
+        return source.token is None and any(name in headers for name in _HUB_HEADERS)
+    return status in _MISSING and not isinstance(error, EntryNotFoundError)
 
 
 def _gated_text(source: HubRepository) -> str:

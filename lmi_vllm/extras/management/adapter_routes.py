@@ -70,8 +70,7 @@ async def one_adapter(request: web.Request) -> web.Response:
     name, alias = request.match_info["name"], _alias(request)
     if request.method in READ_METHODS:
         return json_answer(_shown(registry.describe(name, alias)))
-    await registry.refresh(name)
-    await registry.unregister(name, request.app[SERVICE].profile.predict_timeout, alias)
+    await registry.remove(name, request.app[SERVICE].profile.predict_timeout, alias)
     return await _changed(registry, name, request.query, f"{alias or name} unregistered")
 
 

@@ -12,7 +12,12 @@ from aiohttp import web
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, ManagementError
+from lmi_vllm.errors import (
+    AdapterCapacityError,
+    AdapterMissingError,
+    ManagementError,
+    ResourceNotFoundError,
+)
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes
 
@@ -93,11 +98,11 @@ async def _unload(registry: AdapterRegistry, service: InferenceService, given: F
     name = given.get("lora_name")
     if not name:
         raise _RefusalError("'lora_name' needs to be provided to unload a LoRA adapter.")
-    await registry.refresh(name)
-    if name not in registry:
+    try:
+        await registry.remove(name, service.profile.predict_timeout)
+    except ResourceNotFoundError as error:
         text = f"The lora adapter '{name}' cannot be found."
-        raise _RefusalError(text, 404, "NotFoundError")
-    await registry.unregister(name, service.profile.predict_timeout)
+        raise _RefusalError(text, 404, "NotFoundError") from error
     return f"Success: LoRA adapter '{name}' removed successfully."
 
 

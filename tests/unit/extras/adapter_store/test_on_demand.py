@@ -504,6 +504,47 @@ async def test_refused_token_unloads_nothing(
         assert await use(bench, "fr") == load
 
 
+@pytest.mark.parametrize(
+    ("refusal", "token", "is_gone"),
+    [
+        ((404, {}), "", True),
+        ((410, {}), "", True),
+        ((404, {"X-Error-Code": "RepoNotFound"}), "hf_t", True),
+        ((401, {"X-Error-Code": "RepoNotFound"}), "", True),  # what the hub says without a token
+        ((401, {"X-Error-Message": "Invalid username or password."}), "", True),
+        ((401, {"X-Error-Message": "Invalid username or password."}), "hf_expired", False),
+        ((401, {"X-Error-Code": "RepoNotFound"}), "hf_expired", False),
+        ((401, {}), "", False),  # of a mirror or a proxy
+        ((402, {}), "", False),
+        ((403, {}), "", False),
+        ((407, {}), "", False),
+        ((451, {}), "", False),
+    ],
+)
+async def test_only_what_the_hub_calls_missing_is_gone(
+    bench: Bench,
+    tmp_path: Path,
+    refusal: tuple[int, dict[str, str]],
+    token: str,
+    is_gone: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any other refusal is of the token, the account or a proxy: what is loaded is served on."""
+    monkeypatch.setattr(on_demand, "RENEW_WAIT_SECONDS", 60.0)  # a busy machine is slow to renew
+    with hub_server(acme__fr=Repository(FILES)) as hub:
+        bench.environ |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        bench.environ["HF_TOKEN"] = token
+        bench.open("hf://acme/")
+        load = await use(bench, "fr")
+        hub.refusal = refusal
+        bench.time += REFRESH
+        if is_gone:
+            with pytest.raises(UnknownAdapterError):
+                await use(bench, "fr")
+        else:
+            assert await use(bench, "fr") == load
+
+
 async def test_hub_adapter_is_fetched_at_the_commit_that_was_looked_up(
     bench: Bench, other_weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

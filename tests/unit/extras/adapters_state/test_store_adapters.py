@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.errors import AdapterCapacityError
+from lmi_vllm.errors import (
+    AdapterCapacityError,
+    LmiError,
+    NotReadyError,
+    RequestError,
+    ResourceNotFoundError,
+)
 from lmi_vllm.extras.adapters_state import shared_object
 from lmi_vllm.extras.adapters_state.shared_object import (
     MAX_REMOVED,
@@ -114,6 +120,42 @@ async def test_delete_of_a_pinned_one_hides_it_too(start: Start) -> None:
     await a.sync()
     assert a.names == b.names == []
     assert a.shared.is_removed("fr")
+
+
+@pytest.mark.parametrize("error", [NotReadyError("store away"), RequestError("refused weights")])
+async def test_one_that_cannot_be_found_here_is_deleted_elsewhere(
+    start: Start, error: LmiError
+) -> None:
+    """The store does not answer this server, or has weights by now that are refused."""
+    a, b = await with_store(start, "a"), await start("b").begin()
+    failing: list[LmiError] = []
+
+    async def find(_name: str) -> None:
+        if failing:
+            raise failing[0]
+
+    b.registry.find = find
+    with pytest.raises(ResourceNotFoundError):
+        await b.registry.remove("fr", 5)
+    failing.append(error)
+    await b.registry.remove("fr", 5)
+    await a.sync()
+    assert a.names == []
+    assert a.shared.is_removed("fr")
+
+
+async def test_one_that_no_server_can_load_is_deleted(start: Start, empty_store: S3Server) -> None:
+    """Its source is gone: it need not be registered again first."""
+    a, b = await start("a").begin(), await start("b").begin()
+    b.refused.add("/fr")
+    await a.registry.register(Adapter("fr", "/fr"))
+    await b.sync()
+    assert list(b.shared.missing) == ["fr"]
+    await b.registry.remove("fr", 5)
+    assert document(empty_store)["adapters"] == []
+    assert b.shared.missing == {}
+    await a.sync()
+    assert a.names == []
 
 
 async def test_adapter_found_while_it_is_deleted_does_not_stay(start: Start) -> None:
