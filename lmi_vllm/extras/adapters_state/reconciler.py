@@ -67,8 +67,16 @@ class OutdatedError(LmiError):
     """What was to be applied is no longer wanted: a call, or another replica, was faster."""
 
 
-# What the current task applies, in a tuple since it may be None; None in a task of a call.
-_APPLIED: Final[ContextVar[tuple[Adapter | None] | None]] = ContextVar("applied", default=None)
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a task applies, and the slot that it holds until the registry has it."""
+
+    wanted: Adapter | None
+    slot: contextlib.ExitStack
+
+
+# Of the current task; None in a task of a call.
+_APPLIED: Final[ContextVar[Applied | None]] = ContextVar("applied", default=None)
 
 
 class AdapterReconciler:
@@ -97,6 +105,11 @@ class AdapterReconciler:
         """Whether the current task is one of the reconciler's, and not a call's."""
         return _APPLIED.get() is not None
 
+    def on_applied(self) -> None:
+        """Release the slot of the current task: it only waits for requests on the old weights."""
+        if (applied := _APPLIED.get()) is not None:
+            applied.slot.close()
+
     def check(self, name: str) -> None:
         """Return when the current task may change `name`, whose lock it holds.
 
@@ -104,7 +117,7 @@ class AdapterReconciler:
             OutdatedError: it is the reconciler's, and something else is wanted by now.
         """
         applied = _APPLIED.get()
-        if applied is not None and not are_equal(applied[0], self._wanted.get(name)):
+        if applied is not None and not are_equal(applied.wanted, self._wanted.get(name)):
             raise OutdatedError(f"The adapter {name} was changed by a call meanwhile")
 
     def registered(self, name: str) -> Adapter | None:
@@ -179,12 +192,14 @@ class AdapterReconciler:
 
     async def _reconcile_one(self, name: str) -> None:
         """Register, replace or update the adapter; unregister it where none is wanted."""
-        # An adapter that is removed waits for its requests: it takes none of the slots.
-        is_removed = self._wanted.get(name) is None
-        async with contextlib.nullcontext() if is_removed else self._slots:
+        with contextlib.ExitStack() as slot:
+            # An adapter that is removed waits for its requests: it takes none of the slots.
+            if self._wanted.get(name) is not None:
+                await self._slots.acquire()
+                slot.callback(self._slots.release)
             wanted = self._wanted.get(name)
             if not self.is_as_wanted(name):
-                _APPLIED.set((wanted,))
+                _APPLIED.set(Applied(wanted, slot))
                 with suppress(OutdatedError, ResourceNotFoundError):
                     await self._apply(name, wanted)
 

@@ -66,6 +66,8 @@ class ReplicaAdapters:
         self._wanted = WantedAdapters()
         self._registry = registry
         self._sync_lock = asyncio.Lock()
+        self._next: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._wake = asyncio.Event()
         self._reconciler = AdapterReconciler(
             registry, drop_seconds, now, self._wake.set, self._wanted
@@ -131,6 +133,7 @@ class ReplicaAdapters:
     def note(self, name: str, before: Adapter | None) -> None:
         """Note a change that a call makes: from now on it is what is wanted, here and elsewhere."""
         if self._reconciler.is_applying:
+            self._reconciler.on_applied()
             return
         if before is not None and before.is_from_store:
             self._note_found(name, before)
@@ -154,8 +157,7 @@ class ReplicaAdapters:
 
     async def refresh(self, name: str) -> None:
         """Have this adapter as calls on other servers have left it, where the store answers."""
-        reading = asyncio.create_task(self._sync_if_possible())
-        await asyncio.wait({reading}, timeout=READ_SECONDS)
+        await asyncio.wait({self._next_sync()}, timeout=READ_SECONDS)
         await self._reconciler.wait(name, ARRIVE_SECONDS)
 
     async def arrive(self, name: str) -> None:
@@ -177,8 +179,7 @@ class ReplicaAdapters:
         """Write a change that a call has made here; one that the reconciler made is not written."""
         if self._reconciler.is_applying or name not in self._wanted.pending:
             return
-        writing = asyncio.create_task(self._sync_if_possible())
-        await asyncio.wait({writing}, timeout=WRITE_SECONDS)
+        await asyncio.wait({self._next_sync()}, timeout=WRITE_SECONDS)
 
     async def confirm(self, name: str) -> dict[str, str]:
         """Wait until every live replica has the change, at most about `CONFIRM_SECONDS`.
@@ -206,6 +207,7 @@ class ReplicaAdapters:
 
     async def close(self) -> None:
         """Write what is pending, and delete the report of this replica; begin nothing more."""
+        self._is_closed = True
         self._reconciler.close()
         with suppress(*STORE_ERRORS, LmiError, TimeoutError):
             async with asyncio.timeout(WRITE_SECONDS), self._sync_lock:
@@ -223,6 +225,9 @@ class ReplicaAdapters:
             LmiError, UnreachableError, InterruptedTransferError: the store's.
         """
         async with self._sync_lock:
+            self._next = None  # calls from now on need one that reads later
+            if self._is_closed:
+                return False
             await self._read()
             tasks = self._reconciler.reconcile()
             if tasks:
@@ -231,6 +236,12 @@ class ReplicaAdapters:
             await self._report()
             self._synced_at = self._now()
             return bool(tasks)
+
+    def _next_sync(self) -> asyncio.Task[None]:
+        """Return a synchronization that has not begun: one for all calls, however many wait."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._sync_if_possible())
+        return self._next
 
     async def _sync_if_possible(self) -> None:
         try:
@@ -271,7 +282,9 @@ class ReplicaAdapters:
         raise UnreachableError(f"{MAX_CONFLICTS} writes in a row were another's")
 
     async def _report(self) -> None:
-        """Write the report if it has changed, or is due again."""
+        """Write the report if it has changed, or is due again; none once this server ends."""
+        if self._is_closed:
+            return
         report = ReplicaReport(self._wanted.shared.generation, self.missing)
         if self._reported is not None:
             before, at = self._reported

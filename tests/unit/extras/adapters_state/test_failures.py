@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,12 @@ import pytest
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import ignore_change
 from lmi_vllm.errors import EngineFailureError
-from lmi_vllm.extras.adapters_state import reconciler
+from lmi_vllm.extras.adapters_state import reconciler, sharing
+from lmi_vllm.extras.adapters_state.shared_object import ReplicatedAdapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import AdapterRef
-from tests.support.s3_server import S3Server
-from tests.unit.extras.adapters_state.conftest import AWAY, Replica, Start, document
+from tests.support.s3_server import BUCKET, S3Server
+from tests.unit.extras.adapters_state.conftest import AWAY, KEY, Replica, Start, document
 
 
 @pytest.fixture
@@ -311,3 +312,64 @@ async def test_shutdown_writes_acknowledged_changes(start: Start, empty_store: S
     await a.shared.close()
     b: Replica = await start("b").begin()
     assert b.names == ["fr"]
+
+
+async def test_streams_on_old_weights_keep_no_other_adapter_waiting(start: Start) -> None:
+    """As many as load at once are replaced, and each old one is used."""
+    a, b = await start("a").begin(), await start("b").begin()
+    replaced = [f"r{number}" for number in range(reconciler.MAX_CONCURRENT)]
+    async with AsyncExitStack() as streams:
+        for name in replaced:
+            await a.registry.register(Adapter(name, f"/{name}"))
+        await b.sync()
+        for name in replaced:
+            await streams.enter_async_context(b.registry.hold(name))
+            await a.registry.replace(Adapter(name, f"/{name}/v2"), 5)
+        await b.shared.sync(reconcile_seconds=0.01)
+        await a.registry.register(Adapter("fr", "/fr"))
+        async with asyncio.timeout(4):  # less than the old weights wait for their requests
+            while "fr" not in b.names:
+                await b.shared.sync(reconcile_seconds=0.01)
+                await asyncio.sleep(0.01)
+
+
+async def test_calls_share_the_read_that_waits(
+    start: Start, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store hangs, no call adds one of its own; each has one that begins after it."""
+    monkeypatch.setattr(sharing, "READ_SECONDS", 0.1)
+    a = await start("a").begin()
+    reads, read = [0], a.state.read
+
+    def hang() -> ReplicatedAdapters | None:
+        reads[0] += 1
+        gate.wait(60)
+        return read()
+
+    monkeypatch.setattr(a.state, "read", hang)
+    await asyncio.gather(*(a.registry.refresh(f"n{number}") for number in range(20)))
+    await asyncio.gather(*(a.registry.refresh(f"m{number}") for number in range(20)))
+    gate.set()
+    await a.sync()
+    assert reads[0] == 3  # the one that hung, the one that all others waited for, and this
+
+
+async def test_server_that_has_ended_reports_nothing(
+    start: Start, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, empty_store: S3Server
+) -> None:
+    """Neither by a read that hung meanwhile, nor by one that waited for it."""
+    monkeypatch.setattr(sharing, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(sharing, "WRITE_SECONDS", 0.1)
+    a = await start("a").begin()
+    read = a.state.read
+    monkeypatch.setattr(a.state, "read", lambda: gate.wait(60) and read())
+    a.time += sharing.REPORT_SECONDS
+    running = asyncio.create_task(a.sync())
+    await asyncio.sleep(0.05)
+    await a.registry.refresh("fr")
+    await a.shared.close()
+    gate.set()
+    await running
+    await a.sync()
+    listed = empty_store.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{KEY}.replicas/")
+    assert listed["KeyCount"] == 0
