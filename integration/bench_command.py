@@ -56,8 +56,9 @@ def test_every_dialect_counts_what_the_engine_made(
 ) -> None:
     """Tokens are exact, whole and streamed; times are in order."""
     words = (demo_server.url, "--dialect", dialect, "-n", "6", "-c", "3", "--ignore-eos")
-    streamed = figures(*words, "--output-tokens", "9")
-    assert (streamed["good"], streamed["output_tokens"]) == (6, 54)
+    # So many that a busy machine, which joins tokens that were not fetched, leaves some apart.
+    streamed = figures(*words, "--output-tokens", "60")
+    assert (streamed["good"], streamed["output_tokens"]) == (6, 360)
     latency = streamed["latency_milliseconds"]
     assert 0 < latency["time_to_first_token"]["p50"] < latency["end_to_end"]["p50"]
     assert latency["inter_token_latency"]["p50"] > 0

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def same_process() -> Iterator[None]:
     """Give back the working directory, the Python path and the modules."""
-    sys.modules.pop("model", None)  # which a server of another test may have loaded in its thread
+    sys.modules.pop("model", None)  # another test's server may have loaded one
     folder, modules = os.getcwd(), {*sys.modules}  # noqa: PTH109
     path, meta_path = [*sys.path], [*sys.meta_path]
     writes_bytecode = sys.dont_write_bytecode
