@@ -90,11 +90,22 @@ FRONT = {"README.md", "CHANGELOG.md"}  # a page to arrive at, and a list
 def test_page_opens_with_who_it_is_for(page: str) -> None:
     """One or two sentences: the reader, and what they can do afterwards."""
     opening = (ROOT / page).read_text(encoding="utf-8").split("\n\n")[1]
-    if page == "DECISIONS.md" or page.startswith("docs/decisions/"):
-        assert opening.startswith("For maintainers")
-    else:
-        assert opening.startswith("This page is for people who "), opening
-        assert " After it you " in opening.replace("\n", " ")
+    assert opening.startswith("This page is for people who "), opening
+    assert " After it you " in opening.replace("\n", " ")
+
+
+RECORDS = [
+    pytest.param(record, id=f"{path.stem}-{record.partition('.')[0]}")
+    for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    for record in path.read_text(encoding="utf-8").split("\n## ")[1:]
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_decision_has_the_four_parts_in_order(record: str) -> None:
+    """Context, decision, consequences and status, each once and none besides."""
+    parts = re.findall(r"^- \*\*([^:*]+):\*\*", record, re.MULTILINE)
+    assert parts == ["Context", "Decision", "Consequences", "Status"]
 
 
 def test_readme_is_short() -> None:
