@@ -1,6 +1,6 @@
 """How vLLM's own server and ours are compared: what of an answer counts, and what may differ.
 
-The differences that are meant are a table here, each with its reason, and in docs/requests.md.
+The intended differences are a table here; docs/requests.md describes the same cases.
 """
 
 import http.client
@@ -36,78 +36,70 @@ EVERYWHERE: Final = frozenset(
 class Difference:
     """What differs on purpose: in which parts of the answers to which requests."""
 
-    reason: str  # as the page says it
+    case: str  # as in the first column of the page's table
     parts: frozenset[str]
     names: str  # of requests, as a regular expression
 
 
-def difference(reason: str, parts: str, names: str) -> Difference:
+def difference(case: str, parts: str, names: str) -> Difference:
     """Return a row of the table."""
-    return Difference(reason, frozenset(parts.split()), names)
+    return Difference(case, frozenset(parts.split()), names)
 
 
 DIFFERENCES: Final = (
     difference(
-        "A path that neither server has is refused in our words",
+        "a path that neither server has",
         "body content-type",
         r" (in front|capitals|dots|below|without /v1|no such route)$|(?<=/)nothing$"
         r"|^GET /v\d(/|/no|/models/x)?$|^/api/api/",
     ),
     difference(
-        "`/` is this server's page",
+        "`/`",
         "status body content-type content-security-policy x-content-type-options",
         r"^GET /api/?$",
     ),
     difference(
-        "`Location` is relative",
+        "`Location` of a redirect",
         "location",
         r" (slash|two slashes|slash and query)$|^GET /(v1/models|version|load)/$",
     ),
     difference(
-        "Without a configured origin a preflight is a plain `OPTIONS`",
+        "a preflight, no origin configured",
         "status body content-type allow access-control-allow-methods access-control-max-age "
         "access-control-allow-headers",
         r"preflight",
     ),
     difference(
-        "A preflight is not judged",
+        "a preflight, an origin configured",
         "status body content-type access-control-allow-methods access-control-allow-headers "
         "access-control-max-age",
         r"^asked by ",
     ),
     difference(
-        "Answers to a page of an invited site name the methods and headers, too",
+        "an answer to a page of an allowed site",
         "access-control-allow-methods access-control-allow-headers",
         r" from .*invited",
     ),
-    difference("`/health` says more", "body content-type", r"^GET (/api)?/health( no key)?$"),
+    difference("`/health`", "body content-type", r"^GET (/api)?/health( no key)?$"),
     difference(
-        "Every route but health wants the key",
+        "routes that need the key",
         "status body content-type www-authenticate allow",
         r"(no key|wrong key|another scheme)$(?<!health no key)",
     ),
-    difference("Errors of Cohere's chat always have an id", "body", r"^/cohere/v2/chat no id$"),
-    difference("`/server_info` shows the server's own arguments", "body", r"^GET /server_info$"),
+    difference("the id of an error of Cohere's chat", "body", r"^/cohere/v2/chat no id$"),
+    difference("`/server_info`", "body", r"^GET /server_info$"),
+    difference("`/collective_rpc` that fails", "body", r"^/collective_rpc of no method"),
+    difference("bytes that are not HTTP", "body content-type", r" by BREW$"),
+    difference("white space after a header's value", "status body", r" as .*json $"),
+    difference("a refused grammar", "body", r" structured_outputs wrong$"),
+    difference("a body on which vLLM's validators fail", "status body", r" stumbled over"),
+    difference("an unknown field with more than 200 levels", "status body", r" body deep beside$"),
     difference(
-        "One worker runs inside of the engine's process", "body", r"^/collective_rpc of no method"
-    ),
-    difference("Bytes that are no HTTP", "body content-type", r" by BREW$"),
-    difference(
-        "White space at the end of a header's value is dropped", "status body", r" as .*json $"
-    ),
-    difference("A refused grammar is called one", "body", r" structured_outputs wrong$"),
-    difference(
-        "A body that vLLM's own checks stumble over is 400", "status body", r" stumbled over"
-    ),
-    difference(
-        "A field that nests more than 200 levels is refused", "status body", r" body deep beside$"
-    ),
-    difference(
-        "Where no name is configured, some refusals name the model's path",
+        "some errors (pictures, `dimensions`), no name configured",
         "body",
         r" own message of a picture$|/embeddings dimensions$",
     ),
-    difference("`/invocations` is LMI's", "status body content-type", r"^/invocations "),
+    difference("`/invocations`", "status body content-type", r"^/invocations "),
 )
 
 
@@ -195,7 +187,7 @@ def vllm_server(
         pytest.fail(str(error))
 
 
-def meant(name: str) -> Difference | None:
+def expected_difference(name: str) -> Difference | None:
     """Return the row of the table that a request belongs to."""
     found = [row for row in DIFFERENCES if re.search(row.names, name)]
     assert len(found) < 2, found
@@ -204,7 +196,7 @@ def meant(name: str) -> Difference | None:
 
 def compare(request: Request, our_url: str, their_url: str) -> None:
     """Ask both servers, and see that nothing differs but what the request's row says."""
-    row = meant(request.name)
+    row = expected_difference(request.name)
     allowed = frozenset() if row is None else row.parts
     for attempt in range(ATTEMPTS):
         ours, theirs = ask(our_url, request), ask(their_url, request)
@@ -214,5 +206,5 @@ def compare(request: Request, our_url: str, their_url: str) -> None:
     if row is None:
         assert ours == theirs
     else:
-        assert parts, f"no longer a difference: {row.reason}"
+        assert parts, f"no longer a difference: {row.case}"
         assert parts <= row.parts

@@ -20,7 +20,14 @@ from integration.compared_switches import (
     keyless_requests,
     switched_requests,
 )
-from integration.comparison import DIFFERENCES, PAGE, Difference, compare, meant, vllm_server
+from integration.comparison import (
+    DIFFERENCES,
+    PAGE,
+    Difference,
+    compare,
+    expected_difference,
+    vllm_server,
+)
 from integration.conftest import RunningServer
 
 pytestmark = pytest.mark.vllm
@@ -71,13 +78,13 @@ def test_there_are_enough_requests() -> None:
         *heard_requests(b""), *classed_requests(),
     )  # fmt: skip
     assert len(everything) >= 1400
-    assert set(DIFFERENCES) <= {meant(request.name) for request in everything}
+    assert set(DIFFERENCES) <= {expected_difference(request.name) for request in everything}
 
 
-@pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.reason)
+@pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.case)
 def test_difference_is_documented(row: Difference) -> None:
     """In the page's list, in the words of the table."""
-    assert f"- {row.reason}" in PAGE.read_text(encoding="utf-8")
+    assert f"| {row.case} |" in PAGE.read_text(encoding="utf-8")
 
 
 def test_disconnected_requests_are_aborted(demo_server: RunningServer, vllm_url: str) -> None:
