@@ -1,4 +1,4 @@
-"""A client that goes away frees its sequence in the engine within a second, on every route.
+"""A client that disconnects frees its sequence in the engine within a second, on every route.
 
 Run against our own process on the real engine: aiohttp leaves handler cancellation off there by
 default, and on in its test server.

@@ -1,7 +1,7 @@
 """The requests that are sent to vLLM's own server and to ours, made out of parts.
 
 Every part is a way in which requests differ: the route, its fields, the bytes of the body, the
-content type, the method, the path, the headers, and a client that goes away in the middle.
+content type, the method, the path, the headers, and a client that disconnects in the middle.
 """
 
 import json
@@ -342,8 +342,8 @@ OWN_VALUES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = MappingProxyT
             "chat_template": {"chat_template": "{{ messages }}"},
             "chat_template_kwargs": {"chat_template_kwargs": {"a": 1}},
             "reasoning_effort wrong": {"reasoning_effort": "heroic"},
-            "structured_outputs stumbled over": {"structured_outputs": 0.5},
-            "structured_outputs stumbled over, with a huge number": {
+            "structured_outputs on which validators fail": {"structured_outputs": 0.5},
+            "structured_outputs on which validators fail, with a huge number": {
                 "structured_outputs": 0.5, "seed": 2**63,
             },
             "tools with a huge number": {

@@ -205,7 +205,7 @@ def _routes() -> Iterator[Request]:
 
 
 def _odd(path: str, body: Mapping[str, Any]) -> Iterator[Request]:
-    """Bodies that are none, other types and methods, and a client that goes away."""
+    """Bodies that are none, other types and methods, and a client that disconnects."""
     for name in ODD_BODIES:
         yield post(f"body {name}", path, CONTENTS[name])
     for kind in (None, "text/plain", "application/json; charset=utf-8"):

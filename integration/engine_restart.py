@@ -160,7 +160,7 @@ def see_a_stall_that_ends(engine: psutil.Process, url: str) -> None:
 def test_stall_without_requests_ends_with_a_probe_token(
     server_process: StartServer,
 ) -> None:
-    """The stalled requests have timed out and new ones are refused: health returns all the same."""
+    """The stalled requests have timed out and new ones are refused, and yet health returns."""
     server, url = start(
         server_process, LMI_STALL_TIMEOUT="2", PREDICT_TIMEOUT="4", LMI_STALL_RESTART_TIMEOUT="0"
     )

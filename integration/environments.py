@@ -17,7 +17,7 @@ _PIN: Final = re.compile(r"^([\w.-]+)(?:\[[^]]*\])?==(\S+)", re.MULTILINE)
 
 
 def environment(folder: Path, versions: Path) -> Path:
-    """Return the interpreter of an environment with those versions; made anew where they differ."""
+    """Return the interpreter of an environment with those versions; renewed if they differ."""
     stamp, python = folder / versions.name, folder / "bin" / "python"
     pins = {match[0]: _ours(match[1], match[2]) for match in _PIN.finditer(versions.read_text())}
     wanted = [pin for pin, ours in pins.items() if ours is None]

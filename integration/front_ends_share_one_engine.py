@@ -365,7 +365,7 @@ def kill_others(server: ServerProcess, times: int) -> None:
 
 
 def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> None:
-    """Only its parent sees an engine die: the other process tells its clients all the same."""
+    """Only the parent sees an engine end, but clients of the other process get an error, too."""
     environ = {"LMI_FRONTEND_PROCESSES": "2", "SERVING_RETRY_THRESHOLD": "2"}
     server = server_process("--demo", "--port", "0", environ=environ)
     url = server.url_when_ready()

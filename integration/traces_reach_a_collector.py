@@ -1,4 +1,4 @@
-"""Spans from HTTP to the engine arrive at a real OTLP end point, under the caller's own trace."""
+"""Spans from HTTP to the engine arrive at a real OTLP endpoint, under the caller's own trace."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
 """One process, one model, one port: an LMI-compatible server on vLLM.
 
-What `__all__` names is the public interface; it is imported when first used, so that
-`import lmi_vllm` stays cheap and needs no vLLM.
+`__all__` is the public interface. Each name is imported when it is first used, so that `import
+lmi_vllm` is cheap and needs no vLLM.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""The command line: finds the verb, hands it the environment, turns its result into an exit code.
+"""The command line: finds the verb, passes it the environment, turns its result into an exit code.
 
-Verbs are imported when chosen, so that `explain` and `--help` load neither aiohttp nor vLLM; those
-of extras stand after the core's.
+A verb is imported when it is chosen, so `explain` and `--help` load neither aiohttp nor vLLM. Verbs
+of extras come after the core's.
 """
 
 import argparse
@@ -36,7 +36,7 @@ REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
 
 @functools.cache
 def verbs() -> Mapping[str, Verb]:
-    """Return every verb there is, by name."""
+    """Return every verb by name."""
     found = {
         name: Verb(summary, f"lmi_vllm.commands.{name}") for name, summary in _SUMMARIES.items()
     }
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    """Return what was typed; only the module of the chosen verb is imported for its flags."""
+    """Return the parsed arguments; only the chosen verb's module is imported."""
     parser = argparse.ArgumentParser(prog="lmi-vllm", description="LMI-compatible server on vLLM.")
     parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")
     named = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -78,7 +78,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _set_variables() -> None:
-    """Set what extras need in the environment before a library is imported that reads it."""
+    """Set environment variables of extras before a library is imported that reads them."""
     for extra in extras().values():
         for variables in extra.serve_variables:
             os.environ.update(variables.load()(os.environ))

@@ -1,6 +1,6 @@
 """The injected clock: everything that waits uses it, so tests control the time.
 
-Also how long its end may take, all of it in one place.
+The time limits of a shutdown are here, too.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-# Time limits of a shutdown's parts, in seconds, besides the configured `shutdown_timeout`.
-FAILURE_ANSWER_SECONDS: Final = 10.0  # for requests in flight, when the engine has failed for good
-CUT_OFF_ANSWER_SECONDS: Final = 2.0  # for the error answers of requests that were cut off
+# Time limits of a shutdown's parts in seconds, besides the configured `shutdown_timeout`.
+FAILURE_ANSWER_SECONDS: Final = 10.0  # for requests in flight, once the engine has failed for good
+CUT_OFF_ANSWER_SECONDS: Final = 2.0  # for the error answers of requests that are cut off
 ENGINE_CLOSE_SECONDS: Final = 8.0
 CONNECTION_CLOSE_SECONDS: Final = 1.0
 LOG_FLUSH_SECONDS: Final = 2.0  # for the log, whose reader may be slow
@@ -30,10 +30,10 @@ class Clock:
         await asyncio.sleep(seconds)
 
     async def limit(self, seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns; cancelled and waited for when it takes longer.
+        """Return the result of `work`; it is cancelled, and waited for, when it takes longer.
 
         Raises:
-            TimeoutError: the seconds are over; never with None.
+            TimeoutError: `seconds` have passed; never with None.
         """
         if seconds is None:
             return await work

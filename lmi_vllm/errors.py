@@ -8,7 +8,7 @@
     │   ├── DownloadError            a model or an adapter could not be fetched
     │   │   └── MissingRepositoryError  there is none of that name, or it is private
     │   └── EngineStartError         vLLM refused to start
-    │       └── EngineMemoryError    for want of memory
+    │       └── EngineMemoryError    for lack of memory
     ├── RequestError                 the client's payload caused it (424 on LMI routes)
     │   ├── PayloadError             a field is missing, of the wrong type or out of range
     │   └── UnknownAdapterError      the request names an adapter that is not registered

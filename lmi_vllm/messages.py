@@ -374,7 +374,7 @@ FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
         "3p_stream": _JSON_LINES,
     }
 )
-# Those whose answers LMI meters for third parties' end points.
+# Those whose answers LMI meters for third parties' endpoints.
 METERED: Final = ("3p", "3p_stream")
 # What of an Accept header chooses the framing of a stream; anything else changes nothing.
 ACCEPTED_FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(

@@ -4,12 +4,13 @@
 
 Prints one line for each finding and exits with 1 if there is one. What a page must not say is in
 docs/glossary.md, in the column *not* of the tables of private words and of spellings; there a
-number is any number. Code, links' addresses and HTML comments are not read. In the sources,
-names, comments and messages included, only private words are findings, unless one is a whole
-literal, and so are long names of tests.
+number is any number. Code, links' addresses and HTML comments are not read. Findings in sources
+are private words (in names, comments and messages, too, but not as a whole literal), long
+sentences of docstrings, and long names of tests.
 vale would do this, but its packages on PyPI and npm only download it from elsewhere.
 """
 
+import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,9 +26,8 @@ WORDS_AT_MOST: Final = 28  # of a sentence
 CELL_WORDS_AT_MOST: Final = 28  # more than a cell holds belongs into a paragraph
 CELL_CLAUSES_AT_MOST: Final = 3  # sentences, or parts of one between semicolons
 NAME_AT_MOST: Final = 66  # characters of a test's name
-# Pages that are not read, and the heading from which on others are not: texts of other projects.
-UNREAD: Final = ("CHANGELOG.md",)
-FOREIGN: Final = "## Arguments of vLLM"
+FOREIGN: Final = "## Arguments of vLLM"  # from here on a page has texts of another project
+BESIDE_THE_SITE: Final = ("tests/README.md",)  # pages, too
 SOURCES: Final = (
     "lmi_vllm/**/*.py", "lmi_vllm/**/*.js", "lmi_vllm/**/*.html", "scripts/**/*.py",
     "integration/**/*.py", "tests/**/*.py", "Makefile",
@@ -44,6 +44,7 @@ _ITEM: Final = re.compile(r"\s*(?:[-*]|\d+\.) ")
 _SENTENCE_END: Final = re.compile(r"(?<=[.?!:])[\])*\"]*\s+| · ")
 _CLAUSE_END: Final = re.compile(r"[;.?!](?:\s|$)")
 _NAME: Final = re.compile(r"\b(?:def|class) (\w+)")
+_TREE: Final = re.compile(r"^.*[│├└].*$", re.MULTILINE)  # of classes, in a docstring
 _WORD: Final = re.compile(r"[\w'/-]*[^\W\d_][\w'/-]*")  # numbers are none
 
 
@@ -141,22 +142,38 @@ def source_findings(source: str, rules: Iterable[Spelling]) -> Iterator[tuple[in
                 yield number, f"{found[0]!r}: write {rule.good}"
 
 
+def docstring_findings(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line of each docstring with a sentence that is too long, and the sentence."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = _TREE.sub("", ast.get_docstring(node) or "")
+        for paragraph in re.split(r"\n\s*\n", text):
+            for sentence in _SENTENCE_END.split(_plain(" ".join(paragraph.split()))):
+                count = len(_WORD.findall(sentence))
+                if count > WORDS_AT_MOST:
+                    line = getattr(node, "lineno", 1)
+                    yield line, f"a sentence of {count} words: {sentence[:60]}..."
+
+
 def main(names: list[str]) -> int:
     """Print the findings of the files, or of all pages and sources; return the exit code."""
     glossary = GLOSSARY.read_text(encoding="utf-8")
     private = spellings(glossary, PRIVATE)
     rules = [*private, *spellings(glossary, "Spellings")]
     pages = [path for path in site_paths(ROOT) if path.suffix == ".md"]
+    pages += [ROOT / name for name in BESIDE_THE_SITE]
     sources = [path for pattern in SOURCES for path in sorted(ROOT.glob(pattern))]
     count = 0
     for path in [Path(name).resolve() for name in names] or [*pages, *sources]:
         name = str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-        if name in (*UNREAD, OWN_TEST) or path == Path(__file__):
+        if name == OWN_TEST or path == Path(__file__):
             continue
         text = path.read_text(encoding="utf-8")
         text = text.partition(f"\n## {PRIVATE}\n")[0] if path == GLOSSARY else text
-        found = findings(text, rules) if path.suffix == ".md" else source_findings(text, private)
-        for line, finding in found:
+        results = findings(text, rules) if path.suffix == ".md" else source_findings(text, private)
+        docstrings = docstring_findings(text) if path.suffix == ".py" else ()
+        for line, finding in sorted([*results, *docstrings]):
             print(f"{name}:{line}: {finding}")
             count += 1
     return min(count, 1)

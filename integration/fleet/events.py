@@ -114,7 +114,7 @@ class Fleet:
             self.servers[at].url_when_ready()
 
     def roll(self, at: int) -> None:
-        """End a server as a rolling update does, and start it anew at its port."""
+        """End a server as a rolling update does, and start another at its port."""
         self.servers[at].process.send_signal(signal.SIGTERM)
         assert self.servers[at].wait_exit(60) == 0
         self.start(at)

@@ -132,7 +132,7 @@ class Load:
         self.names = (name, *self.names)
 
     def forget(self, server: str) -> None:
-        """Take note that a server has begun anew: it has no adapter."""
+        """Record that a server has restarted: it has no adapter."""
         with self._turn:
             self._served = {key: at for key, at in self._served.items() if key[0] != server}
 

@@ -1,8 +1,8 @@
 """Checks that a folder is a LoRA adapter for the served model, without torch or vLLM.
 
-What can be known from files is refused here, so that the engine's loader sees valid adapters only;
-what cannot be known (a base model that is not local, quantised, or of unknown layout) is left to
-the engine, which refuses it without harm (engine/vllm/adapters.py).
+Problems that the files show are errors here, so that the engine's loader gets valid adapters only.
+Others are left to the engine, which refuses the adapter without harm (engine/vllm/adapters.py): a
+base model that is not local, quantised, or of an unknown layout.
 """
 
 import logging
@@ -91,7 +91,7 @@ def _check_rank(rank: object, shown: str, base: BaseModel) -> None:
 
 
 def _read_weights(folder: Path, shown: str) -> dict[str, Tensor] | None:
-    """Return what the weights are; None for a pickle, which only the engine opens."""
+    """Return the tensors of the weights; None for a pickle, which only the engine opens."""
     if not (folder / WEIGHTS).is_file():
         if any((folder / name).is_file() for name in PICKLED_WEIGHTS):
             return None
@@ -130,8 +130,9 @@ def _is_matrix_pair(pair: Mapping[str, Shape]) -> bool:
 def _unknown(modules: list[str], base: BaseModel) -> list[str]:
     """Return the modules that the base does not have.
 
-    Where none is found under its full name (multi-modal models are stored under other prefixes),
-    only the last part of the names is compared. Experts and tied heads are stored otherwise.
+    Multi-modal models are stored under other prefixes. So if no module has its full name there,
+    only the last parts of the names are compared. Experts and tied heads are stored under other
+    names.
     """
     compared = [name for name in modules if ".experts" not in name and "lm_head" not in name]
     if any(name in base.shapes for name in compared):
@@ -148,7 +149,7 @@ def _check_pair(module: str, pair: Mapping[str, Shape], shown: str, base: BaseMo
         )
     _check_rank(rank, f"{shown}: {module}", base)
     wanted = base.shapes.get(module) if base.shapes else None
-    # GPT-2 and its like store some layers transposed.
+    # GPT-2 and similar models store some layers transposed.
     if wanted is not None and wanted not in ((rows, columns), (columns, rows)):
         raise AdapterRefusedError(
             f"{shown} belongs to another base model: {module} is {rows} x {columns} in it, and "

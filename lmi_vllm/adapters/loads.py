@@ -18,10 +18,10 @@ from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
 
-FIRST_ENGINE_ID: Final = 1000  # below are ids the engine keeps for itself
-MAX_RESOLVING: Final = 4  # in threads of their own: others need the loop's while a source hangs
-MAX_HANGING: Final = 32  # whose time was up, and whose threads nothing can end
-RESOLVE_SECONDS: Final = 600.0  # of one adapter, the wait for a thread included
+FIRST_ENGINE_ID: Final = 1000  # the engine uses the ids below itself
+MAX_RESOLVING: Final = 4  # own threads: the loop's have to serve others while a source hangs
+MAX_HANGING: Final = 32  # calls that timed out: their threads cannot be ended
+RESOLVE_SECONDS: Final = 600.0  # for one adapter, including the wait for a thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +44,7 @@ class ReferenceCount:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Count one more while the body runs."""
+        """Count one more reference while the body runs."""
         self._count += 1
         self._unused.clear()
         try:
@@ -56,27 +56,27 @@ class ReferenceCount:
 
     @property
     def is_held(self) -> bool:
-        """Whether a request uses the load now."""
+        """Whether a request uses the load."""
         return self._count > 0
 
     async def wait_unused(self, timeout_seconds: float) -> None:
-        """Wait until the count is 0, or the time is up."""
+        """Wait until the count is 0, at most for the given time."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._unused.wait(), timeout_seconds)
 
 
 class AdapterLoads:
-    """Brings adapters into the engine, one call at a time; the ids of loads are never reused.
+    """Loads adapters into the engine, one call at a time; ids of loads are never reused.
 
-    `resolve` turns a source into a local directory, or raises AdapterRefusedError; so does
-    `load_code` for the hooks in it.
+    `resolve` turns a source into a local directory, or raises AdapterRefusedError. So does
+    `load_code` for the adapter's hooks.
     """
 
     def __init__(self, engine: Engine, resolve: Resolve, load_code: LoadCode) -> None:
         self.engine = engine
         self._resolve = resolve
         self._load_code = load_code
-        self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")  # go with this object
+        self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")  # end with this object
         self._hanging: set[Future[str]] = set()
         self._lock = asyncio.Lock()
         self._ids = itertools.count(FIRST_ENGINE_ID)
@@ -94,7 +94,7 @@ class AdapterLoads:
             raise
 
     async def load(self, adapter: Adapter) -> Adapter:
-        """Return the adapter loaded, under a new id unless it already is; pinned if it is to be."""
+        """Load the adapter under a new id, unless it is loaded; pin it if asked; return it."""
         async with self._lock:
             if adapter.ref is None:
                 ref = AdapterRef(adapter.name, adapter.path, next(self._ids), adapter.pin)
@@ -104,18 +104,18 @@ class AdapterLoads:
         return replace(adapter, ref=ref)
 
     def hold(self, ref: AdapterRef) -> contextlib.AbstractContextManager[None]:
-        """Keep this load while the body runs."""
+        """Hold a reference to this load while the body runs."""
         return self._uses.setdefault(ref.engine_id, ReferenceCount()).hold()
 
     def is_held(self, ref: AdapterRef | None) -> bool:
-        """Whether a request uses this load now, here or in another client of the engine."""
+        """Whether a request uses this load, here or in another client of the engine."""
         if ref is None:
             return False
         uses, active = self._uses.get(ref.engine_id), self.engine.active_adapters
         return (uses is not None and uses.is_held) or ref.name in (*active.running, *active.waiting)
 
     async def unload(self, ref: AdapterRef | None, timeout_seconds: float) -> None:
-        """Drop the weights of a load once no request uses it, or the time is up."""
+        """Drop the weights of a load once no request uses it, or after a time limit."""
         if ref is None:
             return
         if (uses := self._uses.get(ref.engine_id)) is not None:
@@ -125,11 +125,11 @@ class AdapterLoads:
         self.forget(ref)
 
     def forget(self, ref: AdapterRef) -> None:
-        """Count the requests of a load no more: it is gone."""
+        """Drop the reference count of a load that was unloaded."""
         self._uses.pop(ref.engine_id, None)
 
     async def move_to(self, engine: Engine) -> int:
-        """Load into `engine` from now on; the ids of its loads are above the one returned."""
+        """Load into `engine` from now on; its ids are above the one that is returned."""
         async with self._lock:
             self.engine = engine
             return next(self._ids)
@@ -145,7 +145,7 @@ class AdapterLoads:
         except AdapterRefusedError as error:
             raise type(error)(f"{shown}: {error.text}") from error
         except TimeoutError as error:
-            if resolving.running():  # it keeps its thread: the next source finds others
+            if resolving.running():  # it keeps its thread: other sources use the remaining ones
                 self._hanging.add(resolving)
                 resolving.add_done_callback(self._hanging.discard)
                 if self._threads is threads:
@@ -155,7 +155,7 @@ class AdapterLoads:
 
 
 class KeyedLock:
-    """One lock per key, which exists only while it is held or waited for."""
+    """One lock for each key; it exists only while it is held or waited for."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -166,7 +166,7 @@ class KeyedLock:
 
     @contextlib.asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[None]:
-        """Hold the lock of `key` while the body runs; waiters get it in their order."""
+        """Hold the lock of `key` while the body runs; waiters are served in order."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         self._users[key] = self._users.get(key, 0) + 1
         try:
@@ -179,9 +179,9 @@ class KeyedLock:
 
 
 class HasShieldedCalls(Protocol):
-    """An object whose `shielded` methods run as tasks of their own."""
+    """A base class whose `shielded` methods run in tasks of their own."""
 
-    changes: set[asyncio.Task[Any]]  # that have not ended
+    changes: set[asyncio.Task[Any]]  # tasks that have not ended
 
 
 S = TypeVar("S", bound=HasShieldedCalls)
@@ -190,7 +190,7 @@ S = TypeVar("S", bound=HasShieldedCalls)
 def shielded(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """Run a method to its end also when its caller is cancelled (`asyncio.shield`)."""
+    """Run a method to its end, even if its caller is cancelled (`asyncio.shield`)."""
 
     @functools.wraps(method)
     async def call(owner: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

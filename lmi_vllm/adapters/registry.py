@@ -40,29 +40,29 @@ class Sharing(Protocol):
     """Replicates changes of adapters to other servers."""
 
     def check(self, name: str) -> None:
-        """Called before a change of this name, whose lock is held; refuses one of its own."""
+        """Called before a change of this name, with its lock held; raises to refuse the change."""
 
     def note(self, name: str, before: Adapter | None) -> None:
-        """Called with each change of this name but an eviction; its lock is held."""
+        """Called with each change of this name except evictions, with its lock held."""
 
     def is_removed(self, name: str) -> bool:
-        """Whether a call on any server has removed this name, so that none is to find it."""
+        """Whether a call on any server has removed this name, so that it must not be looked up."""
 
     async def refresh(self, name: str) -> None:
-        """Called before a call changes this name: have what calls on other servers have done."""
+        """Called before a call changes this name: apply what calls on other servers have done."""
 
     async def arrive(self, name: str) -> None:
-        """Called for a name in a request: wait for what another server's call has registered."""
+        """Called for a name in a request: wait for an adapter registered on another server."""
 
     async def changed(self, name: str) -> None:
         """Called once a change of this name is complete."""
 
     async def confirm(self, name: str) -> Mapping[str, str]:
-        """Wait until every server has the change; return which have not in time, and why."""
+        """Wait for every server; return the reason for each that lacks the change in the end."""
 
 
 def ignore_change(_: Collection[Adapter]) -> None:
-    """Keep nothing: the state of the registry ends with the process."""
+    """Do nothing: the registry's state ends with the process."""
 
 
 async def publish_nowhere(_adapters: Collection[Adapter], _timeout_seconds: float) -> None:
@@ -70,15 +70,17 @@ async def publish_nowhere(_adapters: Collection[Adapter], _timeout_seconds: floa
 
 
 class AdapterRegistry:
-    """Names -> adapters; changes of one name wait for each other, engine calls run one at a time.
+    """Adapters by name; one change of a name at a time, and one engine call at a time.
 
-    What loads them (`resolve`, `load_code`) is `AdapterLoads`. `on_change` gets all adapters after
-    each change. A change that has begun is completed, even if its client disconnects: half a change
-    would leave weights that no call can remove. `publish` is awaited after each change of what
-    requests find: it returns when no request in any other process uses another load of an adapter,
-    or its time is up.
-    `find`, where an extra has put one, is awaited with each name that a request gives, before it is
-    looked up: it may register the adapter (`is_from_store`), renew it, or refuse the request.
+    `AdapterLoads` loads them (`resolve`, `load_code`). `on_change` gets all adapters after each
+    change. A change that has begun is completed, even if its client disconnects: half a change
+    would leave weights that no call can remove.
+
+    `publish` is awaited after each change of what requests find. It returns when no request in
+    another process uses another load of an adapter, or after a time limit.
+
+    `find`, which an extra may set, is awaited with each name that a request gives, before the name
+    is looked up. It may register the adapter (`is_from_store`), renew it, or refuse the request.
     """
 
     def __init__(
@@ -131,17 +133,17 @@ class AdapterRegistry:
         return adapter
 
     def is_from_store(self, name: str) -> bool:
-        """Whether `name` is registered, and not by a call or from the model directory."""
+        """Whether `name` is registered, but not by a call or from the model directory."""
         adapter = self._adapters.get(name)
         return adapter is not None and adapter.is_from_store
 
     def is_used(self, name: str) -> bool:
-        """Whether a request uses the adapter now; in the first process, one of any process."""
+        """Whether a request uses the adapter; in the first process, a request of any process."""
         adapter = self._adapters.get(name)
         return adapter is not None and self._loads.is_held(adapter.ref)
 
     async def find_on_demand(self, name: str) -> None:
-        """Await `sharing` and `find` for the adapter that a request names, where extras put them.
+        """Await `sharing` and `find` for the adapter that a request names, if extras set them.
 
         Raises:
             LmiError: it is there and cannot be served now.
@@ -155,18 +157,18 @@ class AdapterRegistry:
 
     @property
     def has_others(self) -> bool:
-        """Whether a name that is not registered may become so by a request for it."""
+        """Whether a request may register a name that is not registered yet."""
         return self.find is not None or self.sharing is not None
 
     async def refresh(self, name: str, *, is_searched: bool = True) -> None:
-        """Have what other servers have done to this name, or found, before a call changes it."""
+        """Before a call changes it: apply what other servers have done to this name, or found."""
         if self.sharing is not None:
             await self.sharing.refresh(name)
             if is_searched and name not in self:
                 await self.find_on_demand(name)
 
     async def remove(self, name: str, timeout_seconds: float, alias: str | None = None) -> None:
-        """Unregister for a call: on the other servers also what this one cannot find or load.
+        """Unregister for a call; other servers do so too, even if this one cannot find or load it.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
@@ -184,18 +186,18 @@ class AdapterRegistry:
 
     @contextlib.asynccontextmanager
     async def hold(self, name: str, alias: str | None = None) -> AsyncIterator[Adapter]:
-        """Yield the loaded adapter a request names; that load of it stays while the body runs.
+        """Yield the loaded adapter that a request names; the load stays while the body runs.
 
         Raises:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: it is registered, but cannot be loaded now.
         """
         adapter: Adapter | None = None
-        for _ in range(2):  # what was found may make room for another before it is held
+        for _ in range(2):  # an adapter that was just found may be evicted before it is held
             await self.find_on_demand(name)
             with contextlib.suppress(UnknownAdapterError):
                 while (adapter := self._adapters.get(name)) is not None and adapter.ref is None:
-                    await self.load_on_first_use(name, alias)  # it may change again meanwhile
+                    await self.load_on_first_use(name, alias)  # it may change in the meantime
             adapter = self._adapters.get(name)
             if not self.has_others or (adapter is not None and adapter.ref is not None):
                 break
@@ -206,7 +208,7 @@ class AdapterRegistry:
 
     @shielded
     async def load_on_first_use(self, name: str, alias: str | None = None) -> Adapter:
-        """Return a registered adapter, loaded now if it was not.
+        """Return a registered adapter, after loading it if it was not loaded.
 
         Raises:
             UnknownAdapterError: no adapter of that name.
@@ -219,14 +221,14 @@ class AdapterRegistry:
             if adapter.ref is None:
                 try:
                     self._adapters[name] = adapter = await self._loads.load(adapter)
-                except AdapterCapacityError as error:  # 507 is for calls that register
+                except AdapterCapacityError as error:  # 507 is only for calls that register
                     raise RequestError(error.text) from error
                 await self.publish(tuple(self), 0.0)
             return adapter
 
     @shielded
     async def register(self, adapter: Adapter, alias: str | None = None) -> None:
-        """Load (if preloaded) and list a new adapter; on any failure nothing of it stays.
+        """Load (if preloaded) and list a new adapter; a failure leaves nothing behind.
 
         Raises:
             AdapterConflictError: the name is taken, or the source of a kind never loaded.
@@ -251,7 +253,7 @@ class AdapterRegistry:
 
     @shielded
     async def replace(self, adapter: Adapter, timeout_seconds: float) -> None:
-        """Put new weights under a registered name; running requests end on the old ones.
+        """Load new weights under a registered name; running requests end on the old ones.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
@@ -289,7 +291,7 @@ class AdapterRegistry:
             elif not wanted.preload and current.preload:
                 wanted, dropped = replace(wanted, ref=None), current.ref
             self._put(name, wanted)
-        # Requests that come now load it anew: they need not wait for those that run.
+        # New requests load it again: they need not wait for the running ones.
         await self.publish(tuple(self), timeout_seconds)
         await self._loads.unload(dropped, timeout_seconds)
         await self._changed(name)
@@ -303,9 +305,9 @@ class AdapterRegistry:
         *,
         only_from_store: bool = False,
     ) -> None:
-        """Stop routing to the adapter, let its requests end (bounded), then drop its weights.
+        """Stop routing to the adapter, wait for its requests (bounded), then drop its weights.
 
-        With `only_from_store` one that a call has registered stays.
+        With `only_from_store` an adapter that a call has registered stays.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
@@ -316,14 +318,15 @@ class AdapterRegistry:
             if only_from_store and not adapter.is_from_store:
                 return
             if only_from_store:
-                del self._adapters[name]  # no call's change
+                del self._adapters[name]  # not a call's change
             else:
                 self._put(name, None)
             try:
                 await self.publish(tuple(self), timeout_seconds)
                 await self._loads.unload(adapter.ref, timeout_seconds)
             except BaseException:
-                # Not noted: others may have dropped it by now. `sharing` tries the removal again.
+                # Not noted: other servers may have dropped it already. `sharing` retries the
+                # removal.
                 self._adapters[name] = adapter
                 await self.publish(tuple(self), 0.0)
                 raise
@@ -333,8 +336,9 @@ class AdapterRegistry:
     async def move_to(self, engine: Engine) -> None:
         """Load every loaded adapter into a new engine, before it serves; ids are new as well.
 
-        One whose files are gone stays listed, and a request for it says so: the others, and the
-        base model, must not wait for it. Those that were found are loaded by their next request.
+        If an adapter's files are gone, it stays listed and a request for it is an error: the other
+        adapters and the base model must not wait for it. Adapters that were found are loaded by
+        their next request.
 
         Raises:
             EngineFailureError: the new engine failed, too.

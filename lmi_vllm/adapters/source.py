@@ -1,4 +1,4 @@
-"""Where an adapter's files are: `src` as a client or a folder gives it -> a checked directory."""
+"""Resolves adapter sources: `src` of a call or a folder becomes a checked directory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ _SHOWN_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class AdapterPolicy:
-    """What the server's settings allow: `roots` are the folders that adapters may come from."""
+    """The settings for adapters: `roots` are the only folders that adapters may come from."""
 
     hub: bool = False
     roots: tuple[Path, ...] = ()
@@ -51,7 +51,7 @@ class AdapterSources:
     policy: AdapterPolicy = field(default_factory=AdapterPolicy)
     base: BaseModel = field(default_factory=BaseModel)
     model_directory: Path | None = None
-    own: frozenset[str] = frozenset()  # adapters of the model directory, wherever it is
+    own: frozenset[str] = frozenset()  # adapters of the model directory are always allowed
 
     def resolve(self, src: str) -> str:
         """Return the local directory of a source, once it is fetched and checked.
@@ -67,7 +67,7 @@ class AdapterSources:
     def checked(self, folder: Path, src: str, local: Path | None = None) -> str:
         """Return the directory of the adapter in `folder`, once it is checked.
 
-        `local` is the path that it came from; without one it was fetched from `src`.
+        `local` is the path that the adapter came from; None if it was fetched from `src`.
 
         Raises:
             AdapterRefusedError: it is not a valid adapter, or brings code that may not be run.
@@ -81,11 +81,11 @@ class AdapterSources:
         return str(folder)
 
     def _locate(self, src: str) -> tuple[Path, Path | None]:
-        """Return where the files are, and the local path that they came from: none if fetched."""
+        """Return the folder of the files, and the local path they came from; None if fetched."""
         try:
             named = file_url_path(src)
             scheme = urlsplit(src).scheme if named is None and "://" in src else ""
-        except ValueError as error:  # half of an IPv6 address, or another machine
+        except ValueError as error:  # an incomplete IPv6 address, or another machine
             raise AdapterRefusedError(f"{src} is not a valid URL: {error}") from error
         if scheme and is_store(src):
             return self._unpacked(self._fetched(src), src), None
@@ -112,11 +112,11 @@ class AdapterSources:
             raise AdapterRefusedError(error.text) from error
 
     def _check_root(self, path: Path, src: str) -> None:
-        """Check that the path, links followed, is below an allowed folder."""
+        """Check that the path, with links followed, is below an allowed folder."""
         if src in self.own:
             return
         roots = named = self.policy.roots
-        if self.policy.is_secure and not named:  # it has some of its own then
+        if self.policy.is_secure and not named:  # secure mode then uses its own roots
             cache = cache_directory("", self.environ).parent.parent
             roots = (cache, *([self.model_directory] if self.model_directory else []))
         real = path.resolve()
@@ -129,7 +129,7 @@ class AdapterSources:
         raise BadParameterError(f"{src}: {'; '.join((place, *found))}")
 
     def _unpacked(self, path: Path, src: str) -> Path:
-        """Return the folder of an archive's content; other paths as they are."""
+        """Return the folder of an archive's content; other paths unchanged."""
         if not (path.is_file() and is_archive(path.name)):
             return path
         try:
@@ -139,7 +139,7 @@ class AdapterSources:
 
     @property
     def limits(self) -> Limits:
-        """The most that is fetched or unpacked for one adapter."""
+        """The limits of what is fetched or unpacked for one adapter."""
         return Limits(MAX_FILES, self.policy.max_bytes, MAX_SIZE)
 
     def _check_security(self, folder: Path, src: str) -> None:
@@ -148,7 +148,7 @@ class AdapterSources:
             raise BadParameterError(f"{src}: {'; '.join(violations)}")
 
     def _check_size(self, folder: Path, src: str) -> None:
-        """Check the size of the files that are read of an adapter; local ones count, too."""
+        """Check the size of the files that are read of an adapter, local ones included."""
         files = (folder / name for name in (CONFIG, WEIGHTS, *PICKLED_WEIGHTS))
         size = sum(file.stat().st_size for file in files if file.is_file())
         try:
@@ -157,7 +157,7 @@ class AdapterSources:
             raise AdapterRefusedError(error.text) from error
 
     def _check_code(self, folder: Path, src: str, local: Path | None) -> None:
-        """Check that the adapter has no code, or code that may be run or is not read."""
+        """Check that the adapter has no code, or code that may run or is ignored."""
         allowed = self.policy.code
         if not (folder / CODE_FILE).is_file() or self._came_with_the_model(src, local):
             return
@@ -194,7 +194,7 @@ class AdapterSources:
 
 
 def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
-    """Return name -> path of the adapters below a model directory, in name order."""
+    """Return name -> path of the adapters below a model directory, sorted by name."""
     root = directory / without_file_scheme(folder) if directory is not None else None
     if root is None or not root.is_dir():
         return {}
@@ -231,7 +231,7 @@ def _looks_like_hub_id(src: str) -> bool:
 
 
 def _adapter_folder(folder: Path) -> Path:
-    """Return the folder itself, or the one folder in it: archives are often made one level up."""
+    """Return the folder, or the only folder in it: an archive often contains one folder."""
     if (folder / "adapter_config.json").exists() or not folder.is_dir():
         return folder
     inside = [child for child in folder.iterdir() if not child.name.startswith(".")]

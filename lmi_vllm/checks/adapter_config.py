@@ -1,8 +1,8 @@
-"""What adapter_config.json says of ranks and scales, with its regular expressions resolved.
+"""Reads adapter_config.json: ranks and scales, with its regular expressions resolved.
 
 `rank_pattern` and `alpha_pattern` are regular expressions that vLLM matches in the engine's own
-thread, where `(.|.)*[!?]` never returns. So they are matched here, in a child process that ends,
-and the engine gets the modules by name. Fields that only training reads are left out.
+thread, where `(.|.)*[!?]` never returns. So a child process with a time limit matches them here,
+and the engine gets the module names. Fields that only training reads are left out.
 """
 
 import json
@@ -19,17 +19,17 @@ from lmi_vllm.checks import pattern_child
 from lmi_vllm.errors import AdapterRefusedError
 
 PREFIX: Final = "base_model.model."
-EMBEDDING: Final = "lora_embedding_"  # how the parts of an embedding begin
+EMBEDDING: Final = "lora_embedding_"  # prefixes of the parts of an embedding
 MAX_ALPHA: Final = 1e6
 RANKS: Final = "rank_pattern"
 ALPHAS: Final = "alpha_pattern"
-# Fields that name the trained modules: the tensors' names say the same, and only those count.
+# Fields that name the trained modules. The tensors' names say the same, and only those count.
 _TRAINING_ONLY: Final = ("exclude_modules", "layers_pattern", "layers_to_transform")
 _LITERAL: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 _SHOWN_CHARACTERS: Final = 80
-_CHILD_SECONDS: Final = 20.0  # of a machine that is very busy; its own limit is processor time
-_LITERAL_KEYS: Final = 64  # so few are cheap for the engine to try for each module
-# Names that the engine compiles into one expression: 0.5 s at most.
+_CHILD_SECONDS: Final = 20.0  # seconds, on a busy machine; its own limit is processor time
+_LITERAL_KEYS: Final = 64  # so few keys are cheap for the engine to try for each module
+# Names in the engine's one expression: compiling it takes 0.5 s at most.
 _NAMES_CHARACTERS: Final = 256 << 10
 LONGEST_CONFIG_BYTES: Final = 2 << 20
 
@@ -72,14 +72,14 @@ class LoraScales:
 
 
 def module_of(tensor: str) -> tuple[str, str]:
-    """Return the module and the part (lora_A, lora_B ...) that a tensor's name says, as in vLLM."""
+    """Return the module and the part (lora_A, lora_B ...) in a tensor's name, as vLLM reads it."""
     name = tensor.replace(PREFIX, "") if tensor.startswith(PREFIX) else tensor
     module, _, part = name.removesuffix(".weight").rpartition(".")
     return module, part.replace(EMBEDDING, "lora_")
 
 
 def resolve_scales(config: Mapping[str, Any], modules: Collection[str], shown: str) -> LoraScales:
-    """Return the factors of each of `modules`, in bounded time whatever the patterns are.
+    """Return the factors of each of `modules`, in bounded time for any patterns.
 
     Raises:
         AdapterRefusedError: a pattern is invalid or takes too long, or a scale is not a number.
@@ -105,7 +105,7 @@ def resolve_scales(config: Mapping[str, Any], modules: Collection[str], shown: s
 def engine_config(
     config: Mapping[str, Any], scales: LoraScales, modules: Collection[str], shown: str
 ) -> dict[str, Any]:
-    """Return the configuration as the engine gets it: names in place of regular expressions.
+    """Return the configuration for the engine: names in place of regular expressions.
 
     Raises:
         AdapterRefusedError: too many modules have a rank or scale of their own.
@@ -119,7 +119,7 @@ def engine_config(
 
 
 def _matched_name(module: str) -> str:
-    """Return the name that patterns are compared with: PEFT stores fused experts under others."""
+    """Return the name that patterns are compared with: PEFT renames fused experts."""
     if module.endswith(".experts.base_layer"):
         return module.removesuffix(".base_layer") + ".gate_up_proj"
     return module + ".down_proj" * module.endswith(".experts")
@@ -153,7 +153,7 @@ def _is_literal(keys: Collection[str]) -> bool:
 
 
 def _literal(keys: Sequence[str], names: Sequence[str]) -> list[int | None]:
-    """Return for each name the first key that equals it, or its end after a dot."""
+    """Return for each name the first key that equals it, or that it ends with after a dot."""
     position = {key: at for at, key in reversed(list(enumerate(keys)))}
     return [
         min((position[e] for e in _ends(name) if e in position), default=None) for name in names
@@ -190,7 +190,7 @@ def _matched(keys: list[str], names: Sequence[str], field: str, shown: str) -> l
 
 
 def _by_name(patterns: Any, values: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """Return vLLM's pattern -> value, in which every pattern is names only."""
+    """Return vLLM's pattern -> value, in which every pattern is a list of names."""
     if patterns and len(patterns) <= _LITERAL_KEYS and _is_literal(patterns):
         return {re.escape(key): value for key, value in patterns.items()}
     grouped: dict[Any, list[str]] = {}
@@ -201,5 +201,5 @@ def _by_name(patterns: Any, values: Mapping[str, Any], shown: str) -> dict[str, 
             f"{shown}: {len(values)} modules have a rank or alpha of their own by pattern, which "
             "would stall the engine; name them by few names without regular expressions"
         )
-    # From the name's beginning: one name may be the end of another.
+    # Anchored at the name's beginning: a name may be the end of another.
     return {f"^(?:{'|'.join(names)})": value for value, names in grouped.items()}

@@ -1,10 +1,11 @@
 """Refuses adapter weights that could put NaN into the KV cache.
 
-A weight that is not finite, or a product far larger than what it is added to, makes hidden states
-that are not finite; these stay behind in blocks of the KV cache that other requests get later. So
-the size (root mean square) of alpha / rank x B x A is compared with that of the base's weight. It
-comes from small matrices: the sum over (B'B) * (AA') is the squared Frobenius norm of BA. Weights
-are read in blocks, without torch.
+A weight that is not finite, or a product far larger than the weight it is added to, makes hidden
+states that are not finite. They stay in blocks of the KV cache, which other requests get later.
+
+So the size (root mean square) of alpha / rank x B x A is compared with that of the base's weight.
+It is computed from small matrices: the sum over (B'B) * (AA') is the squared Frobenius norm of BA.
+Weights are read in blocks, without torch.
 """
 
 import math
@@ -18,15 +19,15 @@ from lmi_vllm.checks.adapter_config import LoraScales, module_of
 from lmi_vllm.checks.safetensors_header import Tensor
 from lmi_vllm.errors import AdapterRefusedError
 
-# A trained adapter's product is a fraction of the weight that it changes; ten times that weight
-# is no adaptation any more. Weights that are nearly zero count as ones of usual size.
+# A trained adapter's product is a fraction of the weight that it changes. Ten times that weight is
+# no adaptation. Nearly zero weights count as ones of usual size.
 MAX_RATIO_TO_BASE: Final = 10.0
 USUAL_SIZE: Final = 0.02
-UNKNOWN_LIMIT: Final = 1.0  # of the product's size, where the base's weights are not known
-LARGEST_NUMBER: Final = 1e4  # of a weight, scaled: half precision ends at 65504
+UNKNOWN_LIMIT: Final = 1.0  # of the product's size, if the base's weights are not known
+LARGEST_NUMBER: Final = 1e4  # of a scaled weight: half precision ends at 65504
 _BLOCK_NUMBERS: Final = 1 << 20
-_WIDEST_GRAM: Final = 2048  # above this rank, and for what is not a matrix, norms are multiplied
-_SAMPLES: Final = 8  # places of a base weight that are read
+_WIDEST_GRAM: Final = 2048  # above it, and for tensors that are no matrices, norms are multiplied
+_SAMPLES: Final = 8  # numbers of a base weight that are sampled
 _SAMPLE_NUMBERS: Final = 4096
 _A: Final = "lora_A"
 _B: Final = "lora_B"
@@ -37,11 +38,11 @@ Limit = Callable[[str], float]
 
 @dataclass(slots=True)
 class _Factor:
-    """One factor (A or B) of an adapter's product, reduced to what the product's norm needs."""
+    """One factor (A or B) of an adapter's product, reduced to what its norm needs."""
 
     side: int  # of the product: columns of A, rows of B
     square: float = 0.0  # of the Frobenius norm
-    gram: Any = None  # over the rank; None where that is too large
+    gram: Any = None  # over the rank; None if the rank is too large
 
 
 def any_base(_module: str) -> float:
@@ -73,7 +74,7 @@ def check_values(
 ) -> None:
     """Check that every weight is finite and every product is below its module's `limit`.
 
-    Without numpy there is no engine that computes with weights: nothing is checked then.
+    Without numpy no engine computes with weights, and nothing is checked.
 
     Raises:
         AdapterRefusedError: names the module and what is wrong with it.
@@ -88,9 +89,9 @@ def check_values(
 
 
 def _modules(tensors: Mapping[str, Tensor], shown: str) -> Mapping[str, Mapping[str, Tensor]]:
-    """Return the parts of each module; the engine would take one of those that come twice.
+    """Return the parts of each module; of a part that is there twice the engine takes one.
 
-    Names that only the model takes for one are refused by the workers, which have its table.
+    Two names that only the model maps to one part are refused by the workers, which have its table.
 
     Raises:
         AdapterRefusedError: weights come twice.
@@ -98,7 +99,7 @@ def _modules(tensors: Mapping[str, Tensor], shown: str) -> Mapping[str, Mapping[
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         module, part = module_of(name)
-        if part not in _PARTS:  # a full tensor: vLLM refuses it, but for a few heads
+        if part not in _PARTS:  # a full tensor: vLLM refuses it, except for some heads
             modules[name] = {part: tensor}
             continue
         parts = modules.setdefault(module, {})
@@ -127,7 +128,7 @@ def _check_module(
 
 
 def _size(a: _Factor, b: _Factor) -> float:
-    """Return the root mean square of B x A; at least that, where no Gram matrices are known."""
+    """Return the root mean square of B x A, or an upper bound without Gram matrices."""
     if a.gram is not None and b.gram is not None and a.gram.shape == b.gram.shape:
         square = max(float((a.gram * b.gram).sum()), 0.0)
     else:
@@ -144,7 +145,7 @@ def _read(file: BinaryIO, tensor: Tensor, part: str, scale: float, shown: str) -
     factor = _Factor((1, 1, *tensor.shape)[-1 if part == _A else -2])
     for block in _blocks(file, tensor, part):
         largest = max(float(block.max()), -float(block.min())) * scale
-        if not largest <= LARGEST_NUMBER:  # NaN neither
+        if not largest <= LARGEST_NUMBER:  # also true of NaN
             what = f"as large as {largest:.3g}" if math.isfinite(largest) else "that are not finite"
             raise AdapterRefusedError(f"{shown} has weights {what} in {part}")
         factor.square += float((block * block).sum(dtype="f8"))
@@ -155,7 +156,7 @@ def _read(file: BinaryIO, tensor: Tensor, part: str, scale: float, shown: str) -
 
 
 def _blocks(file: BinaryIO, tensor: Tensor, part: str) -> Iterator[Any]:
-    """Yield the numbers of a tensor: of A and B as matrices with the rank as second side."""
+    """Yield the numbers of a tensor: A and B as matrices whose second side is the rank."""
     if not math.prod(tensor.shape):
         return
     is_a = part == _A

@@ -20,7 +20,7 @@ _NUMBERS: Final = ("F64", "F32", "F16", "BF16")  # dtypes whose numbers are the 
 class BaseModel:
     """The served model's names, and the shapes of its weights; adapters are compared with them.
 
-    `shapes` and `weights` are by module name, without ".weight"; empty where they are not known.
+    `shapes` and `weights` are by module name, without ".weight"; empty if they are not known.
     """
 
     names: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class BaseModel:
     weights: Mapping[str, tuple[Path, Tensor]] = field(default_factory=dict)
 
     def limit(self, module: str) -> float:
-        """Return how large what an adapter adds to this module may be."""
+        """Return the largest size of an adapter's product for this module."""
         if module not in self.weights:
             return any_base(module)
         try:
@@ -39,7 +39,7 @@ class BaseModel:
 
 
 def describe_base(model: Path, names: tuple[str, ...], max_lora_rank: int) -> BaseModel:
-    """Return the base model as its files describe it; damaged or absent files are ignored."""
+    """Return the base model that the files describe; damaged or missing files are ignored."""
     tensors: dict[str, tuple[Path, Tensor]] = {}
     try:
         for file in sorted(model.glob("*.safetensors")):
@@ -55,6 +55,6 @@ def describe_base(model: Path, names: tuple[str, ...], max_lora_rank: int) -> Ba
         and place[1].dtype in _NUMBERS
     }
     if any(name.endswith(_QUANTISED) for name in tensors):
-        weights = {}  # stored tensors have other shapes than the layers, or other values
+        weights = {}  # stored tensors have other shapes or values than the layers
     shapes = {name: tensor.shape for name, (_, tensor) in weights.items()}
     return BaseModel(names, shapes, max_lora_rank, weights)

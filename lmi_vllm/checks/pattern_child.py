@@ -1,8 +1,8 @@
 """A child process that matches untrusted regular expressions, and can be killed.
 
-Run as a script, so it imports no module of this package. It reads {"patterns": [...], "names":
-[...]} and writes for each name the position of the first pattern that matches, or null; by the rule
-of PEFT and vLLM (vllm/lora/peft_helper.py): a suffix of the name that begins at a dot.
+It runs as a script, so it imports no module of this package. It reads {"patterns": [...], "names":
+[...]} and writes for each name the position of the first pattern that matches, or null. As in PEFT
+and vLLM (vllm/lora/peft_helper.py), a pattern matches a suffix of the name after a dot.
 """
 
 import json
@@ -19,7 +19,7 @@ MEMORY_BYTES = 1 << 30
 
 
 def main() -> None:
-    """Answer one question; a pattern that cannot be read ends the process with its position."""
+    """Answer one question; a pattern that cannot be compiled ends the process with its position."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     question = json.load(sys.stdin)

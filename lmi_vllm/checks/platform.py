@@ -8,17 +8,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-# Besides connections: weights, sockets of the engine, adapters, logs.
+# For connections, weights, sockets of the engine, adapters, logs.
 OWN_FILES: Final = 256
 SHARED_MEMORY: Final = Path("/dev/shm")
 # NCCL and vLLM's broadcast buffers take this much for each process (vLLM's docs advise --ipc=host).
 SHARED_BYTES_EACH: Final = 256 << 20
-# Folders that the hub library and vLLM write to, and what moves each of them.
+# Folders that the hub library and vLLM write to, and the variables that move them.
 CACHE_FOLDERS: Final[Mapping[str, str]] = MappingProxyType(
     {"HF_HOME": "~/.cache/huggingface", "VLLM_CACHE_ROOT": "~/.cache/vllm"}
 )
 
-# Limit and usage of a control group, of version 2 and 1.
+# Files with limit and usage of a control group, versions 2 and 1.
 _CGROUP_FILES: Final = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -26,7 +26,7 @@ _CGROUP_FILES: Final = (
 
 
 def raise_open_files(job_queue_size: int) -> list[str]:
-    """Raise the open-file limit to its hard bound; returns what to warn about."""
+    """Raise the open-file limit to its hard limit; return what to warn about."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -40,7 +40,7 @@ def raise_open_files(job_queue_size: int) -> list[str]:
 
 
 def free_host_memory(root: Path = Path("/")) -> int | None:
-    """Bytes this process may still take: of the machine, and of its control group where limited."""
+    """Bytes that this process may still take: of the machine, or of its control group."""
     found = [
         bytes_free
         for bytes_free in (_available(root), *(_group(root, *names) for names in _CGROUP_FILES))
@@ -59,7 +59,7 @@ def _available(root: Path) -> int | None:
 
 
 def _group(root: Path, limit: str, usage: str) -> int | None:
-    """Bytes a container has left (its own group is at the root of what it sees); None: no limit."""
+    """Bytes that the container has left (its own group is the root it sees); None: no limit."""
     folder = root / "sys/fs/cgroup"
     try:
         highest, used = (folder / limit).read_text().strip(), (folder / usage).read_text().strip()
@@ -69,7 +69,7 @@ def _group(root: Path, limit: str, usage: str) -> int | None:
 
 
 def check_shared_memory(processes: int, folder: Path = SHARED_MEMORY) -> list[str]:
-    """Return a warning where `folder` is too small for so many processes of one model copy."""
+    """Return a warning if `folder` is too small for the processes of one model copy."""
     needed = processes * SHARED_BYTES_EACH
     if processes < 2 or not folder.is_dir():  # noqa: PLR2004 - one process shares nothing
         return []
@@ -83,7 +83,7 @@ def check_shared_memory(processes: int, folder: Path = SHARED_MEMORY) -> list[st
 
 
 def check_cache_folders(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each cache folder that cannot be written, or made where it is not."""
+    """Return a warning for each cache folder that cannot be written or created."""
     warnings = []
     for variable in CACHE_FOLDERS:
         folder = cache_folder(variable, environ)

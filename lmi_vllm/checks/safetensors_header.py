@@ -1,4 +1,4 @@
-"""What a safetensors file holds, from its header alone; a damaged file is named as such."""
+"""Reads the header of a safetensors file; a damaged file is named as such."""
 
 import json
 import struct
@@ -12,8 +12,8 @@ from typing import Any, Final
 Shape = tuple[int, ...]
 
 _LENGTH_BYTES: Final = 8
-# Far below safetensors' own 100 MB, whose reading holds up every thread for seconds; adapters of
-# every expert of a large mixture need 7 MB.
+# Far below safetensors' own limit of 100 MB, which takes seconds to parse. Adapters of all experts
+# of a large mixture need 7 MB.
 _LONGEST_HEADER_BYTES: Final = 8 << 20
 _BITS: Final[Mapping[str, int]] = MappingProxyType(
     {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16}
@@ -40,7 +40,7 @@ class Tensor:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return what each tensor is and where, after checking that header and file agree.
+    """Return each tensor by name, after checking that the header fits the file.
 
     Raises:
         DamagedFileError: they do not.
@@ -81,7 +81,7 @@ def _decoded(text: bytes) -> dict[str, Any]:
 
 
 def _checked(name: str, entry: Any, data_bytes: int) -> tuple[Shape, int, int]:
-    """Return a tensor's shape, and where in the data it begins and ends."""
+    """Return a tensor's shape, and where its data begins and ends."""
     try:
         shape = tuple(int(side) for side in entry["shape"])
         first, last = (int(offset) for offset in entry["data_offsets"])

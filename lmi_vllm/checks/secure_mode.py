@@ -1,6 +1,6 @@
 """Secure mode: extras list the violations; without the extra everything is refused.
 
-A check returns sentences instead of raising, so that a refused start names all that is wrong.
+A check returns sentences instead of raising, so that a refused start names every violation.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,16 +16,16 @@ _EXTRA: Final = "secure_mode"
 _NO_CHECKS: Final = f"{SWITCH} is on, and needs the extra {_EXTRA}, which is not installed"
 
 
-# What is forbidden in a start (the path is the model directory, where there is one); nothing where
-# it is not asked to check.
+# Violations of a start (the path is the model directory, if there is one); none if secure mode is
+# off.
 StartCheck = Callable[[Settings, Mapping[str, str], Path | None], tuple[str, ...]]
-# What is forbidden in the folder of one adapter.
+# Violations in the folder of one adapter.
 AdapterCheck = Callable[[Settings, Path], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What an extra checks of models and adapters beside the core."""
+    """The checks of models and adapters that an extra adds."""
 
     start: StartCheck
     adapter: AdapterCheck
@@ -34,13 +34,13 @@ class Checks:
 def start_violations(
     settings: Settings, environ: Mapping[str, str], directory: Path | None
 ) -> tuple[str, ...]:
-    """Everything that extras forbid in a start."""
+    """The violations of a start, from all extras."""
     found = tuple(text for one in _checks() for text in one.start(settings, environ, directory))
     return found or _unchecked(settings)
 
 
 def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
-    """Everything that extras forbid in the folder of one adapter."""
+    """The violations in the folder of one adapter, from all extras."""
     found = tuple(text for one in _checks() for text in one.adapter(settings, folder))
     return found or _unchecked(settings)
 
@@ -50,5 +50,5 @@ def _checks() -> Iterator[Checks]:
 
 
 def _unchecked(settings: Settings) -> tuple[str, ...]:
-    """The one violation where secure mode is on and the extra that checks is not installed."""
+    """The one violation if secure mode is on and its extra is not installed."""
     return (_NO_CHECKS,) if settings.server.sagemaker_secure_mode and _EXTRA not in extras() else ()

@@ -7,7 +7,7 @@ types of the table; where a value was written, and how messages name it, is in `
 An extra brings settings of its own as a class over `ExtraSettings`, which its `Extra` names: its
 fields are whole environment variables, with a `section` of the class options and server settings
 like the core's, and `check` may refuse what does not go together. Without the extra their names
-are known all the same (unknown_names.py). `Settings.extra(TheClass)` is the typed instance:
+are known, too (unknown_names.py). `Settings.extra(TheClass)` is the typed instance:
 
     class CacheSettings(ExtraSettings):
         lmi_cache_uri: str | None = variable(parse.any_text, "Folder or URL ...")

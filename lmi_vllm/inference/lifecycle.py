@@ -79,7 +79,7 @@ class StartProgress:
         self.progress = self.download = progress
 
     def restart(self) -> None:
-        """Begin anew, from the engine phase on."""
+        """Restart the clock, at the engine phase."""
         self._began = self._phase_began = self._engine_began = self._now()
         self._spent, self._is_running = {}, True
         self.phase, self.progress = Phase.ENGINE, _NOTHING

@@ -91,7 +91,7 @@ async def open_port(
     runner = await _set_up(service, options, inner_socket)
     tls = tls if address.is_tls else None
     if inner_socket:
-        # Two servers that both share their port would share it with each other, unawares.
+        # Two servers that both share their port would share it with each other, without an error.
         await _check_free(address)
         inner = ListenAddress("unix", path=inner_socket)
         await _listen(_Site(runner, inner, None, options.timeouts))
@@ -107,7 +107,7 @@ async def _set_up(
 ) -> web.AppRunner:
     app = create_app(service, options)
     without_prefix = options.prefix(app, inner_socket) if options.prefix else None
-    # A client that goes away cancels its handler, and with it the engine's work.
+    # A client that disconnects cancels its handler, and with it the engine's work.
     runner = web.AppRunner(
         app,
         handler_cancellation=True,

@@ -1,7 +1,7 @@
 """Archives of models and adapters: their names, and what the extra archives makes of them.
 
 An archive of this machine is unpacked into the cache, under a name made of its path, size and time:
-anew when it has changed.
+again when it has changed.
 """
 
 import tempfile

@@ -65,7 +65,7 @@ def _lane(kind: str) -> Handler:
         check_method(request, ("POST",))
         service.expect_room()
         call = await read_call(request, request_properties(request.headers))
-        service.expect_room()  # others may have come with the body: none is parsed in vain
+        service.expect_room()  # others may have come with the body: refuse before parsing
         payload = None if service.sees_every_request else plain_payload(call)
         if payload is None and (route := service.find_route("POST", request.path)):
             return await _hand_on(request, call, route)

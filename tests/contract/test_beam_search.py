@@ -126,7 +126,7 @@ def test_beams_of_adapters_and_base_keep_apart(run: LoopThread, vllm_engine: Eng
 
 
 def test_beams_are_cancelled_with_their_consumer(run: LoopThread, vllm_engine: Any) -> None:
-    """A client that goes away ends every request of its beam search within a second."""
+    """A client that disconnects ends every request of its beam search within a second."""
 
     async def scenario() -> None:
         _, job = beams(num_beams=4, max_new_tokens=1000, ignore_eos_token=True)

@@ -272,7 +272,7 @@ def test_adapter_answers_no_other_body_than_an_object(
 
 
 def test_adapter_answers_a_form(run: LoopThread, application: HttpApplication) -> None:
-    """Its `model` is put in place: this route refuses the form all the same, in its own words."""
+    """Its `model` is put in place: this route still refuses the form, with vLLM's text."""
     form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n--x--\r\n'
     headers = [(b"Content-Type", b"multipart/form-data; boundary=x")]
     adapter = AdapterRef("a", "/a", 9_002)

@@ -161,7 +161,7 @@ def test_reader_error_ends_only_its_request(run: LoopThread, vllm_engine: Engine
 
 @pytest.mark.vllm
 def test_closing_a_directly_read_stream_aborts(run: LoopThread, vllm_engine: Engine) -> None:
-    """A client that goes away while its tokens take the short way frees the engine."""
+    """A client that disconnects while its tokens take the short way frees the engine."""
 
     async def scenario() -> int:
         fifth = asyncio.Event()

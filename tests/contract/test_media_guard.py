@@ -186,7 +186,7 @@ async def test_video_within_the_budget_is_decoded() -> None:
 
 
 async def test_images_of_a_request_are_counted_together() -> None:
-    """Over its messages, for each of which vLLM makes a connector; another request starts anew."""
+    """Over its messages, for each of which vLLM makes a connector; another request starts again."""
     guard_media(MediaPolicy(max_pixels=4))
 
     async def request(count: int) -> None:

@@ -91,7 +91,7 @@ def test_adapter_that_is_not_finite_costs_its_own_requests_only(
 def test_request_that_ends_in_the_step_that_makes_it_not_finite(
     adapters: Loader, tmp_path: Path
 ) -> None:
-    """The engine does not see it any more: its blocks are cleared all the same."""
+    """The engine no longer has it, and yet its blocks are cleared."""
     expected = adapters.ask()
     bad = adapters.load(make_adapter(tmp_path / "bad", 1, NOT_A_NUMBER))
 

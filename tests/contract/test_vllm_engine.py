@@ -217,7 +217,7 @@ def test_openai_faults_are_replies_in_vllm_s_shape(run: LoopThread, vllm_engine:
 def test_body_that_crashes_a_vllm_validator_is_a_client_error(
     run: LoopThread, vllm_engine: Engine, kind: str, body: dict[str, object]
 ) -> None:
-    """Some raise what pydantic does not wrap: an answer of 400 all the same (found by chaos)."""
+    """Some raise what pydantic does not wrap; the answer is 400, too (found by chaos)."""
     reply = run(vllm_engine.answer_openai(OpenAICall(kind, body, {}, "null")))
     assert reply.status == 400
     assert orjson.loads(reply.body)["error"]["code"] == 400

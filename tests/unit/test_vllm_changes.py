@@ -63,7 +63,7 @@ def report(old: str, new: str) -> tuple[int, list[str]]:
 
 
 def test_a_replaced_name_that_is_gone_is_reported(tmp_path: Path) -> None:
-    """What we replace is named by a text and not imported: it counts all the same."""
+    """What we replace is named by a text and not imported; it counts, too."""
     launch = {"v1/engine/core_client.py": "def launch_core_engines(): ..."}
     old, new = package(tmp_path / "a", OLD | launch), package(tmp_path / "b", OLD)
     code, lines = report(old, new)

@@ -138,7 +138,7 @@ async def test_admission_place_is_given_back(
 async def test_admission_disconnect_frees_engine_and_place(
     serve: ServeScripted, engine: GatedEngine
 ) -> None:
-    """A client that goes away mid-stream ends its request in the engine first, then its place."""
+    """A client that disconnects mid-stream ends its request in the engine first, then its place."""
     client = await serve()
     response = await client.post("/invocations", json=STREAM)
     assert await response.content.readany() == ROW_A
@@ -152,7 +152,7 @@ async def test_admission_disconnect_frees_engine_and_place(
 async def test_admission_disconnect_ends_waiting_answer(
     serve: ServeScripted, engine: GatedEngine, body: object
 ) -> None:
-    """A client that goes away before its whole answer ends every generation of it."""
+    """A client that disconnects before its whole answer ends every generation of it."""
     client = await serve()
     call = asyncio.create_task(client.post("/invocations", json=body))
     await until(lambda: engine.running_requests > 0)

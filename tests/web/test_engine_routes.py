@@ -207,7 +207,7 @@ async def test_items_of_a_conversation_are_one_prompt(serve: ServeScripted) -> N
 
 
 async def test_full_queue_refuses(serve: ServeScripted, application: Application) -> None:
-    """Before the body is read; what only informs is answered all the same."""
+    """Before the body is read; routes of information are still answered."""
     client = await serve(limit=1)
     with queue_of(client).admit():
         assert (await client.post("/v1/messages", data=b"{}")).status == 503

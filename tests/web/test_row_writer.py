@@ -190,8 +190,8 @@ async def test_a_stream_without_rows_is_an_empty_answer() -> None:
     assert answer.endswith(b"\r\n\r\n0\r\n\r\n")
 
 
-async def test_rows_that_never_pause_are_written_all_the_same() -> None:
-    """A stream with everything at hand does not pile it up: it writes by portions."""
+async def test_rows_that_never_pause_are_written_in_portions() -> None:
+    """A stream that has all rows at once does not buffer them all."""
     wire = Wire()
 
     async def handler(request: web.Request) -> web.StreamResponse:

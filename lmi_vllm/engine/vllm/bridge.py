@@ -114,7 +114,7 @@ class Bridge:
             app = build_app(namespace, tasks, llm.model_config)
         around = [(getattr(one.cls, "__name__", ""), one) for one in app.user_middleware]
         app.user_middleware = [one for name, one in around if name not in _REPLACED]
-        app.middleware_stack = None  # built anew out of these
+        app.middleware_stack = None  # Starlette rebuilds it from these
         app.router.middleware_stack = ExactRoutes(app.router)
         for kind in _UNREAD:
             app.add_exception_handler(kind, _unreadable)
@@ -139,7 +139,7 @@ class Bridge:
         """Return the internal name of one load for `model`: never a name that a client could send.
 
         vLLM looks adapters up by the name in the request, which by then may mean another load, or
-        one that is being removed. The answer carries the adapter's own name all the same.
+        one that is being removed. The answer has the adapter's own name.
         """
         return f"{self._secret}-{adapter.engine_id}"
 

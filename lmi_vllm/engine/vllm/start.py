@@ -209,7 +209,7 @@ def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
     os.environ[ERROR_FILE_VARIABLE] = str(error_file)
     os.environ.setdefault(NOT_FINITE_COUNT, "1")
     if is_cpu:
-        # Lets the CPU platform keep the `uni` executor; the engine core is a child all the same.
+        # Lets the CPU platform keep the `uni` executor; the engine core is still a child.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     stop_watching = watch_root_causes(str(error_file))
     try:

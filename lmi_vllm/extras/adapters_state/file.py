@@ -2,7 +2,7 @@
 
 An adapter that cannot be restored does not stop a start: the others are registered, the log names
 it, and its entry stays in the file until its name is registered again, since its source may only
-be out of reach for an hour.
+be unreachable for an hour.
 """
 
 import json
@@ -72,7 +72,7 @@ def read_state(path: Path) -> list[Adapter]:
     """Return the adapters of the file, none where there is no file.
 
     Raises:
-        ModelSourceError: it cannot be read; starting all the same would write over it.
+        ModelSourceError: it cannot be read; a start would overwrite it.
     """
     try:
         if not path.exists():

@@ -185,7 +185,7 @@ class ReplicaAdapters:
         """Wait until every live replica has the change, at most about `CONFIRM_SECONDS`.
 
         Returns the reason by name for each replica that lacks it; under the object's URL where the
-        object itself is out of reach. A replica is live that reported within the last minute.
+        object itself is unreachable. A replica is live that reported within the last minute.
         """
         if name in self._wanted.pending:
             return {self._state.place: "cannot be written now: the others will have it afterwards"}
@@ -248,7 +248,7 @@ class ReplicaAdapters:
             await self.sync()
         except (*STORE_ERRORS, LmiError) as error:
             logger.error(
-                "%s is out of reach, what is known is served: %s", self._state.place, error
+                "%s is unreachable; the known adapters are served: %s", self._state.place, error
             )
         except Exception:  # refreshing goes on, whatever it was
             logger.exception("%s cannot be read or written", self._state.place)

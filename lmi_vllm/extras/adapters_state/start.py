@@ -102,7 +102,7 @@ class Replica:
             self._shared = None
 
     async def _watch(self, shared: ReplicaAdapters, late_seconds: float) -> None:
-        """Update the metrics, and the detail in `/ping` of a state that is out of reach."""
+        """Update the metrics, and the detail in `/ping` of a state that is unreachable."""
         notes = self._service.lifecycle.ping_details
         while True:
             age = shared.age_seconds
@@ -110,7 +110,7 @@ class Replica:
             STATE_MISSING.set(len(shared.missing))
             notes.pop(PING_DETAIL, None)
             if age > late_seconds:
-                notes[PING_DETAIL] = f"out of reach for {age:.0f} s: what is known is served"
+                notes[PING_DETAIL] = f"unreachable for {age:.0f} s: the known adapters are served"
             await asyncio.sleep(WATCH_SECONDS)
 
 

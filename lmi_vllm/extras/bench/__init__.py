@@ -9,7 +9,7 @@ EXTRA: Final = Extra(
     verbs=MappingProxyType(
         {
             "bench": Verb(
-                "put an end point under load and say how it did", "lmi_vllm.extras.bench.command"
+                "put load on an endpoint and report the figures", "lmi_vllm.extras.bench.command"
             )
         }
     )

@@ -1,4 +1,4 @@
-"""`bench`: put an end point under load, ours or another server's, and say how it did."""
+"""`bench`: put load on an endpoint, ours or another server's, and report the figures."""
 
 import argparse
 import asyncio
@@ -175,7 +175,7 @@ async def _probe(load: LoadRun, stop: asyncio.Event) -> None:
     if outcome.error is not None:
         raise LmiError(
             f"bench: the first request failed: {outcome.error}: {outcome.example} "
-            "(--no-probe begins all the same)"
+            "(--no-probe skips this request)"
         )
 
 

@@ -1,8 +1,8 @@
 """The key of a cache entry: everything that must be equal where compiled code is reused.
 
-vLLM names its compile caches by hashes of its configuration and its source, and compiles anew where
-they differ. What it leaves out is the machine: processor flags, threads, the C library. A key
-that differs needlessly costs a compilation; one that is equal wrongly costs a crash.
+vLLM names its compile caches by hashes of its configuration and its source. Where they differ, it
+compiles. It leaves out the machine: processor flags, threads, the C library. A key that differs
+needlessly costs a compilation; one that is equal wrongly costs a crash.
 """
 
 import hashlib

@@ -41,7 +41,7 @@ def check_memory(settings: Settings) -> tuple[()]:
     """Return if there is enough, or nothing is asked.
 
     Raises:
-        EngineMemoryError: for want of memory; what cannot be known counts as too little.
+        EngineMemoryError: for lack of memory; what cannot be known counts as too little.
     """
     if errors := memory_errors(settings):
         raise EngineMemoryError("; ".join(errors))

@@ -227,6 +227,6 @@ class FrontEnd:
 
     def _refuse(self, number: int, error: Exception) -> None:
         if not isinstance(error, LmiError):
-            logger.error("front-end process %d asked in vain", self.pid, exc_info=error)
+            logger.error("a call of front-end process %d failed", self.pid, exc_info=error)
             error = EngineFailureError()
         self.channel.send(CallReply(number, error))

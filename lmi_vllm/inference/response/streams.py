@@ -36,7 +36,7 @@ class RowSink(Protocol):
 class ReplyStream(AsyncIterator[bytes]):
     """A byte stream that releases its request's resources when closed, started or not.
 
-    A generator that was never started runs none of its `finally` blocks: a client that goes away
+    A generator that was never started runs none of its `finally` blocks: a client that disconnects
     between the status line and the first byte would keep its slot in the queue for ever. With
     `connect`, some rows go to a sink by themselves while the next one is waited for.
     """
@@ -125,7 +125,7 @@ class SilenceLimit:
             self.is_waiting = False
 
     def extend(self) -> None:
-        """Begin the wait under way anew: something came another way."""
+        """Restart the time of the running wait: an item came another way."""
         self._due = self._loop.time() + self.seconds
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ async def test_a_stalled_engine_is_unhealthy_until_its_next_step(
 
 
 async def test_a_sleeping_engine_does_not_stall(serve: Serve, engines: Engines) -> None:
-    """It may keep requests for when it is woken; then the time counts anew."""
+    """It may keep requests for when it is woken; then the time starts again."""
     server = await (await serve(LMI_STALL_TIMEOUT="8")).ready()
     engine = engines.started[0]
     server.set_asleep(is_asleep=True)

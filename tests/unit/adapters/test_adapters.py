@@ -35,7 +35,7 @@ def registry_over(engine: ScriptedEngine) -> AdapterRegistry:
 
 
 async def test_abandoned_registration_is_carried_out() -> None:
-    """A client that goes away leaves no weights behind that no call can remove."""
+    """A client that disconnects leaves no weights behind that no call can remove."""
     engine = SlowEngine()
     registry = registry_over(engine)
     call = asyncio.create_task(registry.register(Adapter("a", "/a")))

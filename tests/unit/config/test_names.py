@@ -105,7 +105,7 @@ def test_two_names_of_one_setting_must_agree(
 
 
 def test_every_error_is_reported_at_once(explained: ExplainRun) -> None:
-    """Not the first one only, and the arguments are printed all the same."""
+    """Not the first one only, and the arguments are printed as well."""
     run = explained("option.dtype=int8\noption.max_loras=x\noption.quantize=gguf")
     assert len(run.errors) == 3
     assert run.engine_args["max_num_seqs"] == 256

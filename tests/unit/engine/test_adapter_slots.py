@@ -98,7 +98,7 @@ async def test_pin_waits_for_others_and_gives_up_in_time() -> None:
 
 @pytest.mark.parametrize("is_granted", [False, True])
 async def test_cancelled_waiter_leaves_its_slot(is_granted: bool) -> None:
-    """A client that goes away while it waits, or just as it is admitted, blocks no other."""
+    """A client that disconnects while it waits, or just as it is admitted, blocks no other."""
     slots = AdapterSlots(1)
     first, waiting = Holder(slots, 1), Holder(slots, 2)
     await settle()

@@ -63,7 +63,7 @@ class Calls:
 async def test_status_of_a_refusal_follows_its_kind(
     tmp_path: Path, kind: str, expected: type[AdapterRefusedError]
 ) -> None:
-    """507 for want of room, 424 otherwise, whatever the words are."""
+    """507 for lack of room, 424 otherwise, whatever the words are."""
     calls: Any = Calls(kind)
     adapter = LoadedAdapter(7, "a@7", str(tmp_path / "copy"), "a")
     with pytest.raises(AdapterRefusedError) as refused:

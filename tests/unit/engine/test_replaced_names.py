@@ -47,7 +47,7 @@ OUTSIDE: Final = (
     ("async_llm.py", "replace(LAUNCH, ", ":launch_core_engines"),
     ("workarounds/text_lengths.py", ".tokenize_prompt_async = ", ".tokenize_prompt_async"),
 )
-# Objects whose class is ours from then on: it is made anew, and gets all that the object has.
+# Objects whose class is ours from then on: it is made again, and gets all that the object has.
 CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/hostile_requests.py": 1}
 # Fields of vLLM's own objects that are set, as vLLM itself sets them.
 FIELDS_SET: Final = {

@@ -1,4 +1,4 @@
-"""Failed starts of an engine: for want of memory, or for another reason."""
+"""Failed starts of an engine: for lack of memory, or for another reason."""
 
 import pytest
 

@@ -101,7 +101,7 @@ def test_lifecycle_refuses_unless_healthy(state: State, refusal: tuple[str, int]
 
 
 def test_phases_add_up_also_where_a_start_comes_back_to_one() -> None:
-    """Their seconds, the running one's included; a restart counts anew."""
+    """Their seconds, the running one's included; a restart begins at 0."""
     clock = [100.0]
     made = Lifecycle(now=lambda: clock[0])
     for phase in (Phase.ENGINE, Phase.ENGINE, Phase.ADAPTERS, Phase.ENGINE):

@@ -43,7 +43,7 @@ def held(source: Rows) -> ReplyStream:
 
 
 async def test_reply_stream_releases_though_never_started(source: Rows, held: ReplyStream) -> None:
-    """A client that goes away before the first byte gives its place back."""
+    """A client that disconnects before the first byte gives its place back."""
     await held.aclose()
     assert source.log == ["released"]
 

@@ -53,7 +53,7 @@ def formatter(schema: Schema, framing: Framing, parameters: object) -> StreamFor
 def test_token_row_is_the_row_of_the_chunk(
     schema: str, parameters: str, framing: str, tokens: list[tuple[int, str, float | None]]
 ) -> None:
-    """Row for row the same bytes, and the last row counts and joins them all the same."""
+    """Row for row the same bytes, and the last row counts and joins them, too."""
     made = [formatter(SCHEMAS[schema], FRAMINGS[framing], PARAMETERS[parameters]) for _ in range(2)]
     short, long = made
     for token, text, logprob in tokens:

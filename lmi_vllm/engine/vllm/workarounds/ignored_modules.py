@@ -2,7 +2,7 @@
 
 A layer that none of vLLM's LoRA layers can stand for (`c_attn` of GPT-BigCode on the Transformers
 backend, a vision tower) stays as it is, with one warning at the start; adapters with weights for it
-are loaded all the same. Here every worker says which modules of an adapter that was read have no
+are still loaded. Here every worker says which modules of an adapter that was read have no
 LoRA layer there, and it is refused when one has none in any worker: a pipeline stage wraps only its
 own layers. The names compared are those of vLLM's own tables, after it has mapped and packed them.
 

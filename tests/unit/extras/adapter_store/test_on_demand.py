@@ -325,7 +325,7 @@ async def test_store_that_is_away_is_not_asked_by_every_request(bench: Bench) ->
 
 
 async def test_fetch_that_breaks_is_503_and_leaves_nothing(bench: Bench) -> None:
-    """The next request after a few seconds begins anew."""
+    """The next request after a few seconds begins again."""
     bench.put("fr")
     bench.open()
     bench.s3.refuse_objects = AWAY

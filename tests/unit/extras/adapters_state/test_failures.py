@@ -202,7 +202,7 @@ async def test_pin_that_loses_to_another_update_is_undone(start: Start) -> None:
     assert a.registry.describe("fr").options == {"x": "1"}
 
 
-async def test_call_that_fails_after_its_change_is_shared_all_the_same(
+async def test_change_of_a_call_that_then_fails_is_shared(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new weights serve here; that the old ones could not be dropped undoes nothing."""

@@ -51,7 +51,7 @@ async def test_api_adapters_come_back_with_their_flags(tmp_path: Path) -> None:
 async def test_broken_entry_is_named_and_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An adapter that is out of reach today is not forgotten for tomorrow."""
+    """An adapter that is unreachable today is not forgotten for tomorrow."""
     path = tmp_path / "state.json"
     write_state(path, [Adapter("bad", "/gone"), Adapter("good", "/a")])
     with caplog.at_level(logging.ERROR):

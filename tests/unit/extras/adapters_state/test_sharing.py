@@ -201,7 +201,7 @@ async def test_adapter_that_cannot_be_had_is_tried_again(start: Start) -> None:
     assert a.names == ["de", "fr"]
 
 
-async def test_new_replica_tries_a_source_that_stumbles_again(
+async def test_new_replica_tries_a_failing_source_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is ready once it has the adapter."""
@@ -288,7 +288,7 @@ async def begun_without(
 
 
 async def test_tries_become_rarer(start: Start) -> None:
-    """A store that stumbles once costs seconds; what is broken for good costs little."""
+    """A store that fails once costs seconds; what is broken for good costs little."""
     a, b = await start("a").begin(), await start("b").begin()
     b.refused.add("/fr")
     await a.registry.register(Adapter("fr", "/fr"))
@@ -302,7 +302,7 @@ async def test_tries_become_rarer(start: Start) -> None:
 
 
 async def test_another_version_begins_the_tries_anew(start: Start) -> None:
-    """A version that stumbles once does not pay for one that was broken for good."""
+    """A version that fails once does not pay for one that was broken for good."""
     a, b = await start("a").begin(), await start("b").begin()
     b.refused |= {"/fr", "/fr2"}
     await a.registry.register(Adapter("fr", "/fr"))

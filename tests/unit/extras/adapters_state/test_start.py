@@ -85,14 +85,14 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_age_grows_while_the_state_is_out_of_reach(
+async def test_age_grows_while_the_state_is_unreachable(
     running: Running, empty_store: S3Server
 ) -> None:
     """Until it has been read again; the server stays ready."""
     await running.begin()
     empty_store.refusal = AWAY
     await until(lambda: value(AGE) > 10 * REFRESH_SECONDS and running.detail != "")
-    assert running.detail.startswith("out of reach for ")
+    assert running.detail.startswith("unreachable for ")
     empty_store.refusal = None
     await until(lambda: 0 < value(AGE) < 10 * REFRESH_SECONDS and running.detail == "")
 
@@ -110,7 +110,7 @@ async def test_start_that_waits_for_the_state_says_so(
     await until(lambda: running.detail == "")
 
 
-async def test_start_that_loads_for_long_is_not_out_of_reach(
+async def test_start_that_loads_for_long_is_not_unreachable(
     running: Running, start: Start
 ) -> None:
     """The state is read again and again meanwhile."""

@@ -63,7 +63,7 @@ def test_a_line_sums_counts_and_keeps_every_latency(ended: Ended) -> None:
 
 
 def test_failures_are_counted_by_cause(ended: Ended) -> None:
-    """Refused for want of room, our own fault, and clients that went away."""
+    """Refused for lack of room, our own fault, and clients that disconnected."""
     emf, lines = writer()
     for request in (
         ended(503, fault=Fault.OVERLOAD),

@@ -28,7 +28,7 @@ def test_every_so_many_requests_are_one_line(
         "OutputTokens p50=2 p90=10 tokens"
     ]
     observe(ended(generated_tokens=1))
-    assert len(caplog.records) == 1, "it begins anew"
+    assert len(caplog.records) == 1, "it begins again"
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ async def test_infer_on_an_embedding_model(serve: ServeScripted) -> None:
 
 @pytest.mark.parametrize("framing", ["jsonlines", "sse"])
 async def test_infer_on_a_server_that_always_streams(serve: ServeScripted, framing: str) -> None:
-    """`output_formatter` may turn streaming on; here the answer is whole all the same."""
+    """`output_formatter` may turn streaming on; here the answer is whole nevertheless."""
     client = await serve(ServingProfile(model_name="demo", output_formatter=framing))
     status, body = await infer(client, texts("one two"), parameters={"max_new_tokens": 2})
     assert (status, body["outputs"][0]["data"]) == (200, [" one two"])

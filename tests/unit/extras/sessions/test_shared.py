@@ -76,7 +76,7 @@ async def test_session_of_one_replica_is_accepted_by_another(
 async def test_expiry_counts_once(
     replica: Replica, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not anew on each replica that sees the session."""
+    """It does not start again on each replica that sees the session."""
     a, b = replica("a"), replica("b")
     session = await create(a)
     clock.now += 50

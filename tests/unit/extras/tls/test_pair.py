@@ -111,7 +111,7 @@ def test_an_https_address_and_its_pair_go_together() -> None:
 
 @pytest.mark.parametrize(("environ", "said"), UNFIT.values(), ids=UNFIT)
 def test_addresses_and_files_that_do_not_go_together(environ: dict[str, str], said: str) -> None:
-    """Plain text is never served by mistake, also by who opens the port all the same."""
+    """Plain text is never served by mistake, whichever module opens the port."""
     settings = load_settings(environ)
     assert any(said in error for error in settings.errors)
     with pytest.raises(StartupError):
