@@ -39,7 +39,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _gpu_count(text: str) -> int:
-    """A number of GPUs, not negative."""
+    """A number of GPUs that is not negative."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError("a number of GPUs of at least 0 is needed")
@@ -47,7 +47,7 @@ def _gpu_count(text: str) -> int:
 
 
 def command_line_of(arguments: argparse.Namespace) -> CommandLine:
-    """The flags as settings know them."""
+    """The flags as the settings take them."""
     return CommandLine(
         host=arguments.host,
         port=arguments.port,
@@ -61,7 +61,7 @@ def command_line_of(arguments: argparse.Namespace) -> CommandLine:
 
 
 def devices_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Devices:
-    """The devices there are, or the ones to pretend."""
+    """The devices of this machine, or the ones that the flags name."""
     if arguments.gpus is None:
         return detect_devices(environ)
     if arguments.gpus == 0:
@@ -76,7 +76,7 @@ def reader_of(
     *,
     with_size: bool = False,
 ) -> ModelReader:
-    """What reads the config.json of the model (and the size of its weights)."""
+    """The reader of the model's config.json and of its weights' size."""
     if arguments.offline:
         return read_local_files
     environ = {**environ, **settings.environment_exports}
@@ -102,13 +102,13 @@ def translation_of(
     environ: Mapping[str, str],
     read: ModelReader,
 ) -> Translation:
-    """The translation for the devices meant, with what is wrong with the listeners' files."""
+    """The translation for these devices, with errors of the listeners' files."""
     found = translate_start(settings, environ, devices_of(arguments, environ), read)
     return replace(found, errors=(*found.errors, *listener_errors(settings, environ)))
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print the explanation; 0, or 2 when there is an error."""
+    """Print the explanation; return 0, or 2 if there is an error."""
     settings = load_settings(environ, command_line_of(arguments))
     read = reader_of(arguments, settings, environ)
     explanation = explain(translation_of(arguments, settings, environ, read))
@@ -117,9 +117,9 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def write_answer(text: str) -> None:
-    """Print `text` and a newline; characters the stream cannot take are written as escapes.
+    """Print `text` and a newline; characters that the stream cannot encode become escapes.
 
-    Variables that are no UTF-8 reach us as lone surrogates, which no encoding can write.
+    Variables that are not UTF-8 are lone surrogates in Python, which no encoding can write.
     """
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")

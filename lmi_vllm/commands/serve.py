@@ -34,8 +34,8 @@ from lmi_vllm.telemetry.metrics import DROPPED_LINES
 
 logger = logging.getLogger(__name__)
 
-# What `serve` runs in the place of the server; returns the exit code and the reason. It is given
-# settings, command line, variables as they came, engine factory, `os.environ` and the stop event.
+# Run by `serve` instead of the server; returns the exit code and the reason. It gets settings,
+# command line, environment variables, engine factory, `os.environ` and the stop event.
 RunMode = Callable[
     [Settings, CommandLine, Mapping[str, str], EngineFactory, MutableMapping[str, str],
      asyncio.Event],
@@ -62,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
-    """Serve until told to stop; never returns: see `end_process`."""
+    """Serve until stopped; never returns: see `end_process`."""
     typed = command_line_of(arguments)
-    settings = valid_settings(typed, environ)  # or the process ends before the port opens
+    settings = valid_settings(typed, environ)  # else the process ends before the port opens
     configure_server_logging(settings, environ)
     for warning in raise_open_files(settings.server.job_queue_size):
         logger.warning("%s", warning)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
 async def _serve_until_stopped(
     settings: Settings, typed: CommandLine, environ: Mapping[str, str], engine_kind: str
 ) -> tuple[int, str]:
-    """Serve until a signal, or run what an extra runs instead; return exit code and reason."""
+    """Serve until a signal, or run an extra's replacement; return exit code and reason."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -94,9 +94,9 @@ async def _serve_until_stopped(
 
 
 def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Send our lines to stderr; stdout keeps the lines that scripts wait for.
+    """Send our lines to stderr; stdout is for the lines that scripts read.
 
-    SERVING_OPTS may carry upstream's way to say the level: -Dai.djl.logging.level=debug.
+    SERVING_OPTS may set the level as in LMI: -Dai.djl.logging.level=debug.
     """
     found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", settings.server.opts or "")
     level = LOG_LEVELS.get(found.group(1).lower(), logging.INFO) if found else logging.INFO
@@ -121,14 +121,14 @@ def _without_trace(record: logging.LogRecord) -> bool:
 
 
 def end_process(code: int, last_line: str = "") -> NoReturn:
-    """End the process now: a thread may still be importing vLLM, and would be waited for.
+    """End the process now, without waiting for a thread that is still importing vLLM.
 
-    Neither stdout nor the last line of stderr is waited for longer than the log: what reads them
-    may have stopped.
+    Neither stdout nor the last line of stderr is waited for longer than the log, because their
+    reader may have stopped.
     """
     write_within(LOG_FLUSH_SECONDS, sys.stdout.flush)
     logging.shutdown()
     if last_line:
         write_within(LOG_FLUSH_SECONDS, print, last_line, file=sys.stderr)
-    end_children()  # one that is only just being forked is not prepared to end with us yet
+    end_children()  # an engine that is being forked may not yet end with its parent
     os._exit(code)

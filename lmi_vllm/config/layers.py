@@ -1,9 +1,8 @@
 """The sources of settings, and the two orders that decide which one wins.
 
 Each kind of origin is one function that yields texts by key, for a pydantic-settings source. Model
-keys take the file over the environment, server keys the environment over the file; `model_sources`
-and `server_sources` are those orders, best first. What the texts mean is resolve.py's work, which
-comes in as the last source.
+keys take the file over the environment, server keys the environment over the file. `model_sources`
+and `server_sources` are these orders, best first. resolve.py parses the texts, as the last source.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,11 +33,11 @@ from lmi_vllm.origin import Origin, OriginKind
 
 
 class RawSource(PydanticBaseSettingsSource):
-    """One kind of origin: what it sets, as text. `name` tells the sources of one order apart."""
+    """One kind of origin: the texts that it sets. `name` is unique in an order."""
 
     def __init__(self, name: str, values: Iterable[RawValue]) -> None:
         super().__init__(BaseSettings)
-        self.__name__ = name  # under which pydantic-settings keeps what a source has said
+        self.__name__ = name  # key of a source's texts in pydantic-settings
         self._values = values
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
@@ -46,12 +45,12 @@ class RawSource(PydanticBaseSettingsSource):
         raise NotImplementedError
 
     def __call__(self) -> dict[str, Any]:
-        """The keys as pydantic-settings merges them."""
+        """The keys, in the form that pydantic-settings merges."""
         return {"texts": {raw.key: raw for raw in self._values}}
 
 
 class Reading(RawSource):
-    """The last source: makes the fields out of the texts that the sources before it left."""
+    """The last source: makes the fields from the texts of the sources before it."""
 
     def __init__(self, read: Callable[[Layers], Mapping[str, object]]) -> None:
         super().__init__("reading", ())

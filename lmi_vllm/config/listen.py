@@ -1,6 +1,6 @@
-"""Where the server listens, and the keys that open it.
+"""The addresses where the server listens, and the API keys.
 
-`https://` needs an extra, and another management address is a second listener that has only the
+`https://` needs an extra. Another management address is a second listener, which has only the
 management routes. Files are read when the port opens, and by `explain`.
 """
 
@@ -38,7 +38,7 @@ class ListenAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it, by a port that a browser can open."""
+        """Whether only this machine can connect to it, by a port that a browser can open."""
         if self.host == "localhost":
             return True
         try:
@@ -47,7 +47,7 @@ class ListenAddress:
             return False
 
     def url(self, port: int | None = None) -> str:
-        """The address as text, with the port that was bound where it asked for any."""
+        """The address as text, with the bound port if it asked for any."""
         if self.path:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -56,7 +56,7 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class ListenPlan:
-    """What to open. Without `management`, one listener has all routes."""
+    """The listeners to open. Without `management`, one listener has all routes."""
 
     inference: ListenAddress
     management: ListenAddress | None = None
@@ -68,9 +68,9 @@ class ListenPlan:
 
 
 def read_address(text: str, name: str = INFERENCE) -> ListenAddress:
-    """Return what `text` names; left out are http, and upstream's ports 8080 and 8081.
+    """Return the address in `text`; the defaults are http and LMI's ports 8080 and 8081.
 
-    With https upstream's ports are 8443 and 8444.
+    With https LMI's default ports are 8443 and 8444.
     """
     if text.startswith("unix:"):
         return ListenAddress("unix", path=text.removeprefix("unix:"))
@@ -95,7 +95,7 @@ def listen_plan(server: ServerOptions) -> ListenPlan:
 
 
 def check_listen(server: ServerSettings, fail: Callable[[str], None]) -> None:
-    """Report two listeners that would share a port."""
+    """Report two listeners with the same port."""
     plan = listen_plan(server)
     one, two = plan.inference, plan.management
     if two is not None and one.port and (one.host, one.port) == (two.host, two.port):
@@ -106,7 +106,7 @@ def check_listen(server: ServerSettings, fail: Callable[[str], None]) -> None:
 
 
 def listener_tls(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLContext | None:
-    """Return the TLS context of the listeners; None where no address begins with https.
+    """Return the TLS context of the listeners; None if no address begins with https.
 
     Raises:
         StartupError: its files cannot be used, or the extra that reads them is not installed.
@@ -122,7 +122,7 @@ def listener_tls(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLConte
 
 
 def api_keys(server: ServerOptions) -> tuple[str, ...]:
-    """Return the keys that open the server; none means it is open.
+    """Return the API keys; without any the server is open.
 
     Raises:
         StartupError: the key file cannot be read, or holds no key: never an open server instead.
@@ -142,7 +142,7 @@ def api_keys(server: ServerOptions) -> tuple[str, ...]:
 
 
 def listener_errors(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return why the server could not listen with its files as they are now."""
+    """Return the errors of the files that the listeners need."""
     errors = []
     for read in (lambda: api_keys(settings.server), lambda: listener_tls(settings, environ)):
         try:

@@ -1,4 +1,4 @@
-"""Files, variables and flags -> `Settings`: each is read once, and what is wrong is collected."""
+"""Files, variables and flags -> `Settings`: each is read once, and all errors are collected."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,18 +41,19 @@ def load_settings(
     extra_properties: PropertiesFile | None = None,
     kinds: Sequence[type[ExtraSettings]] | None = None,
 ) -> Settings:
-    """Everything configured, with origins; errors are collected in it and never raised.
+    """All configured settings with origins; errors are collected in them and never raised.
 
-    `extra_properties` is the serving.properties of the directory that HF_MODEL_ID names, once
-    fetched; it counts where the model store has none. A local directory's is read without it.
-    `kinds` are the settings of extras, those of the installed ones where nothing is given.
+    `extra_properties` is the serving.properties of the directory that HF_MODEL_ID names, once it is
+    fetched. It counts if the model store has none. A local directory's is read without it.
+
+    `kinds` are the settings of extras; by default those of the installed ones.
     """
     kinds = extra_settings() if kinds is None else kinds
     return _Load(environ, command_line, kinds).settings(extra_properties)
 
 
 class _Load:
-    """One reading of all sources; reports are kept apart, so that they can be told in order."""
+    """One reading of all sources; reports are kept apart, so that they can be shown in order."""
 
     def __init__(
         self,
@@ -65,12 +66,12 @@ class _Load:
         self.extra_kinds = kinds
         self.brought: dict[type[ExtraSettings], dict[str, Setting]] = {}  # options of extras
         self.report = Report()
-        self.passed = Report()  # what was said of arguments that pass through
+        self.passed = Report()  # messages about arguments that are passed through
         self.server_report = Report()
         self.model = Resolver(Layers({}), self.report)  # until the model's files are read
 
     def settings(self, extra_properties: PropertiesFile | None) -> Settings:
-        """The settings; `load_settings` says of what."""
+        """The settings; see `load_settings`."""
         config = config_properties(self.environ, self.command_line, self.report)
         server_order = server_sources(self.environ, self.command_line, config, self.report)
         file = self._choose(server_order, extra_properties)
@@ -94,7 +95,7 @@ class _Load:
     def _choose(
         self, server_order: tuple[RawSource, ...], extra_properties: PropertiesFile | None
     ) -> PropertiesFile | None:
-        """The serving.properties that applies: where the model is, the server's sources say."""
+        """The serving.properties that applies, which the server's own settings locate."""
         first = _Load(self.environ, self.command_line, ())
         server: ServerSettings = ServerSettings.read(*server_order, Reading(first._server_fields))
         finding = search_store(Path(server.model_store), server.load_models)
@@ -103,7 +104,7 @@ class _Load:
         return choose_properties(paths, extra_properties, self.report)
 
     def _model_fields(self, layers: Layers) -> Mapping[str, object]:
-        """The fields of the model's settings out of the texts that won."""
+        """The fields of the model's settings from the winning texts."""
         self.model = Resolver(layers, self.report)
         options = self.model.options(OPTIONS)
         for kind in self.extra_kinds:
@@ -116,7 +117,7 @@ class _Load:
         }
 
     def _server_fields(self, layers: Layers) -> Mapping[str, object]:
-        """The fields of the server's settings out of the texts that won."""
+        """The fields of the server's settings from the winning texts."""
         self.server = Resolver(layers, self.server_report, self.model)
         found = self.server.server_settings(SERVER_SETTINGS)
         found |= self.server.variables(ENVIRONMENT_SETTINGS, self.environ)
@@ -141,7 +142,7 @@ class _Load:
     def _unknown_names(
         self, config: PropertiesFile | None, settings: ServerSettings
     ) -> UnknownNames:
-        """What finds everything written that has no meaning."""
+        """The finder of names that have no meaning."""
         brought = [row for kind in self.extra_kinds for row in kind.rows]
         rows = Rows.of((*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
         return UnknownNames(
@@ -159,7 +160,7 @@ class _Load:
     def _check(
         self, model: ModelSettings, server: ServerSettings, others: tuple[ExtraSettings, ...]
     ) -> None:
-        """Report settings that do not go together."""
+        """Report settings that cannot be combined."""
         check_listen(server, self.report.fail)
         for extra in others:
             extra.check(server, self.report.fail)

@@ -1,4 +1,4 @@
-"""Which model the settings mean: an id that is named, or what lies in the model store."""
+"""The model that the settings name: a model id, or the content of the model store."""
 
 import re
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ from lmi_vllm.sources.table import is_store
 _MODEL_FILES: Final = ("config.json", "params.json")
 # `djl://ai.djl.huggingface.<engine>/<hub id>`: the hub's model, converted for that engine.
 _ZOO: Final = "djl://ai.djl.huggingface."
-# Beside load_models, where no id is set.
+# Only with load_models, if no id is set.
 _NAMES_DIRECTORY: Final = (OriginKind.HUB, OriginKind.FLAG)
 
 
 def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifacts | None:
-    """The model to serve; None where the settings ask for a start without one.
+    """The model to serve; None if the settings ask for a start without one.
 
-    Raises ModelSourceError when there is no model, several, or one that cannot be served.
+    Raises ModelSourceError if there is no model, if there are several, or if it cannot be served.
     """
     finding = find_in_store(settings, environ)
     if finding.problem is not None:
@@ -56,7 +56,7 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
 
 
 def find_in_store(settings: Settings, environ: Mapping[str, str]) -> StoreFinding:
-    """What the configured store holds."""
+    """The content of the configured store."""
     store = Path(settings.server.model_store)
     finding = search_store(store, settings.server.load_models)
     return with_unpacked(finding, environ)
@@ -118,8 +118,8 @@ def _without_file_scheme(reference: str, origin: Origin) -> str:
 def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelArtifacts:
     """`model` once its files are at `local`.
 
-    A prefix or archive that HF_MODEL_ID (or load_models) names is the model directory itself where
-    the store has none; one that option.model_id names brings weights only.
+    A prefix or archive in HF_MODEL_ID (or load_models) is the model directory itself if the store
+    has none. One in option.model_id has weights only.
     """
     model_id = settings.model.detail("model_id")
     is_model_directory = is_store(model.reference) and (
@@ -130,13 +130,13 @@ def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelA
 
 
 def _is_inside(settings: Settings, path: Path) -> bool:
-    """Whether the serving.properties that applies lies in `path`."""
+    """Whether the serving.properties that applies is below `path`."""
     file = settings.properties
     return file is not None and Path(file.path).resolve().parent == path.resolve()
 
 
 def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
-    """The model that load_models names by an URL."""
+    """The model that load_models names by a URL."""
     url = str(finding.url)
     if looks_like_path(url):
         raise ModelSourceError(
@@ -147,13 +147,13 @@ def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
 
 
 def _packed_model(settings: Settings, archive: Path, name: str) -> ModelArtifacts:
-    """An archive of the store that is not unpacked yet; `serve` does so before it plans."""
+    """An archive of the store that is not unpacked yet; `serve` unpacks it before the plan."""
     place = str(archive)
     return ModelArtifacts(clean_name(name), place, place, revision=settings.model.revision)
 
 
 def _model_of_directory(settings: Settings, directory: Path, name: str | None) -> ModelArtifacts:
-    """The weights in the model directory itself, or where `model_dir` points."""
+    """The weights in the model directory itself, or in `model_dir`."""
     weights = directory
     if settings.model.model_dir is not None:
         weights = Path(without_file_scheme(settings.model.model_dir))
@@ -161,7 +161,7 @@ def _model_of_directory(settings: Settings, directory: Path, name: str | None) -
             stated = settings.model.details["model_dir"].stated
             raise ModelSourceError(f"{stated} names a directory that does not exist")
     if not is_model_directory(weights):
-        # A file that names an engine means a model beside it: then its absence is a mistake.
+        # A file that sets the engine belongs to a model beside it, so a missing model is an error.
         engine = settings.server.details["engine"]
         raise (ModelSourceError if engine.is_set else NoModelError)(
             f"Failed to detect engine of the model: {weights} has no config.json, params.json, "
@@ -178,7 +178,7 @@ def _model_of_directory(settings: Settings, directory: Path, name: str | None) -
 
 
 def is_model_directory(directory: Path) -> bool:
-    """Whether `directory` is recognised as a model of ours."""
+    """Whether `directory` looks like a model directory."""
     if (directory / "model.py").is_file():
         return True
     return any((directory / name).is_file() for name in _MODEL_FILES) or any(
@@ -187,7 +187,7 @@ def is_model_directory(directory: Path) -> bool:
 
 
 def _refuse_adapter(directory: Path) -> None:
-    """Raise for a directory that holds a LoRA adapter and no model."""
+    """Raise an error for a directory with a LoRA adapter and no model."""
     has_adapter = (directory / "adapter_config.json").is_file()
     if has_adapter and not any((directory / name).is_file() for name in _MODEL_FILES):
         raise ModelSourceError(

@@ -1,6 +1,6 @@
-"""Text of a setting -> its value. Each parser raises ValueError saying what is allowed.
+"""Parsers from the text of a setting to its value; each raises ValueError with what is allowed.
 
-There is one reading per kind of value, whatever source the text came from (docs/configuration.md).
+Each kind of value is read in the same way from every source (docs/configuration.md).
 """
 
 import json
@@ -30,11 +30,11 @@ _DTYPES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _DECIMAL: Final = MappingProxyType({"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12})
 _BINARY: Final = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40})
-_LONGEST_NUMBER: Final = 40  # digits; longer text is never a setting and int() grows quadratic
+_LONGEST_NUMBER: Final = 40  # digits: longer text is no setting, and int() takes quadratic time
 
 
 def boolean(text: str) -> bool:
-    """True or false; surrounding blanks are refused as LMI does."""
+    """True or false; surrounding blanks are refused, as in LMI."""
     try:
         return _BOOLEANS[text.lower()]
     except KeyError:
@@ -42,22 +42,22 @@ def boolean(text: str) -> bool:
 
 
 def java_true(text: str) -> bool:
-    """What the Java side reads: `true` in any case is true, everything else false."""
+    """A boolean as LMI's Java code reads it: `true` in any case is true, everything else false."""
     return text.lower() == "true"
 
 
 def boolean_or_text(text: str) -> bool | str:
-    """A boolean where the text is one, else the text: for names whose value no longer matters."""
+    """A boolean if the text is one, else the text: for names whose value has no effect."""
     return _BOOLEANS.get(text.lower(), text)
 
 
 def any_text(text: str) -> str:
-    """The text itself, unchecked: for names whose value no longer matters."""
+    """The text itself, unchecked: for names whose value has no effect."""
     return text
 
 
 def verbatim(text: str) -> str:
-    """The text itself, `None` too: a key or a bound that is taken for unset leaves a door open."""
+    """The text itself, also `None`: for a key or a limit, unset would mean open."""
     return text
 
 
@@ -169,7 +169,7 @@ def human_int_or_auto(text: str) -> int:
 
 
 def positive_human_int(text: str) -> int:
-    """As `human_int`, at least 1."""
+    """As `human_int`, but at least 1."""
     number = human_int(text)
     if number < 1:
         raise ValueError("a whole number of at least 1 is needed, such as 16384, 16k or 16K")
@@ -177,12 +177,12 @@ def positive_human_int(text: str) -> int:
 
 
 def _refuse_constant(name: str) -> object:
-    """Python reads NaN and Infinity as JSON; what we hand them to does not."""
+    """Refuse NaN and Infinity: Python reads them as JSON, other readers do not."""
     raise ValueError(f"{name} is no JSON")
 
 
 def json_value(text: str) -> object:
-    """Whatever the JSON text says."""
+    """The value of the JSON text."""
     try:
         value: object = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -232,7 +232,7 @@ def dtype(text: str) -> str:
 
 
 def parallel_degree(text: str) -> int | str:
-    """A number of GPUs, or `max`; zero and below mean unset and come back as 0."""
+    """A number of GPUs, or `max`; zero and negative numbers mean unset and become 0."""
     if text.strip().lower() == "max":
         return "max"
     try:
@@ -242,7 +242,7 @@ def parallel_degree(text: str) -> int | str:
 
 
 def pipeline_degree(text: str) -> int:
-    """A number of stages; zero and below mean unset and come back as 0."""
+    """A number of stages; zero and negative numbers mean unset and become 0."""
     return max(0, whole_number(text))
 
 
@@ -287,7 +287,7 @@ def environment_pairs(text: str) -> dict[str, str]:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser for one of `choices`, in any case."""
+    """Return a parser for one of `choices`, in any case."""
     by_folded = MappingProxyType({choice.lower(): choice for choice in choices})
 
     def parse(text: str) -> str:
@@ -301,5 +301,5 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def as_vllm(text: str) -> Any:
-    """Stands for vLLM's own reading of the row's target; settings replace it by that."""
+    """Stands for vLLM's own parser of the row's target, which replaces it."""
     return text

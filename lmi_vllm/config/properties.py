@@ -1,4 +1,4 @@
-"""Java properties text with the line of every key, and which files of it apply."""
+"""Java properties files: their entries with line numbers, and the files that apply."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,11 +39,11 @@ class PropertiesFile:
         return {entry.key: entry for entry in self.entries}
 
     def origin(self, entry: PropertyLine) -> Origin:
-        """The place of `entry`."""
+        """The origin of `entry`."""
         return Origin(OriginKind.FILE, self.path, entry.line)
 
     def duplicates(self) -> tuple[str, ...]:
-        """One sentence for each key that stands there more than once, naming the lines."""
+        """One sentence for each key that is there more than once, with the lines."""
         lines: dict[str, list[int]] = {}
         for entry in self.entries:
             lines.setdefault(entry.key, []).append(entry.line)
@@ -56,7 +56,7 @@ class PropertiesFile:
 
 
 def read_properties(path: Path) -> PropertiesFile:
-    """The file's entries; UTF-8, or Latin-1 where the bytes are no UTF-8."""
+    """The file's entries, read as UTF-8, or as Latin-1 if the bytes are not UTF-8."""
     data = path.read_bytes()
     try:
         text = data.decode("utf-8-sig")
@@ -66,7 +66,7 @@ def read_properties(path: Path) -> PropertiesFile:
 
 
 def parse_properties(text: str, path: str = "serving.properties") -> PropertiesFile:
-    """The entries of properties `text`; nothing in it is an error, as in Java."""
+    """The entries of properties `text`; as in Java, every text is valid."""
     entries = []
     for number, line in _logical_lines(text):
         key, value = _split(line)
@@ -75,7 +75,7 @@ def parse_properties(text: str, path: str = "serving.properties") -> PropertiesF
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines joined at trailing backslashes, without comments and blanks, with their numbers."""
+    """Lines with numbers: joined at final backslashes, without comments and blanks."""
     lines = re.split(r"\r\n|\n|\r", text)
     index = 0
     while index < len(lines):
@@ -99,7 +99,7 @@ def _is_continued(line: str) -> bool:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Key and value, still escaped, at the first separator that no backslash protects."""
+    """Key and value, still escaped, split at the first separator without a backslash."""
     index = 0
     while index < len(line) and line[index] not in "=:" + _BLANK:
         index += 2 if line[index] == "\\" else 1
@@ -110,7 +110,7 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _strip_end(value: str) -> str:
-    """`value` without trailing blanks, but keeping one that a backslash protects."""
+    """`value` without trailing blanks; a blank after a backslash stays."""
     stripped = value.rstrip()
     if stripped != value and _is_continued(stripped):
         return value[: len(stripped) + 1]
@@ -134,7 +134,7 @@ def _unescape(text: str) -> str:
 def config_properties(
     environ: Mapping[str, str], command_line: CommandLine, report: Report
 ) -> PropertiesFile | None:
-    """config.properties: the one named on the command line, else the image's."""
+    """config.properties: the one of the command line, else that of the image."""
     if command_line.config_file:
         return _read(Path(command_line.config_file), report)
     home = environ.get("MODEL_SERVER_HOME")
@@ -145,7 +145,7 @@ def config_properties(
 def serving_properties_paths(
     environ: Mapping[str, str], command_line: CommandLine, finding: StoreFinding
 ) -> Iterator[Path]:
-    """The store's serving.properties, then that of the local directory given as model."""
+    """The store's serving.properties, then that of the local model directory."""
     store_path = finding.properties_path
     if store_path is not None:
         yield store_path
@@ -159,7 +159,7 @@ def serving_properties_paths(
 def choose_properties(
     paths: Iterable[Path], extra: PropertiesFile | None, report: Report
 ) -> PropertiesFile | None:
-    """The one serving.properties that applies, `extra` last; others are named in warnings."""
+    """The one serving.properties that applies, `extra` last; warnings name the others."""
     files = [file for path in paths if (file := _read(path, report))]
     if extra is not None and extra.path not in {file.path for file in files}:
         files.append(extra)
@@ -169,7 +169,7 @@ def choose_properties(
 
 
 def _read(path: Path, report: Report) -> PropertiesFile | None:
-    """The file's entries; an error where it cannot be read."""
+    """The file's entries; an error if it cannot be read."""
     try:
         return read_properties(path)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Merged texts -> settings: parse, settle double names, and say what has no effect."""
+"""Merged texts -> settings: parse them, settle double names, and report those without effect."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -22,10 +22,11 @@ _UNPREFIXED_OPTIONS: Final = ("model_loading_timeout", "normalize")
 
 
 class Resolver:
-    """Turns rows and texts of one level into settings; what is found goes into `report`.
+    """Turns rows and texts of one level into settings; warnings and errors go into `report`.
 
-    `first` read the model's level, which has server settings too. `extra` are second names of
-    settings, `used` the model's keys that meant something: those of `first` go on in it.
+    `first` has resolved the model's level, which contains server settings, too. `extra` are second
+    names of settings. `used` are the model's keys that have a meaning. Both continue those of
+    `first`.
     """
 
     def __init__(self, layers: Layers, report: Report, first: "Resolver | None" = None) -> None:
@@ -48,7 +49,7 @@ class Resolver:
         return resolved
 
     def _add_bare(self, row: Option, keys: list[str]) -> None:
-        """Add the name without a prefix where the option is not set; else say that it lost."""
+        """Use the name without a prefix if the option is not set; else report that."""
         bare, winner = (self.model.winners.get(key) for key in (row.name, keys[0]))
         if winner is None:
             keys.append(row.name)
@@ -84,14 +85,14 @@ class Resolver:
         return resolved
 
     def _texts_of(self, layers: Layers, keys: Iterable[str]) -> list[RawValue]:
-        """The texts under `keys`, without late ones where the option has its other name set."""
+        """The texts under `keys`; late ones count only if the option is otherwise unset."""
         self.used.update(keys)
         found = [layers.winners[key] for key in keys if key in layers.winners]
         typed = [raw for raw in found if raw.origin.kind is not OriginKind.LATE]
         return typed or found
 
     def _resolve(self, row: Option, found: list[RawValue]) -> Setting | None:
-        """The row's setting: the first of `found` that parses, after effect and value rule."""
+        """The row's setting: the first of `found` that is valid, after effect and value rule."""
         parsed = [(raw, value) for raw in found if (value := self._parse(row, raw)) is not None]
         if not parsed:
             return None if row.default is None else self._default(row)
@@ -109,7 +110,7 @@ class Resolver:
         return self._apply(row, self._setting(row, raw, value, self._note(row, raw)))
 
     def _report_conflict(self, raw: RawValue, conflicting: list[RawValue]) -> None:
-        """Report two names of one setting with different values: neither can be right."""
+        """Report two names of one setting with different values."""
         for other in conflicting:
             self.report.fail(
                 f"{raw.stated} and {other.stated} are two names of one setting with different "
@@ -117,7 +118,7 @@ class Resolver:
             )
 
     def _parse(self, row: Option, raw: RawValue) -> object:
-        """The text's value; None where it counts as unset or is wrong (then reported)."""
+        """The text's value; None if it counts as unset, or is wrong and was reported."""
         reader = vllm_reader(row) if row.parse is as_vllm else row.parse
         is_empty = raw.text == "" and row.parse is not boolean
         if is_empty or (raw.text == "None" and row.parse is not verbatim):
@@ -148,7 +149,7 @@ class Resolver:
         return Setting(row.name, row.default, DEFAULT_ORIGIN, word, targets, row.note)
 
     def _note(self, row: Option, raw: RawValue) -> str:
-        """The row's note, and what the value hides."""
+        """The row's note, and the value that the setting hides."""
         written = dict.fromkeys((*self.model.hidden, *self.layers.hidden))
         hidden = [other.stated for other in written
                   if other.key == raw.key and other.origin != raw.origin]  # fmt: skip
@@ -156,7 +157,7 @@ class Resolver:
         return f"{note} Hides {', '.join(hidden)}." if hidden else note
 
     def _apply(self, row: Option, setting: Setting) -> Setting | None:
-        """The setting after its row's effect and value rule; None where it counts as unset."""
+        """The setting after its row's effect and value rule; None if it counts as unset."""
         effect = row.effect
         if setting.value in effect.quiet_for:
             return setting
@@ -175,7 +176,7 @@ class Resolver:
         return replace(setting, value=verdict.value)
 
     def pass_through(self) -> dict[str, Setting]:
-        """Options outside the table that vLLM's command line knows."""
+        """Options outside the table that are arguments of vLLM's command line."""
         release = load_release()
         resolved = {}
         for key, raw in self.model.winners.items():
@@ -205,13 +206,13 @@ _FRONT_END: Final = replace(
 
 
 def vllm_reader(row: Option) -> Parser:
-    """VLLM's own reading of the row's first target."""
+    """Return vLLM's own parser of the row's first target."""
     argument = load_release().passed[row.effect.targets[0]]
     return lambda text: coerce(argument, text)
 
 
 def report_model_ids(model: Layers, report: Report) -> None:
-    """Warn once about model ids that differ from the one that counts."""
+    """Warn once of model ids that differ from the one that counts."""
     key = f"{FILE_PREFIX}model_id"
     winner = model.winners.get(key)
     others = [raw for raw in model.hidden if raw.key == key and winner and raw.text != winner.text]

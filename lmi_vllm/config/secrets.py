@@ -1,4 +1,4 @@
-"""Secrets never reach a log, `explain` or an error: one rule for all of them."""
+"""The one rule that keeps secrets out of logs, `explain` and errors."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _URL_SIGNATURE: Final = re.compile(
 def is_secret(name: str) -> bool:
     """Whether `name` has a secret's word as a whole word (`hf_token`, not `max_tokens`).
 
-    `..._per_token`, `..._token_threshold` and `max_...` speak of the model's tokens.
+    `..._per_token`, `..._token_threshold` and `max_...` refer to the model's tokens.
     """
     if _OF_THE_MODEL.search(name.lower()):
         return False
@@ -30,18 +30,18 @@ def is_secret(name: str) -> bool:
 
 def mask_urls(text: str) -> str:
     """`text` with logins and signatures in URLs hidden."""
-    if "://" in text:  # every line of the log comes by here, and few have a URL
+    if "://" in text:  # every line of the log is checked, and few have a URL
         text = _URL_LOGIN.sub(rf"\1{MASK}@", text)
     return _URL_SIGNATURE.sub(rf"\1{MASK}", text) if "?" in text or "&" in text else text
 
 
 def mask_value(name: str, value: object) -> object:
-    """`value` as it may be shown under `name`, whatever it is nested in."""
+    """`value` as it may be shown under `name`, nested values included."""
     if value is None or isinstance(value, bool):
         return value
     if is_secret(name):
         return MASK
-    if isinstance(value, str):  # JSON that could not be read stays text
+    if isinstance(value, str):  # JSON that cannot be read stays text
         return mask_urls(_mask_members(value))
     if isinstance(value, Mapping):
         return {str(key): mask_value(str(key), item) for key, item in value.items()}
@@ -51,7 +51,7 @@ def mask_value(name: str, value: object) -> object:
 
 
 def mask_text(name: str, text: str) -> str:
-    """The raw `text` of a setting as it may be shown under `name`."""
+    """The `text` of a setting as it may be shown under `name`."""
     if is_secret(name):
         return MASK
     if name == "env":
@@ -60,7 +60,7 @@ def mask_text(name: str, text: str) -> str:
 
 
 def _mask_members(text: str) -> str:
-    """`text` with JSON members of secret names hidden, also where it is no valid JSON."""
+    """`text` with JSON members of secret names hidden, even if it is no valid JSON."""
     return re.sub(
         r"(\"([A-Za-z0-9_.-]+)\"\s*:\s*)\"(?:[^\"\\]|\\.)*\"?",
         lambda match: f'{match[1]}"{MASK}"' if is_secret(match[2]) else match[0],
@@ -69,6 +69,6 @@ def _mask_members(text: str) -> str:
 
 
 def _mask_pair(pair: str) -> str:
-    """One NAME=value of `option.env`, hidden where the name says so."""
+    """One NAME=value of `option.env`, hidden if the name is secret."""
     name, separator, value = pair.partition("=")
     return f"{name}{separator}{MASK if is_secret(name.strip()) else mask_urls(value)}"

@@ -1,4 +1,4 @@
-"""Raw values with their origin, resolved settings, and the report of warnings and errors."""
+"""Texts with their origin, resolved settings, and the report of warnings and errors."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ FILE_PREFIX = "option."  # of a model's option in a properties file
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was typed for this start; None where a flag was not given."""
+    """The command line of this start; None for a flag that was not given."""
 
     host: str | None = None
     port: int | None = None
@@ -26,7 +26,7 @@ class CommandLine:
 
 @dataclass(frozen=True, slots=True)
 class RawValue:
-    """A text as some source wrote it; `key` is as in the files (`option.quantize`, `engine`)."""
+    """The text that a source gives; `key` is as in the files (`option.quantize`, `engine`)."""
 
     key: str
     text: str
@@ -41,7 +41,7 @@ class RawValue:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One resolved setting: `name` is the table's, `written` the key the user used."""
+    """One resolved setting: `name` is the table's, `written` the key that the user wrote."""
 
     name: str
     value: object
@@ -53,17 +53,17 @@ class Setting:
 
     @property
     def is_set(self) -> bool:
-        """Whether it was written somewhere, rather than the default standing."""
+        """Whether it was written somewhere; False for a default."""
         return not self.origin.is_default
 
     @property
     def label(self) -> str:
-        """How messages name it: what was written, and where."""
+        """How messages name it: the written key, and the place."""
         return f"{self.written or self.name} ({self.origin})"
 
     @property
     def stated(self) -> str:
-        """Name, value and place, as messages quote what was written."""
+        """Name, value and place, as messages quote the setting."""
         value = str(self.shown_value).lower() if isinstance(self.value, bool) else self.shown_value
         return f"{self.written or self.name}={value} ({self.origin})"
 
@@ -75,21 +75,21 @@ class Setting:
 
 @dataclass(slots=True)
 class Report:
-    """Warnings and errors in the order they were found, each once."""
+    """Warnings and errors in the order in which they were found, each once."""
 
     _warnings: dict[str, None] = field(default_factory=dict)
     _errors: dict[str, None] = field(default_factory=dict)
 
     def warn(self, sentence: str) -> None:
-        """Note a warning."""
+        """Add a warning."""
         self._warnings[sentence] = None
 
     def fail(self, sentence: str) -> None:
-        """Note an error."""
+        """Add an error."""
         self._errors[sentence] = None
 
     def add(self, other: "Report") -> None:
-        """Note everything that another report holds."""
+        """Add everything that another report has."""
         self._warnings |= other._warnings
         self._errors |= other._errors
 
@@ -106,12 +106,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """One level after merging: the text that counts for each key, and those it hides."""
+    """One level after merging: the text that counts for each key, and the texts that it hides."""
 
     winners: Mapping[str, RawValue]
     hidden: tuple[RawValue, ...] = ()
 
     @classmethod
     def of(cls, winners: Mapping[str, RawValue], everything: Iterable[RawValue]) -> "Layers":
-        """The level of these winners among everything that was written."""
+        """The level of these winning texts among all written ones."""
         return cls(winners, tuple(raw for raw in everything if winners[raw.key] != raw))

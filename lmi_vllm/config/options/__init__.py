@@ -1,6 +1,6 @@
-"""The option table: every section, and what the variables of other servers stand for.
+"""The option table: every section, and the aliases of other servers' variables.
 
-See row.py for how a row is written. Extras bring further sections (`ExtraSettings`, settings.py).
+row.py says how to write a row. Extras add sections (`ExtraSettings`, settings.py).
 """
 
 import functools
@@ -58,7 +58,7 @@ class ModelOptions(Model, Parallel, Batching, Quantization, Lora, Serving, Chat,
 
 
 class ServerOptions(ServerKeys, Variables):
-    """Server keys and whole variables."""
+    """Server keys and environment variables."""
 
 
 OPTIONS: Final = ModelOptions.rows
@@ -68,7 +68,7 @@ ENVIRONMENT_SETTINGS: Final = Variables.rows
 
 @functools.cache
 def all_rows() -> Rows:
-    """The rows of the core and those that the installed extras bring."""
+    """The rows of the core and of the installed extras."""
     kinds = (kind.load() for extra in extras().values() for kind in extra.settings)
     brought = (row for kind in kinds for row in kind.rows)
     return Rows.of((*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
@@ -83,7 +83,7 @@ class AliasVariable:
     note: str = ""
 
 
-# LMI's entry script rewrites these before its server starts.
+# LMI's entry script renames these before its server starts.
 ALIAS_VARIABLES: Final[tuple[AliasVariable, ...]] = (
     AliasVariable("MAX_BATCH_SIZE", "OPTION_MAX_ROLLING_BATCH_SIZE"),
     AliasVariable("MAX_CONCURRENT_REQUESTS", "SERVING_JOB_QUEUE_SIZE"),
@@ -95,7 +95,7 @@ ALIAS_VARIABLES: Final[tuple[AliasVariable, ...]] = (
     AliasVariable("ENABLE_CUDA_GRAPHS", "OPTION_ENFORCE_EAGER", "inverted: true means false"),
 )
 
-# Variable -> option, consulted only while the option is unset.
+# Variable -> option, read only while the option is unset.
 LATE_VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     ("TENSOR_PARALLEL_DEGREE", "tensor_parallel_degree"),
     ("PIPELINE_PARALLEL_DEGREE", "pipeline_parallel_degree"),

@@ -12,7 +12,7 @@ from lmi_vllm.config.options.row import (
 
 
 class Parallel(Section):
-    """Over which devices the model is spread, and how often."""
+    """The devices and the number of copies of the model."""
 
     section = "Devices and copies"
 
@@ -36,7 +36,7 @@ class Parallel(Section):
 
 
 class Batching(Section):
-    """What the engine computes at once, and with which memory."""
+    """The size of batches, and the memory for them."""
 
     section = "Batching, memory and speed"
 

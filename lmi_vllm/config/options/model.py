@@ -1,11 +1,11 @@
-"""What is served: the model, its quantization, its LoRA adapters."""
+"""The served model, its quantization and its LoRA adapters."""
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import Section, computes, maps_to, option, ours, warns
 
 
 class Model(Section):
-    """Which model, and how its files are read."""
+    """The model, and how its files are read."""
 
     section = "Model"
 
@@ -43,7 +43,7 @@ class Model(Section):
 
 
 class Quantization(Section):
-    """Smaller weights."""
+    """Methods that reduce the size of the weights."""
 
     section = "Quantization"
 
@@ -59,7 +59,7 @@ class Quantization(Section):
 
 
 class Lora(Section):
-    """Adapters over the model."""
+    """LoRA adapters of the model."""
 
     section = "LoRA adapters"
 

@@ -6,7 +6,7 @@ from lmi_vllm.messages import FRAMINGS
 
 
 class Serving(Section):
-    """The shape of replies, and the time they may take."""
+    """The format of answers, and their time limits."""
 
     section = "Requests and replies"
 
@@ -34,7 +34,7 @@ class Serving(Section):
 
 
 class Chat(Section):
-    """What becomes of messages."""
+    """Chat templates, tools and reasoning."""
 
     section = "Chat, tools and reasoning"
 
@@ -58,7 +58,7 @@ class Chat(Section):
 
 
 class Code(Section):
-    """Code of the model directory, and the process it runs in."""
+    """Code of the model directory, and the process that runs it."""
 
     section = "Custom code and process"
 

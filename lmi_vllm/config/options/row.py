@@ -1,12 +1,12 @@
-"""What a row of the option table is; the fields of the section classes are the table itself.
+"""A row of the option table; the fields of the section classes are the table itself.
 
-One field per name that a user may write, described there and nowhere else: parsing, translation,
-`explain`, the reference page and the JSON schema are all made from these rows, and the settings
-are instances of the same classes. To add an option, add a field to its section; to add an alias,
-add it to the field's `aliases`.
+Each name that a user may write is one field, and is described only there. Parsing, translation,
+`explain`, the reference page and the JSON schema are made from these rows. The settings are
+instances of the same classes. To add an option, add a field to its section. To add an alias, add it
+to the field's `aliases`.
 
-A field is called as its option. Where the option's name is no Python identifier, or in camel
-case, `name` says it; a variable's name is its field's in upper case.
+A field has the name of its option. If that is no Python identifier, or is in camel case, `name` has
+it. The name of an environment variable is the field's name in upper case.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -36,23 +36,23 @@ SERVER_LEVEL: Final = (ENV, CONFIG)
 
 
 class EffectWord(StrEnum):
-    """What becomes of a setting; the words `explain` prints."""
+    """The effect of a setting, in the words that `explain` prints."""
 
-    MAPS_TO = "maps_to"  # becomes an engine argument
+    MAPS_TO = "maps_to"  # it becomes an engine argument
     OURS = "ours"  # the server itself obeys it
-    WARNS = "warns"  # accepted, no effect, one warning
-    REFUSES = "refuses"  # start-up fails
-    NONE = "none"  # accepted, no effect, nothing to say
-    UNKNOWN = "unknown"  # no such name; the only word no row carries
+    WARNS = "warns"  # accepted, without effect, one warning
+    REFUSES = "refuses"  # the start fails
+    NONE = "none"  # accepted, without effect or warning
+    UNKNOWN = "unknown"  # an unknown name; no row has this effect
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What becomes of an option.
+    """The effect of an option.
 
-    `targets` are engine arguments. `is_computed`: translation has a rule of its own for it;
-    `is_fallback`: it counts only where the target is not set otherwise. `text` is the warning or
-    the advice; values in `quiet_for` draw none.
+    `targets` are engine arguments. With `is_computed` a rule of the translation computes them. With
+    `is_fallback` the option counts only if the target is not set otherwise. `text` is the warning
+    or the advice; values in `quiet_for` cause none.
     """
 
     word: EffectWord
@@ -65,7 +65,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row. `written` is where a server setting may stand: FILE, ENV, CONFIG."""
+    """One row. `written` says where a server setting may be written: FILE, ENV, CONFIG."""
 
     parse: Parser
     effect: Effect
@@ -90,7 +90,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Iterable[Option]) -> "Rows":
-        """These rows; a whole variable is of that section, and a server setting says its places."""
+        """These rows; a variable belongs to its section, and a server setting has its places."""
         found = tuple(rows)
         variables = tuple(row for row in found if row.section == ENVIRONMENT)
         server = tuple(row for row in found if row.written)
@@ -99,7 +99,7 @@ class Rows:
 
 
 class _Row(TypedDict, total=False):
-    """What `option` takes besides parser, effect and default; see Option."""
+    """The arguments of `option` besides parser, effect and default; see Option."""
 
     aliases: tuple[str, ...]
     name: str
@@ -121,14 +121,14 @@ def option(parse: Callable[[str], T], effect: Effect, **row: Unpack[_Row]) -> T 
 
 
 def option(parse: Parser, effect: Effect, *, default: object = None, **row: Unpack[_Row]) -> object:
-    """The field of one option, as pydantic takes it; its type is what `parse` gives."""
+    """The pydantic field of one option; its type is the return type of `parse`."""
     field = cast("FieldInfo", Field(default=default))
     field.metadata.append(Option(parse, effect, default=default, **row))
     return field
 
 
 class Section(BaseSettings):
-    """A part of the option table: every field is made by `option` or a function over it."""
+    """A part of the option table: `option`, or a function that calls it, makes every field."""
 
     model_config = SettingsConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
     section: ClassVar[str] = ""
@@ -136,7 +136,7 @@ class Section(BaseSettings):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """Collect the rows: those of the classes below, in their order, then the class's own."""
+        """Collect the rows: those of the base classes in their order, then the class's own."""
         parts = [base for base in cls.__bases__ if issubclass(base, Section)]
         own = {name: field for name, field in cls.model_fields.items() if name in _names(cls)}
         cls.rows = (*(row for part in parts for row in part.rows), *_rows(cls.section, own))
@@ -159,37 +159,37 @@ def _rows(section: str, fields: Mapping[str, FieldInfo]) -> Iterator[Option]:
 
 
 def maps_to(*targets: str) -> Effect:
-    """The value becomes the engine argument as it is."""
+    """The value becomes the engine argument unchanged."""
     return Effect(EffectWord.MAPS_TO, targets)
 
 
 def computes(*targets: str) -> Effect:
-    """Engine arguments follow from the value by a rule of translate/arguments.py."""
+    """A rule of translate/arguments.py computes engine arguments from the value."""
     return Effect(EffectWord.MAPS_TO, targets, is_computed=True)
 
 
 def fallback_for(target: str, text: str = "") -> Effect:
-    """The value becomes the engine argument where that is not set otherwise; `text` is warned."""
+    """The value becomes the engine argument if that is not set otherwise; `text` is the warning."""
     return Effect(EffectWord.MAPS_TO, (target,), text, is_fallback=True)
 
 
 def ours(*targets: str) -> Effect:
-    """The server itself obeys the value (and hands it to `targets` of the engine)."""
+    """The server itself obeys the value, and passes it to the engine arguments `targets`."""
     return Effect(EffectWord.OURS, targets)
 
 
 def warns(text: str, quiet_for: tuple[object, ...] = ()) -> Effect:
-    """Accepted without effect; `text` says why or what does it today."""
+    """Accepted without effect; `text` is the reason, or names the replacement."""
     return Effect(EffectWord.WARNS, (), text, quiet_for=quiet_for)
 
 
 def warned_later(text: str) -> Effect:
-    """Accepted without effect; a rule of translate/rules.py decides whether that is warned of."""
+    """Accepted without effect; a rule of translate/rules.py decides whether to warn."""
     return Effect(EffectWord.WARNS, (), text, is_computed=True)
 
 
 def refuses(text: str, quiet_for: tuple[object, ...] = ()) -> Effect:
-    """Start-up fails; `text` says what to use instead."""
+    """The start fails; `text` says what to use instead."""
     return Effect(EffectWord.REFUSES, (), text, quiet_for=quiet_for)
 
 

@@ -1,4 +1,4 @@
-"""Settings of the server: written without a prefix, or `SERVING_<NAME>`."""
+"""Settings of the server: written without a prefix, or as `SERVING_<NAME>`."""
 
 from functools import partial
 

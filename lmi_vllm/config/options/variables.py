@@ -1,4 +1,4 @@
-"""Settings that are whole environment variables; a field is the name in lower case."""
+"""Settings that are environment variables; a field is the name in lower case."""
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import Section, variable
