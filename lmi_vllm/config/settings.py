@@ -44,7 +44,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class LayeredSettings(Section):
-    """Settings filled from `sources`, which the constructor is given, best first."""
+    """Settings that are filled from `sources`, which the constructor gets, best first."""
 
     details: SkipValidation[Mapping[str, Setting]] = Field(default_factory=lambda: _NOTHING)
 
@@ -57,54 +57,54 @@ class LayeredSettings(Section):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The sources handed to the constructor, in their order, and no others."""
+        """The sources of the constructor, in their order, and no others."""
         given: Mapping[str, Any] = getattr(init_settings, "init_kwargs", _NOTHING)
         return tuple(given.get("sources", ()))
 
     @classmethod
     def read(cls, *sources: RawSource) -> Any:
-        """The settings that these sources hold."""
+        """The settings that these sources have."""
         return cls(sources=sources)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """These settings themselves: they are frozen, and their mappings are read-only views."""
+        """These settings themselves: they are frozen, and their mappings are read-only."""
         return self
 
     def detail(self, name: str) -> Setting | None:
-        """Place and wording of the setting called `name` in the table; None without a value."""
+        """Place and text of the setting `name` of the table; None if it has no value."""
         return self.details.get(name)
 
     def given(self, name: str) -> Setting | None:
-        """As `detail`, where the setting was written somewhere; None for a default."""
+        """As `detail`, if the setting was written somewhere; None for a default."""
         setting = self.details.get(name)
         return setting if setting is not None and setting.is_set else None
 
 
 class ModelSettings(ModelOptions, LayeredSettings):
-    """The model's options. `arguments` are vLLM's own beside the table's, by their names."""
+    """The model's options. `arguments` are other arguments of vLLM, by name."""
 
     arguments: SkipValidation[Mapping[str, object]] = Field(default_factory=lambda: _NOTHING)
 
 
 class ServerSettings(ServerOptions, LayeredSettings):
-    """The settings of the server, and whole variables."""
+    """The settings of the server, and its environment variables."""
 
 
 class ExtraSettings(LayeredSettings):
-    """Base of the settings that an extra brings: whole variables unless `section` says others."""
+    """Base of an extra's settings: environment variables, unless `section` has others."""
 
     section: ClassVar[str] = ENVIRONMENT
 
     def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
-        """Report what does not go together with the server's settings; by itself nothing."""
+        """Report conflicts with the server's settings; the base class reports none."""
 
     def forbidden_in_secure_mode(self) -> Iterator[str]:
-        """Yield what secure mode refuses of these settings; by itself nothing."""
+        """Yield what secure mode refuses of these settings; the base class refuses nothing."""
         yield from ()
 
 
 def extra_settings() -> tuple[type[ExtraSettings], ...]:
-    """The classes of settings that the installed extras bring."""
+    """The classes of settings of the installed extras."""
     return tuple(kind.load() for extra in extras().values() for kind in extra.settings)
 
 
@@ -115,8 +115,8 @@ Extra = TypeVar("Extra", bound=ExtraSettings)
 class Settings:
     """Everything configured, each value with its origin.
 
-    `others` are second names of settings already listed and unknown names: nothing reads them but
-    `explain`. `properties` is the serving.properties that applies.
+    `others` are second names of listed settings, and unknown names. Only `explain` reads them.
+    `properties` is the serving.properties that applies.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -132,7 +132,7 @@ class Settings:
         return self
 
     def extra(self, kind: type[Extra]) -> Extra:
-        """The settings of that extra; its defaults where the extra was not asked for."""
+        """The settings of that extra; its defaults if they were not read."""
         found = next((extra for extra in self.extras if isinstance(extra, kind)), None)
         return kind() if found is None else found
 

@@ -1,4 +1,4 @@
-"""Unknown names: each is reported once, with what it may have meant, or the extra it is for."""
+"""Reports each unknown name once, with similar names, or the extra that it needs."""
 
 import functools
 import json
@@ -23,10 +23,10 @@ from lmi_vllm.config.variable_names import (
 from lmi_vllm.extension import extras
 from lmi_vllm.origin import Origin, OriginKind
 
-# Extra -> the names that it reads (`make docs` writes it), so that a setting of an extra that is
-# not installed is reported instead of being ignored.
+# Extra -> the names that it reads (`make docs` writes the file). A setting of an extra that is not
+# installed is reported by it.
 _NAMES: Final = Path(__file__).parent / "data" / "names_of_extras.json"
-# Variables of `make` and the tests, which `make serve` passes on: not mistakes.
+# Variables of `make` and the tests, which `make serve` passes on.
 _OF_MAKE: Final = ("LMI_VLLM_", "LMI_TEST_")
 # Rows of the core (several extras or the core read them) whose effect needs one extra.
 READ_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
@@ -40,17 +40,17 @@ READ_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
 
 @functools.cache
 def _extra_of() -> Mapping[str, str]:
-    """The extra that reads each name."""
+    """The extra of each name that an extra reads."""
     names: dict[str, list[str]] = json.loads(_NAMES.read_bytes())
     return MappingProxyType({name: extra for extra, found in names.items() for name in found})
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownNames:
-    """Finds the names that no row and no argument of vLLM explains.
+    """Finds the names that are neither in the option table nor arguments of vLLM.
 
-    `used` are the model's keys that had a meaning, `server_rows` the server's settings, and
-    `variables` the whole names of variables.
+    `used` are the model's keys with a meaning, `server_rows` the server's settings, and `variables`
+    the names of environment variables.
     """
 
     environ: Mapping[str, str]
@@ -64,7 +64,7 @@ class UnknownNames:
     is_strict: bool
 
     def collect(self) -> tuple[Setting, ...]:
-        """Report all of them; each comes back as a setting without effect."""
+        """Report all of them; return each as a setting without effect."""
         return (
             *self._model_keys(), *self._server_variables(), *self._config_keys(),
             *self._own_variables(),
@@ -89,7 +89,7 @@ class UnknownNames:
                 yield self._unknown_variable(raw)
 
     def _config_keys(self) -> Iterator[Setting]:
-        """Keys of config.properties that have no effect there."""
+        """Keys of config.properties without effect there."""
         config = self.config
         if config is None:
             return
@@ -120,14 +120,14 @@ class UnknownNames:
                 yield self._unknown_variable(raw)
 
     def _unknown_variable(self, raw: RawValue) -> Setting:
-        """A variable of an extra that is not installed, or one that is not known."""
+        """A variable of an extra that is not installed, or an unknown one."""
         if reason := _needs(raw.key):
             return self._unknown(raw, f"{raw.origin} {reason}")
         advice = variable_suggestions(raw.origin.name, self.variables)
         return self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
 
     def report_without_extra(self, settings: Iterable[Setting]) -> None:
-        """Report settings of the core that have no effect because their extra is not installed."""
+        """Report settings of the core that need an extra that is not installed."""
         for setting in settings:
             extra = READ_BY_EXTRAS.get(setting.name)
             if extra is not None and setting.is_set and extra not in extras():
@@ -144,7 +144,7 @@ class UnknownNames:
 
 
 def _needs(key: str) -> str:
-    """Why a name of an extra that is not installed has no effect; empty for every other name."""
+    """The reason why a name of a missing extra has no effect; empty for other names."""
     extra = _extra_of().get(key)
     return _missing(extra) if extra else ""
 

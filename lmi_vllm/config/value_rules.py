@@ -1,7 +1,7 @@
-"""Values with a meaning of their own: engine, entry point, rolling batch, formatter, address.
+"""Rules for single values: engine, entry point, rolling batch, formatter, address.
 
-A rule judges one setting and gives the value that counts, with warnings and errors; rules that
-need the model or the devices are in translate/rules.py.
+A rule returns the value that counts for one setting, with warnings and errors. Rules that need the
+model or the devices are in translate/rules.py.
 """
 
 import re
@@ -19,7 +19,7 @@ from lmi_vllm.origin import Origin, OriginKind
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The value that counts, and what to say about it."""
+    """The value that counts, with its warning or error."""
 
     value: object
     warnings: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Verdict:
 ValueRule = Callable[[Setting], Verdict]
 
 _READ_AS_PYTHON: Final = ("MPI", "DeepSpeed", "FasterTransformer")
-# LMI's other engines for text; its guide for them is that of text embedding.
+# LMI's other engines for text; LMI's guide uses them for text embedding.
 EMBEDDING_ENGINES: Final = ("Rust", "OnnxRuntime", "PyTorch")
 _BUILT_IN_HANDLERS: Final = (
     "djl_python.lmi_vllm.vllm_async_service",
@@ -52,7 +52,7 @@ _OLD_ROLLING_BATCHES: Final = ("lmi-dist", "scheduler", "deepspeed", "neuron", "
 
 
 def engine(setting: Setting) -> Verdict:
-    """Python, one of LMI's older names for it, or an engine that embedded texts there."""
+    """`Python`, one of LMI's older names for it, or one of LMI's embedding engines."""
     text = str(setting.value)
     if text.lower() == "python":
         return Verdict("Python")
@@ -92,7 +92,7 @@ def entry_point(setting: Setting) -> Verdict:
 
 
 def rolling_batch(setting: Setting) -> Verdict:
-    """Always vLLM's continuous batching; older names are warned."""
+    """Always vLLM's continuous batching; older names cause a warning."""
     text = str(setting.value).lower()
     if text in _ROLLING_BATCHES:
         return Verdict(text)
@@ -105,7 +105,7 @@ def rolling_batch(setting: Setting) -> Verdict:
 
 
 def output_formatter(setting: Setting) -> Verdict:
-    """A formatter's name, or None for those that no longer exist."""
+    """A formatter's name; None for formatters that no longer exist."""
     text = str(setting.value)
     if text == "none":
         return Verdict(None, (f"{setting.label}: {text} counts as unset; use json or jsonlines",))
@@ -134,13 +134,13 @@ def resolve_address(
     command_line: CommandLine,
     fail: Callable[[str], None],
 ) -> Setting:
-    """The inference address after `--host`, `--port` and SAGEMAKER_BIND_TO_PORT."""
+    """The inference address, after `--host`, `--port` and SAGEMAKER_BIND_TO_PORT."""
     value = str(configured.value)
     if value.startswith("unix:"):
         asked = (command_line.host, command_line.port, environ.get("SAGEMAKER_BIND_TO_PORT"))
         if asked in ((None, None, None), (None, None, "")):
             return configured
-        value = ""  # a platform that names a host or port reaches us there only
+        value = ""  # a platform that sets a host or port connects only there
     found = read_address(value)
     host, port = found.host, found.port
     origins = []

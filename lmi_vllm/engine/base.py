@@ -1,4 +1,4 @@
-"""The `Engine` protocol: the one seam between request handling and a token generator.
+"""The `Engine` protocol: the interface between request handling and a token generator.
 
 Each promise below has a contract test that runs over every engine (`tests/contract/`).
 """
@@ -21,7 +21,7 @@ from lmi_vllm.messages import (
     PromptToken,
 )
 
-# What torch and vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) say where memory is short.
+# Texts of torch and vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) when memory is short.
 _NO_MEMORY: Final = (
     "out of memory", "outofmemory", "memoryerror", "can't allocate memory", "no available memory",
     "not enough memory", "not enough gpu memory", "less than requested memory",
@@ -31,17 +31,17 @@ _NO_MEMORY: Final = (
 
 
 def start_error(text: str) -> EngineStartError:
-    """Return the error of a start that failed so, in the words of torch or vLLM."""
+    """Return the error of a failed start, from the text of torch or vLLM."""
     is_memory = any(words in text.lower() for words in _NO_MEMORY)
     return (EngineMemoryError if is_memory else EngineStartError)(text)
 
 
 class DirectChunks(Protocol):
-    """Reads chunks of a stream where they are made, with no task in between."""
+    """Reads chunks where they are made, without a task in between."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a chunk may come now."""
+        """Whether a chunk may be passed."""
         ...
 
     def read_chunk(self, chunk: GenerationChunk) -> None:
@@ -49,16 +49,16 @@ class DirectChunks(Protocol):
         ...
 
     def read_token(self, token: int, text: str, logprob: float | None) -> None:
-        """Take the chunk of one ordinary token, which most are; only while it is open."""
+        """Take the chunk of one ordinary token, the usual case; only while it is open."""
         ...
 
 
 class DirectEvents(Protocol):
-    """Reads events of an OpenAI stream where their text is made, with no task in between."""
+    """Reads events of an OpenAI stream where their text is made, without a task in between."""
 
     @property
     def is_open(self) -> bool:
-        """Whether an event may come now."""
+        """Whether an event may be passed."""
         ...
 
     def read_event(self, event: bytes) -> None:
@@ -67,21 +67,21 @@ class DirectEvents(Protocol):
 
 
 class OtherClients(Protocol):
-    """The sums over the other clients of an engine."""
+    """Sums over the other clients of an engine."""
 
     @property
     def running_requests(self) -> int:
-        """Requests that they have in the engine."""
+        """Their requests in the engine."""
         ...
 
     @property
     def steps(self) -> int:
-        """Engine steps that they have observed, summed."""
+        """Sum of the engine steps that they have seen."""
         ...
 
     @property
     def not_finite(self) -> int:
-        """Their requests to the base model that had NaN or infinite logits."""
+        """Number of their requests to the base model with NaN or infinite logits."""
         ...
 
 
@@ -97,43 +97,43 @@ NO_OTHERS: Final = _NoOthers()
 
 @dataclass(frozen=True, slots=True)
 class ActiveAdapters:
-    """The adapters of requests, by name: in a slot of the engine, as pinned ones, or waiting."""
+    """Adapters of requests, by name: in a slot of the engine, pinned, or waiting for a slot."""
 
-    slots: int = 0  # 0: the engine takes no adapters
+    slots: int = 0  # 0: the engine has no LoRA
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
 
 
 class HttpApplication(Protocol):
-    """An HTTP application that an engine brings: routes that this server hands on to it."""
+    """An engine's own HTTP application, to which this server forwards requests."""
 
     @property
     def routes(self) -> Sequence[HttpRoute]:
-        """Every route that may be handed on."""
+        """The routes that may be forwarded."""
         ...
 
     @property
     def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """What an OpenAPI document says of each path; slow the first time."""
+        """The OpenAPI description of each path; slow at the first call."""
         ...
 
     @property
     def sees_every_request(self) -> bool:
-        """Whether it is to see every OpenAI request: it counts them, or code of the user's does."""
+        """Whether it must get every OpenAI request: to count them, or for middleware."""
         ...
 
     def find(self, method: str, path: str) -> HttpRoute | None:
-        """Return the route that a request means, also where only its method is wrong."""
+        """Return the route of a request; also if only the method is wrong."""
         ...
 
     async def is_asleep(self) -> bool:
-        """Whether a call has put the engine to sleep or paused it; False where it cannot tell."""
+        """Whether a call has put the engine to sleep or paused it; False if that is not known."""
         ...
 
     async def call(self, call: HttpCall, direct: DirectEvents | None = None) -> OpenAIReply:
-        """Return the answer; one that is not whole at once is a stream.
+        """Return the answer; one that is not complete at once is a stream.
 
-        With `direct`, what comes while it is open goes there instead of into the stream.
+        While `direct` is open, events go there instead of into the stream.
 
         Raises:
             EngineDeadError: the engine is gone.
@@ -143,11 +143,11 @@ class HttpApplication(Protocol):
 
 
 class MediaRefusedError(Exception):
-    """A URL inside a message is not fetched, or not to its end; the text is for the client."""
+    """A URL in a message is not fetched, or not completely; the text is for the client."""
 
 
 class FetchMedia(Protocol):
-    """Fetches what a URL inside a message names."""
+    """Fetches the media at a URL in a message."""
 
     async def __call__(
         self,
@@ -159,7 +159,7 @@ class FetchMedia(Protocol):
         max_bytes: int | None = None,
         follows_redirects: bool = True,
     ) -> bytes:
-        """Return the bytes at `url`, of one of the `domains` where there are any.
+        """Return the bytes at `url`; if there are `domains`, only from one of them.
 
         Raises:
             MediaRefusedError: it may not be fetched, is too large or late, or its server refuses.
@@ -167,20 +167,21 @@ class FetchMedia(Protocol):
         ...
 
 
-# Compiles a grammar: its matcher, and the lengths of the vocabulary's tokens in bytes. None where
-# another library has it; an exception says what is wrong with it.
+# Compiles a grammar: its matcher, and the lengths of the vocabulary's tokens in bytes. None if
+# another library compiles it; an exception says what is wrong with it.
 CompileGrammar = Callable[[], tuple[Any, Any] | None]
 
 
 class GrammarTrials(Protocol):
-    """Tries grammars in processes that can end, equal ones once."""
+    """Tries grammars in processes that can be ended; equal grammars once."""
 
     async def verdict(
         self, grammar: str, compile_grammar: CompileGrammar, max_tokens: int | None, source: str
     ) -> str:
-        """Return why `grammar` is refused for an answer of so many tokens; nothing where it is not.
+        """Return why `grammar` is refused for an answer of that many tokens; empty if it is not.
 
-        Trials of one `source` do not delay those of others, and end when no caller waits for them.
+        Trials of one `source` do not delay those of others. A trial ends when no caller waits for
+        it.
         """
         ...
 
@@ -190,16 +191,16 @@ class EngineProcess(Protocol):
 
     @property
     def running_requests(self) -> int:
-        """Requests the engine holds, running and waiting."""
+        """Requests in the engine, running and waiting."""
         ...
 
     @property
     def progress(self) -> int:
-        """Grows with every step the engine completes; stands still while it stalls."""
+        """A number that grows with every completed step, and does not change during a stall."""
         ...
 
     async def check_health(self) -> None:
-        """Return quickly when alive.
+        """Return quickly if the engine is alive.
 
         Raises:
             EngineDeadError: the engine is gone.
@@ -207,22 +208,22 @@ class EngineProcess(Protocol):
         ...
 
     async def log_statistics(self) -> None:
-        """Log throughput and load since the last call; nothing while idle, or without figures."""
+        """Log throughput and load since the last call; an idle engine logs nothing."""
         ...
 
     async def wait_until_dead(self) -> None:
-        """Return once the engine is gone without `close` having been called."""
+        """Return once the engine has ended without a call of `close`."""
         ...
 
     async def kill(self) -> bool:
-        """End an engine that hangs, without asking it: it is dead, and what waits for it fails.
+        """End an engine that hangs, without its help; its waiting calls fail.
 
-        Returns whether what hung has really ended; `close` still has to be called.
+        Returns whether it has really ended. `close` still has to be called.
         """
         ...
 
     async def close(self) -> None:
-        """End the engine and every process it started; may be called twice."""
+        """End the engine and all its processes; may be called twice."""
         ...
 
 
@@ -236,12 +237,12 @@ class Engine(EngineProcess, Protocol):
 
     @property
     def not_finite(self) -> int:
-        """Requests without an adapter that failed because their numbers were not finite (NaN)."""
+        """Requests without an adapter that failed with NaN or infinite numbers."""
         ...
 
     @property
     def active_adapters(self) -> ActiveAdapters:
-        """Which adapters requests run on or wait for, those of its other clients included."""
+        """The adapters that requests run on or wait for, also those of other clients."""
         ...
 
     @property
@@ -251,21 +252,21 @@ class Engine(EngineProcess, Protocol):
 
     @property
     def http(self) -> HttpApplication | None:
-        """Its own HTTP application; None where it has none."""
+        """The engine's own HTTP application; None if it has none."""
         ...
 
     @property
     def openai_schemas(self) -> OpenAISchemas:
-        """What its OpenAI handlers read and answer; slow the first time."""
+        """What its OpenAI handlers read and answer; slow at the first call."""
         ...
 
     def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
     ) -> AsyncIterator[GenerationChunk]:
-        """Yield the chunks of `job`, each sequence ending with a finish reason.
+        """Yield the chunks of `job`; each sequence ends with a finish reason.
 
-        While `direct` is open it may be called with chunks instead; they and those that are yielded
-        come in order, and the first and the last of the stream are always yielded.
+        While `direct` is open it may get chunks instead. Direct and yielded chunks are in order.
+        The first and the last chunk of a stream are always yielded.
 
         Closing the iterator, or cancelling its consumer, frees the request within a second.
 
@@ -276,7 +277,7 @@ class Engine(EngineProcess, Protocol):
         ...
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[PromptToken]:
-        """Return the tokens of `text`, with the characters of it that each stands for."""
+        """Return the tokens of `text`, each with its characters."""
         ...
 
     async def answer_openai(
@@ -284,7 +285,7 @@ class Engine(EngineProcess, Protocol):
     ) -> OpenAIReply:
         """Answer with vLLM's own OpenAI bytes; errors of the request are replies, not exceptions.
 
-        While `direct` is open it may be called with events of the stream instead, in order.
+        While `direct` is open it may get events of the stream instead, in order.
 
         Raises:
             EngineDeadError: the engine is gone.
@@ -292,7 +293,7 @@ class Engine(EngineProcess, Protocol):
         ...
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
-        """Make `adapter` usable, under its name for OpenAI calls too.
+        """Make `adapter` usable, for OpenAI calls by its name, too.
 
         Raises:
             AdapterRefusedError: it cannot be loaded; nothing of it stays behind.
@@ -300,10 +301,10 @@ class Engine(EngineProcess, Protocol):
         ...
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
-        """Forget `adapter` and its weights; unknown ones are ignored."""
+        """Unload `adapter` and its weights; unknown ones are ignored."""
         ...
 
     @property
     def tokenizer(self) -> object:
-        """The model's tokenizer; None where there is none. Copy it to use it in another thread."""
+        """The model's tokenizer; None if there is none. Copy it for use in another thread."""
         ...

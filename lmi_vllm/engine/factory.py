@@ -1,8 +1,8 @@
-"""The protocol of engine factories, and control of the garbage collector around imports.
+"""The protocol of engine factories, and control of the garbage collector during imports.
 
-A full collection over the 600,000 objects that vLLM and torch import, all of which stay, stops the
-event loop for 0.3 to 0.4 s, and with it every stream and every refusal; collections while they are
-imported cost a fifth of the import (DECISIONS.md 42).
+vLLM and torch import 600,000 objects that stay. A full collection over them stops the event loop
+for 0.3 to 0.4 s, and with it every stream and every refusal. Collections during the import take a
+fifth of its time (DECISIONS.md 42).
 """
 
 import gc
@@ -15,19 +15,19 @@ from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 
 
 class EngineFactory(Protocol):
-    """Makes engines of one kind, one after the other: the next one when the last has failed."""
+    """Makes engines of one kind, one after the other: the next when the last has failed."""
 
     def kind(self, arguments: EngineArguments) -> str:
-        """Return the name of the engine that runs this model, as far as it is known."""
+        """Return the name of the engine that runs this model, as far as that is known."""
         ...
 
     @property
     def reads_model(self) -> bool:
-        """Whether its engines need the files of the model on the disk."""
+        """Whether its engines need the model's files on the disk."""
         ...
 
     async def load(self, arguments: EngineArguments) -> None:
-        """Import what the engine needs and check its arguments, while the model is fetched.
+        """Import the engine's libraries and check its arguments, while the model is fetched.
 
         Raises:
             ConfigurationError: it refuses an argument.
@@ -41,7 +41,7 @@ class EngineFactory(Protocol):
         profile: ServingProfile,
         slots: tuple[EngineSlot, ...] = (),
     ) -> Engine:
-        """Return a running engine; other processes may take `slots` at it.
+        """Return a running engine; other processes may join it as the clients in `slots`.
 
         Raises:
             ConfigurationError: it refuses an argument.
@@ -50,13 +50,13 @@ class EngineFactory(Protocol):
         ...
 
     def abandon(self) -> None:
-        """End every process of a start that was cancelled."""
+        """End all processes of a start that was cancelled."""
         ...
 
 
 @contextmanager
 def imports_without_collections() -> Iterator[None]:
-    """Disable the garbage collector while the block imports, and freeze the objects it leaves."""
+    """Disable the garbage collector during imports, and freeze the objects that they make."""
     gc.disable()
     try:
         yield
@@ -66,12 +66,12 @@ def imports_without_collections() -> Iterator[None]:
 
 
 def freeze_heap() -> None:
-    """Collect, then exempt every live object from later collections; for when a model is ready."""
+    """Collect, then exempt all objects from later collections; call it when a model is ready."""
     gc.collect()
     gc.freeze()
 
 
 def refreeze_heap() -> None:
-    """As `freeze_heap` after a restart: the old engine's reference cycles are collected first."""
+    """As `freeze_heap`, after a restart: the old engine's reference cycles are collected first."""
     gc.unfreeze()
     freeze_heap()

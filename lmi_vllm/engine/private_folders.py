@@ -1,4 +1,4 @@
-"""Temporary folders that go with their process, also with one that is killed: at the next start."""
+"""Temporary folders that end with their process; the next start removes those of a killed one."""
 
 import contextlib
 import fcntl
@@ -15,7 +15,7 @@ _LOCK_NAME: Final = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class PrivateFolder:
-    """A folder of this process; it is never removed while its lock is held."""
+    """A folder of this process; while its lock is held, no other process removes it."""
 
     path: Path
     lock: IO[bytes]
@@ -27,13 +27,13 @@ class PrivateFolder:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the folder with all in it, then let go of the lock; may be called twice."""
+        """Remove the folder and its content, then release the lock; may be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.lock.close()
 
 
 def new_private_folder(prefix: str) -> PrivateFolder:
-    """Return a new folder, after removing those of this prefix that killed servers left behind."""
+    """Return a new folder, after removing those of this prefix that killed servers have left."""
     root = Path(tempfile.gettempdir())
     for folder in root.glob(f"{prefix}*"):
         _remove_if_left(folder)
@@ -44,9 +44,9 @@ def new_private_folder(prefix: str) -> PrivateFolder:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a folder whose lock is free; one that is just being made has none yet.
+    """Remove a folder whose lock is free; a folder that is being made has no lock file yet.
 
-    Any user can make such a name: what is not ours, a link or a pipe is not waited for or followed.
+    Any user can create such a name, so links, pipes and files of other users are left alone.
     """
     with contextlib.suppress(OSError):
         status = folder.lstat()

@@ -1,4 +1,4 @@
-"""The private copy of an adapter, converted to what the engine can safely read."""
+"""The private copy of an adapter, in formats that the engine can safely read."""
 
 import json
 import os
@@ -19,12 +19,13 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 def copy_adapter(source: Path, target: Path, limit: Limit, most_bytes: int) -> None:
-    """Copy the files of an adapter that the engine reads, and make the copy safe to read.
+    """Copy the files of an adapter that the engine reads, and make the copy safe.
 
-    The copy is what is checked: the source may have changed since it was registered. In it, module
-    names stand where the source has regular expressions, and safetensors where it has a pickle.
-    Whatever else is in the folder, as many and as large files as may be, stays where it is.
-    `limit` is how large what the adapter adds to a module may be, `most_bytes` all its files.
+    The copy is checked, because the source may have changed since the registration. In the copy,
+    module names replace regular expressions, and safetensors replace a pickle. Other files of the
+    folder are not copied, whatever their number and size.
+
+    `limit` is the largest product for each module, `most_bytes` the size of all files.
 
     Raises:
         NotADirectoryError: there is no such folder.
@@ -44,7 +45,7 @@ def copy_adapter(source: Path, target: Path, limit: Limit, most_bytes: int) -> N
 
 
 def _copy_file(source: Path, target: Path, most_bytes: int) -> int:
-    """Copy a file that another may replace or lengthen meanwhile; return its size."""
+    """Copy a file, even if it is replaced or extended meanwhile; return its size."""
     size = 0
     with open(source, "rb", opener=_open_at_once) as file, target.open("wb") as copy:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -60,7 +61,7 @@ def _copy_file(source: Path, target: Path, most_bytes: int) -> int:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting for who writes to a named pipe."""
+    """Open a file without waiting for the writer of a named pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -77,7 +78,7 @@ def _make_harmless(copy: Path, shown: str, limit: Limit) -> None:
 
 
 def _without_pickle(pickle: Path, weights: Path, shown: str) -> None:
-    """Turn a pickle of tensors into safetensors, unless those are there: vLLM prefers them."""
+    """Turn a pickle of tensors into safetensors, unless there are some: vLLM prefers those."""
     if not weights.is_file():
         found = (extra.pickled_weights for extra in extras().values())
         convert = next(filter(None, found), None)
