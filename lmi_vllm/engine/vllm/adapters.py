@@ -1,22 +1,22 @@
 """The adapters of an engine, guarded so that none can crash it or answer for another.
 
-What vLLM does wrong with adapters (seen with 0.32, DECISIONS.md 9), and what is done about it:
+These are vLLM's defects with adapters (seen with 0.32, DECISIONS.md 9) and the guards:
 
-- an adapter given to `generate()` that was never loaded, or failed to, kills the engine: only ids
-  that `load` accepted are found;
-- the scheduler does not count pinned slots: a step with more distinct adapters than free slots
-  kills the engine, so requests wait here for a slot (`workarounds.adapter_slots`);
-- an evicted adapter is read again inside the engine step, and a changed or missing folder kills
-  the engine; the prefix cache is keyed by name and path: every load reads a private copy, which
-  stays until the last request on it has ended;
-- two loads of one name in one step count as one, and the engine ends: names are made unique;
-- a failed load stays half usable under its id: it is removed, and ids are never used again;
-- with every slot pinned, the next adapter kills the engine: it is refused here;
-- modules without a LoRA layer are ignored: their adapters are refused
+- An adapter in `generate()` that is not loaded ends the engine. Only ids that `load` has accepted
+  are found.
+- The scheduler does not count pinned slots, and a step with more adapters than free slots ends the
+  engine. Requests wait here for a slot (`workarounds.adapter_slots`).
+- The engine's step reads an evicted adapter again, and ends if its folder has changed. The key of
+  the prefix cache is name and path. So every load reads a private copy, which stays until its last
+  request has ended.
+- Two loads of one name in one step count as one, and the engine ends. Names are made unique.
+- A failed load stays half usable under its id. It is removed, and ids are never used again.
+- With every slot pinned, the next adapter ends the engine. It is refused here.
+- Modules without a LoRA layer are ignored. Their adapters are refused
   (`workarounds.ignored_modules`).
 
-Each has a test in tests/contract/test_adapter_isolation.py that fails without it and says when it
-may go. This module imports no vLLM.
+Each guard has a test in tests/contract/test_adapter_isolation.py that fails without it and says
+when it may go. This module imports no vLLM.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRe
 from lmi_vllm.messages import AdapterRef, SharedAdapter
 
 BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
-BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters start above
-PIN_WAIT_SECONDS: Final = 10.0  # for running requests to leave a slot free
-COPY_SECONDS: Final = 600.0  # of an adapter's files, while no other adapter is loaded
+BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters are above
+PIN_WAIT_SECONDS: Final = 10.0  # that a pin waits for a free slot
+COPY_SECONDS: Final = 600.0  # to copy an adapter's files; no other adapter is loaded meanwhile
 _PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
 
 
@@ -55,7 +55,7 @@ class UsableAdapters(Protocol):
 
     @property
     def base(self) -> LoadedAdapter | None:
-        """What requests without an adapter carry; None where they need nothing."""
+        """The adapter of requests without an adapter; None if they need none."""
         ...
 
     def find(self, engine_id: int, shown: str) -> LoadedAdapter:
@@ -75,14 +75,14 @@ class UsableAdapters(Protocol):
         ...
 
     async def release(self, adapter: LoadedAdapter) -> None:
-        """Clean up after a request whose adapter may have been removed meanwhile."""
+        """Clean up after a request whose adapter may have been removed."""
         ...
 
 
 class EngineAdapters:
-    """The adapters of the engine that this process started; `folder` holds the private copies.
+    """The adapters of an engine that this process started; `folder` has the private copies.
 
-    `limit` says how large what an adapter adds to a module may be, `most_bytes` its files.
+    `limit` is the largest product for each module, `most_bytes` the size of an adapter's files.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class EngineAdapters:
 
     @property
     def at_work(self) -> ActiveAdapters:
-        """Which adapters requests run on or wait for, by the names that requests give."""
+        """The adapters that requests run on or wait for, by the names in the requests."""
         slots = self._slots
         return ActiveAdapters(slots.count, self._names(slots.taken), self._names(slots.awaited))
 
@@ -148,7 +148,7 @@ class EngineAdapters:
             raise AdapterRefusedError("The adapter is not loaded")
         try:
             async with self.hold(adapter, adapter.shown):
-                if engine_id not in self._loaded:  # removed while this one waited
+                if engine_id not in self._loaded:  # removed while this request waited
                     raise AdapterRefusedError("The adapter is not loaded")
                 yield
         finally:
@@ -156,13 +156,13 @@ class EngineAdapters:
 
     @property
     def shared(self) -> tuple[SharedAdapter, ...]:
-        """The loaded adapters, as other clients have to name them to the engine."""
+        """The loaded adapters, with the names and paths that other clients need."""
         return tuple(
             SharedAdapter(item.engine_id, item.name, item.path) for item in self._loaded.values()
         )
 
     async def load(self, adapter: AdapterRef) -> None:
-        """Load a private copy of `adapter`, once, and let it be found; pin it if so asked.
+        """Load a private copy of `adapter`, once, and make it findable; pin it if asked.
 
         Raises:
             AdapterRefusedError: in the engine's words; nothing of the adapter stays.
@@ -177,7 +177,7 @@ class EngineAdapters:
         if self._slots.is_all_pinned and not is_pinned:
             raise _no_slot(adapter.name, self._slots.count)
         if known is None:
-            # A path never used before: it is half of the prefix cache's key.
+            # A new path each time: it is half of the prefix cache's key.
             await self._load_copy(adapter, Path(tempfile.mkdtemp(dir=self.folder.path)))
         if not adapter.pinned:
             return
@@ -189,7 +189,7 @@ class EngineAdapters:
             raise
 
     async def unload(self, adapter: AdapterRef) -> None:
-        """Remove the adapter and its private copy, after its last request; ignores unknown ids."""
+        """Remove the adapter and its private copy after its last request; ignores unknown ids."""
         loaded = self._loaded.pop(adapter.engine_id, None)
         if loaded is None:
             return
@@ -198,7 +198,7 @@ class EngineAdapters:
             await self._forget(loaded)
 
     async def add(self, adapter: LoadedAdapter, shown_path: str) -> None:
-        """Let the engine read an adapter; nothing of it stays where that fails.
+        """Let the engine read an adapter; a failure leaves nothing behind.
 
         Raises:
             AdapterRefusedError: in the engine's words, with the user's names.
@@ -219,7 +219,7 @@ class EngineAdapters:
             raise (AdapterCapacityError if is_full else AdapterRefusedError)(text) from error
 
     async def _forget(self, adapter: LoadedAdapter) -> None:
-        """Drop the weights and the private copy; a request that ran may have loaded them again."""
+        """Drop the weights and the private copy; a request may have loaded the weights again."""
         if not self._calls.is_dead:
             await self._calls.remove_adapter(adapter.engine_id)
         await asyncio.to_thread(shutil.rmtree, adapter.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One call of an ASGI application in process: its messages in, an answer or a stream out."""
+"""One call of an ASGI application in process: a request in, an answer or a stream out."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Application = Callable[..., Awaitable[None]]
-DISCONNECT_SECONDS: Final = 5.0  # that a handler gets to notice a disconnect
+DISCONNECT_SECONDS: Final = 5.0  # for the handler to see a disconnect
 _NOT_GIVEN_ON: Final = (b"content-length", b"transfer-encoding", b"connection", b"date", b"server")
-# Bodies have been unpacked.
+# Bodies are decompressed before.
 _NOT_HANDED_IN: Final = frozenset(
     {b"content-length", b"content-encoding", b"transfer-encoding", b"connection", b"host"}
 )
@@ -27,9 +27,9 @@ _OURS: Final = _NOT_HANDED_IN | {_REQUEST_ID}
 
 
 class Exchange(AsyncIterator[bytes]):
-    """One call of the application: a task that is handed the request and hands back its answer.
+    """One call of the application: a task that gets the request and returns its answer.
 
-    A chunk waits until the one before it has been taken, so that a slow reader slows the handler.
+    A chunk waits until the one before it is taken, so a slow reader slows the handler.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Exchange(AsyncIterator[bytes]):
         direct: DirectEvents | None = None,
         renamed: tuple[bytes, bytes] | None = None,
     ) -> None:
-        self._renamed = renamed  # internal names, and what clients see instead
+        self._renamed = renamed  # internal names, and the names that clients see
         self._to_error = to_error  # translates an error that ends a stream
         self._body: bytes | None = body
         self._direct = direct
         self._has_gone = asyncio.Event()
         self._start: Message | None = None
         self._message: Message | None = None  # the next message
-        # Bare futures, which one waits for at a time: half of what an asyncio.Queue costs.
+        # Bare futures, each with one waiter: half the cost of an asyncio.Queue.
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._error: Exception | None = None
@@ -89,10 +89,10 @@ class Exchange(AsyncIterator[bytes]):
             return
         self._message = message
         if self._is_stream or message.get("more_body"):
-            _wake(self._reader)  # the whole answer waits for the end of the handler in any case
+            _wake(self._reader)  # a whole answer waits for the end of the handler in any case
 
     def _goes_past(self, message: Message) -> bool:
-        """Whether a chunk was written directly, past the reader that waits for it."""
+        """Whether a chunk was written directly, so that the waiting reader does not get it."""
         direct = self._direct
         if direct is None or self._message is not None or not message.get("more_body"):
             return False
@@ -122,7 +122,7 @@ class Exchange(AsyncIterator[bytes]):
         if body is None and self._error is not None:
             raise EngineFailureError("vLLM's application gave no whole answer") from self._error
         if body is None or not body.get("more_body"):
-            await self._task  # what it does after the answer is part of it
+            await self._task  # what the handler does after the answer belongs to it
             return OpenAIReply(status, content, content_type, headers=headers)
         self._is_stream, self._first = True, content
         return OpenAIReply(status, content_type=content_type, stream=self, headers=headers)
@@ -146,7 +146,7 @@ class Exchange(AsyncIterator[bytes]):
         raise StopAsyncIteration
 
     async def _next(self) -> Message | None:
-        """Return the next body message of the application; None once it has returned."""
+        """Return the next body message of the application; None after its return."""
         while self._message is None and not self._has_ended:
             self._reader = self._loop.create_future()
             await self._reader
@@ -161,7 +161,7 @@ class Exchange(AsyncIterator[bytes]):
         """Signal a disconnect to the handler, which aborts its requests in the engine."""
         self._is_closed = True
         # A handler that is cancelled while it sends leaves its generator, and so its request in the
-        # engine, to the garbage collector: let it come back to where it waits for the next token.
+        # engine, to the garbage collector. So it may return to where it waits for the next token.
         if self._take() is not None:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -173,7 +173,7 @@ class Exchange(AsyncIterator[bytes]):
 
 
 def _has_length(start: Message) -> bool:
-    """Whether an answer is whole, though a middleware hands it on in parts."""
+    """Whether an answer is whole although a middleware sends it in parts."""
     return any(name.lower() == b"content-length" for name, _ in start.get("headers", ()))
 
 
@@ -208,7 +208,7 @@ def _scope(call: HttpCall, length: int) -> Message:
 
 
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers, by lower-case name, as ASGI has them."""
+    """Return headers as ASGI has them, by lower-case name."""
     return [
         (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
         for name, value in headers.items()

@@ -1,11 +1,10 @@
-"""vLLM's `AsyncLLM` with guards before every request: of an engine's first client, and of others.
+"""vLLM's `AsyncLLM` with guards before every request, for the first client of an engine and others.
 
-What each guard is for is said at the head of `adapters` and of the modules in `workarounds`.
-
-vLLM's engine core serves as many clients as it is given addresses; its own `--api-server-count`
-works so. The first client, which starts the engine, is a `GuardedAsyncLLM` and keeps what all of
-them share: which adapters are loaded, and which may be in the engine together. The others
-(of the extra front_ends) ask it, so that one table decides for all.
+The head of `adapters` and the modules in `workarounds` explain each guard. vLLM's engine core
+serves as many clients as it has addresses; vLLM's `--api-server-count` uses that, too. The first
+client starts the engine. It is a `GuardedAsyncLLM` and keeps what all clients share: the loaded
+adapters, and those that may be in the engine together. The other clients (of the extra front_ends)
+ask it, so one table decides for all.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ LAUNCH: Final = "vllm.v1.engine.core_client:launch_core_engines"
 
 
 class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
-    """AsyncLLM whose `generate` and `encode` let through nothing that could harm the engine."""
+    """AsyncLLM whose `generate` and `encode` refuse requests that could harm the engine."""
 
     adapters: UsableAdapters
     output_processor: EngineOutputs
@@ -94,7 +93,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> AsyncGenerator[Any, None]:
-        """As AsyncLLM.generate; adapters that could harm the engine are refused."""
+        """As AsyncLLM.generate; refuses adapters that could harm the engine."""
         adapter = self._adapter(lora_request)
         if sampling_params.prompt_logprobs is not None and not self.has_prompt_logprobs:
             raise VLLMValidationError(
@@ -115,7 +114,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     def encode(  # type: ignore[override,unused-ignore]
         self, *args: Any, lora_request: LoRARequest | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """As AsyncLLM.encode, with the guard of `generate`; what is not finite is an error."""
+        """As AsyncLLM.encode, with the guard of `generate`; NaN in the output is an error."""
         adapter = self._adapter(lora_request)
         outputs: AsyncGenerator[Any, None] = super().encode(
             *args, lora_request=_request_for(adapter), **_continued_trace(options)
@@ -123,14 +122,14 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         return self._with_slot(_finite(outputs), adapter, lora_request)
 
     def kill(self, seconds: float) -> bool:
-        """Kill the engine's processes and return whether they have ended in time; it blocks."""
+        """Kill the engine's processes; return whether they ended in time. Blocks."""
         resources = getattr(self.engine_core, "resources", None)
         processes = tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
         for process in processes:
             process.kill()
         deadline = time.monotonic() + seconds
-        # A single look says nothing: while vLLM's own thread reaps a process, `join` returns at
-        # once, and for a moment the process counts as alive.
+        # One look is not enough: while vLLM's own thread reaps a process, `join` returns at once,
+        # and the process still counts as alive for a moment.
         while any(process.is_alive() for process in processes):
             if time.monotonic() > deadline:
                 return False
@@ -138,20 +137,20 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         return bool(processes)
 
     def engine_died(self) -> None:
-        """End every request as if the engine's death had been seen here."""
+        """End every request as vLLM does when it sees the engine's end."""
         client: Any = self.engine_core
         client.resources.engine_dead = True
         client.outputs_queue.put_nowait(VllmEngineDeadError())
 
     def release(self) -> None:
-        """Give back, after `shutdown`, what vLLM leaves to the garbage collector, and our folder.
+        """Release our folder, and what vLLM leaves to the garbage collector, after `shutdown`.
 
-        It may not look at vLLM's descriptors for long (DECISIONS.md 42).
+        The collector may not reach vLLM's descriptors for a long time (DECISIONS.md 42).
         """
         resources = getattr(self.engine_core, "resources", None)
         manager = getattr(resources, "engine_manager", None)
         for process in getattr(manager, "processes", ()):
-            with contextlib.suppress(ValueError):  # it runs still: its pipe is needed
+            with contextlib.suppress(ValueError):  # it still runs and needs its pipe
                 process.close()
         context = getattr(resources, "ctx", None)
         if context is not None:
@@ -196,7 +195,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     async def _held(
         self, outputs: AsyncGenerator[Any, None], adapter: LoadedAdapter, shown: str
     ) -> AsyncGenerator[Any, None]:
-        """Yield `outputs` while their adapter has a slot; the last one of a removed adapter cleans.
+        """Yield `outputs` while their adapter has a slot; clean up if the adapter was removed.
 
         The order matters: the request is out of the engine before its slot is free.
         """
@@ -205,10 +204,10 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
                 with _refused():
                     await held.enter_async_context(self.adapters.hold(adapter, shown))
                 await held.enter_async_context(contextlib.aclosing(outputs))
-                with _refused():  # it may have been removed while this one waited
+                with _refused():  # it may have been removed while this request waited
                     self.adapters.find(adapter.engine_id, adapter.name)
                 async for output in outputs:
-                    if output.finished:  # out of the engine: a slow reader holds no slot
+                    if output.finished:  # it has left the engine: a slow reader holds no slot
                         await held.aclose()
                     yield output
         finally:
@@ -218,7 +217,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 def with_clients(
     slots: tuple[EngineSlot, ...],
 ) -> contextlib.AbstractContextManager[object]:
-    """Have the engine that is started in the body serve these clients, too.
+    """Let the engine that is started in the body serve these clients, too.
 
     Raises:
         EngineStartError: the installed vLLM starts its engines otherwise.
@@ -243,7 +242,7 @@ def with_clients(
 
 @contextlib.contextmanager
 def _refused() -> Any:
-    """Raise vLLM's own error where an adapter cannot be used."""
+    """Raise vLLM's own error if an adapter cannot be used."""
     try:
         yield
     except LmiError as error:
@@ -276,7 +275,7 @@ async def _finite(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, Non
 
 
 def _continued_trace(options: dict[str, Any]) -> dict[str, Any]:
-    """Make the engine's span a child of the server's, whatever the client's headers say."""
+    """Make the engine's span a child of the server's, whatever the client's headers are."""
     record = current_record()
     if record is None or record.trace_headers is None:
         return options

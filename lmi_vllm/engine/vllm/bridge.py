@@ -1,11 +1,11 @@
 """vLLM's own HTTP application over our engine, called in process as an ASGI application.
 
-It is built as `vllm serve` builds it, with the same arguments: what it answers are vLLM's bytes
-because vLLM made them. Which paths it has, what kind of route each is and how it writes errors is
-read from the application that is loaded, so that a route of a new release needs nothing here.
+It is built as in `vllm serve`, with the same arguments, so its answers are vLLM's bytes. Its paths,
+the kind of each route and the form of its errors are read from the loaded application. A route of a
+new release therefore needs no change here.
 
-What `vllm serve` does around the application is ours: keys, CORS, limits, the drain. So its own
-middleware for keys, CORS and counts is left out; that of `--middleware` stays.
+This server does what `vllm serve` does around the application: keys, CORS, limits, the drain. So
+vLLM's own middleware for keys, CORS and counts is left out; middleware of `--middleware` stays.
 """
 
 import asyncio
@@ -59,24 +59,24 @@ from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
-ASLEEP_SECONDS: Final = 5.0  # an engine that does not answer is not asleep
-# Answered by the server itself: health, LMI's own route, metrics and the description of the API.
+ASLEEP_SECONDS: Final = 5.0  # seconds; an engine that does not answer is not asleep
+# Routes that this server answers: health, LMI's own, metrics, the description of the API.
 _OURS: Final = frozenset(
     {"/ping", "/invocations", "/health", "/metrics", "/openapi.json", "/docs", "/redoc",
      "/docs/oauth2-redirect"}
 )  # fmt: skip
-# Keys and CORS are checked before, and requests are counted around it: those of all lanes.
+# Keys and CORS are checked before; this server counts the requests of all lanes.
 _REPLACED: Final = (
     "AuthenticationMiddleware", "CORSMiddleware", "PrometheusInstrumentatorMiddleware",
 )  # fmt: skip
 
-# What vLLM's validators raise of a body whose shape they take for granted, and vLLM answers with
-# 500: a ValueError and a TypeError are 400 there, too.
+# Errors that vLLM's validators raise for a body of an unexpected shape, and vLLM answers with 500.
+# ValueError and TypeError are 400 there, too.
 _UNREAD: Final = (AttributeError, LookupError, RecursionError)
 
 
 class BackgroundTasks(dict[str, asyncio.Task[Any]]):
-    """vLLM's responses in the background; what their requests hold is held until they end."""
+    """vLLM's background responses; what their requests hold is kept until they end."""
 
     def __setitem__(self, response_id: str, task: asyncio.Task[Any]) -> None:
         super().__setitem__(response_id, task)
@@ -89,19 +89,20 @@ class Bridge:
     """vLLM's application: its routes, and its answers to calls."""
 
     def __init__(self, app: FastAPI, llm: GuardedAsyncLLM) -> None:
-        self.app = app  # vLLM's handlers are in its state
+        self.app = app  # state of vLLM's handlers
         self._llm = llm
         self._secret = secrets.token_hex(16)
-        # What vLLM's handler of a dead engine ends; the supervisor sees the death by itself.
+        # vLLM's handler ends the process through it when the engine fails; the supervisor sees that
+        # itself.
         app.state.server = SimpleNamespace(should_exit=False)
 
     @classmethod
     async def create(
         cls, llm: GuardedAsyncLLM, namespace: Namespace, profile: ServingProfile
     ) -> Self:
-        """Return the application over `llm`, set up as `vllm serve` would with the same arguments.
+        """Return the application over `llm`, made as in `vllm serve` with the same arguments.
 
-        Keys and the allowed origins are this server's business, before the application.
+        Keys and allowed origins are not passed on: this server checks them before.
         """
         namespace.served_model_name = list(profile.served_names)
         namespace.enable_auto_tool_choice = profile.enable_auto_tool_choice
@@ -124,22 +125,22 @@ class Bridge:
         return cls(app, llm)
 
     def add_adapter(self, adapter: AdapterRef) -> None:
-        """Let calls that carry this load of the adapter reach it.
+        """Make this load of the adapter usable in calls.
 
-        The path is the one users know; the engine's guard puts its private copy in its place.
+        Users know this path; the engine's guard replaces it by the private copy.
         """
         known = self.app.state.openai_serving_models.lora_requests
         known[self.key(adapter)] = LoRARequest(adapter.name, adapter.engine_id, adapter.path)
 
     def remove_adapter(self, adapter: AdapterRef) -> None:
-        """Stop calls from finding this load of the adapter; others of its name stay."""
+        """Make this load of the adapter unusable in calls; other loads of its name stay."""
         self.app.state.openai_serving_models.lora_requests.pop(self.key(adapter), None)
 
     def key(self, adapter: AdapterRef) -> str:
-        """Return the internal name of one load for `model`: never a name that a client could send.
+        """Return the internal name of a load for `model`; no client can send such a name.
 
-        vLLM looks adapters up by the name in the request, which by then may mean another load, or
-        one that is being removed. The answer has the adapter's own name.
+        vLLM looks adapters up by the request's name, which may mean another load by then, or one
+        that is being removed. The answer has the adapter's own name.
         """
         return f"{self._secret}-{adapter.engine_id}"
 
@@ -155,7 +156,7 @@ class Bridge:
 
     @functools.cached_property
     def _exact(self) -> Mapping[tuple[str, str], HttpRoute]:
-        """Every route by what a request says, where the path has no parameters."""
+        """Routes whose path has no parameters, by method and path."""
         return {
             (method, route.path): described(route)
             for route in reversed(self._routes)  # the first one counts
@@ -165,14 +166,14 @@ class Bridge:
 
     @property
     def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the application's own document says of each path that is handed on."""
+        """The application's own OpenAPI description of each forwarded path."""
         handed_on = {route.path for route in self.routes}
         described = self.app.openapi()["paths"]
         return {path: item for path, item in described.items() if path in handed_on}
 
     @functools.cached_property
     def schemas(self) -> OpenAISchemas:
-        """What the routes take, as the application describes itself; slow."""
+        """The schemas of the routes' bodies, from the application's own description; slow."""
         document = self.app.openapi()
         requests, answers = {}, {}
         for path, methods in document["paths"].items():
@@ -188,14 +189,14 @@ class Bridge:
 
     @functools.cached_property
     def sees_every_request(self) -> bool:
-        """Whether `--middleware` put something around it, or `/load` counts what it answers."""
+        """Whether `--middleware` wraps the application, or `/load` counts its answers."""
         args = self.app.state.args
         return bool(args.middleware or args.enable_server_load_tracking)
 
     def find(self, method: str, path: str) -> HttpRoute | None:
-        """Return the route that a request means, also where only its method is wrong.
+        """Return the route of a request; also if only the method is wrong.
 
-        One with a slash too many or too few is redirected: it has no method that is answered.
+        A path with a missing or additional slash is redirected: such a route has no method.
         """
         if (route := self._match(method, path)) is not None:
             return route
@@ -213,16 +214,16 @@ class Bridge:
         return described(known[0]) if known else None
 
     async def is_asleep(self) -> bool:
-        """Whether the engine schedules nothing until it is woken; False where it does not say."""
+        """Whether the engine schedules nothing until it is woken; False if it does not answer."""
         try:
             return bool(await asyncio.wait_for(self._llm.is_sleeping(), ASLEEP_SECONDS))
         except (VllmEngineDeadError, TimeoutError):
             return False
 
     async def call(self, call: HttpCall, direct: DirectEvents | None = None) -> OpenAIReply:
-        """Return the application's answer; one that is not whole at once is a stream.
+        """Return the application's answer; one that is not complete at once is a stream.
 
-        What it sends while `direct` is open goes there instead.
+        While `direct` is open, the events go there instead.
 
         Raises:
             EngineDeadError: the engine is gone.
@@ -246,20 +247,20 @@ class Bridge:
         return reply
 
     def with_own_name(self, reply: OpenAIReply, adapter: AdapterRef | None) -> OpenAIReply:
-        """Return an answer that is no stream without the adapter's key."""
+        """Return a whole answer without the adapter's key."""
         if adapter is None:
             return reply
         return replace(reply, body=reply.body.replace(*self._own_name(adapter)))
 
     def _own_name(self, adapter: AdapterRef) -> tuple[bytes, bytes]:
-        """Return the key and the name: some routes say what `model` was, as it came."""
+        """Return the key and the name, because some routes repeat `model` unchanged."""
         name = json.dumps(adapter.name, ensure_ascii=False)[1:-1]
         return self.key(adapter).encode(), name.encode()
 
 
 @contextlib.contextmanager
 def _same_root_logger() -> Iterator[None]:
-    """Undo what SageMaker's library for vLLM's own `/invocations` does to the log when imported."""
+    """Restore the root logger, which SageMaker's library in vLLM changes when it is imported."""
     root = logging.getLogger()
     level, handlers = root.level, [(handler, handler.level) for handler in root.handlers]
     try:
@@ -272,7 +273,7 @@ def _same_root_logger() -> Iterator[None]:
 
 
 async def _unreadable(_: Request, error: Exception) -> Response:
-    """Answer 400 where a request cannot be read; later failures are the application's."""
+    """Answer 400 for a request that cannot be read; the application handles later failures."""
     frames = traceback.walk_tb(error.__traceback__)
     if all(frame.f_code is not solve_dependencies.__code__ for frame, _ in frames):
         raise error
@@ -281,9 +282,9 @@ async def _unreadable(_: Request, error: Exception) -> Response:
 
 
 def _stream_error(error: BaseException) -> LmiError:
-    """Return our error for one that ended a stream: its first event has left, so nothing else can.
+    """Return our error for the exception that ended a stream after its first event.
 
-    Chat and completions say in an event what ends them; generators of other routes raise.
+    Chat and completions end with an error event; generators of other routes raise.
     """
     if isinstance(error, BaseExceptionGroup):  # of the tasks that Starlette runs for a stream
         return _stream_error(error.exceptions[0])
@@ -298,7 +299,7 @@ def _stream_error(error: BaseException) -> LmiError:
 
 
 def _for_model(call: HttpCall, model: str) -> bytes:
-    """Return the body with another `model`; vLLM has no field for an adapter.
+    """Return the body with another `model`, because vLLM has no field for an adapter.
 
     Raises:
         RequestError: it is neither a JSON object nor a form, so the base model would answer in the

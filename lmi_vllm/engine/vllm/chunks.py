@@ -43,7 +43,7 @@ class ChunkMaker:
     def tokens(
         self, ids: Sequence[int], text: str, logprobs: Sequence[Mapping[int, Any]] | None
     ) -> tuple[GeneratedToken, ...]:
-        """Return the tokens of a step, which together have this text."""
+        """Return the tokens of a step with their texts, which together are this text."""
         texts = self._token_texts(ids, text)
         if logprobs is None:
             return tuple(
@@ -62,17 +62,17 @@ class ChunkMaker:
         )
 
     def _stop_reason(self, completion: Any) -> str | int | None:
-        """Return what ended the sequence; a beam search names the model's own end token too."""
+        """Return why the sequence ended; a beam search gives the model's end token, too."""
         reason: str | int | None = completion.stop_reason
         if self._job.beams and self._tokenizer and reason == self._tokenizer.eos_token_id:
             return None
         return reason
 
     def _token_texts(self, ids: Sequence[int], text: str) -> list[str]:
-        """Share a step's text out among its tokens, so that the texts add up to it exactly.
+        """Split a step's text among its tokens; the texts together are the whole text.
 
-        Where tokens do not decode one by one to the text (characters made of several tokens, a
-        stop string cut off, text held back), the last token carries what is left.
+        Tokens may not decode one by one to the text: characters of several tokens, a stop string
+        that is cut off, text that is held back. Then the last token gets the remaining text.
         """
         if len(ids) <= 1:
             return [text] * len(ids)
@@ -96,13 +96,13 @@ class ChunkMaker:
         )
 
     def _token_text(self, token: int, value: Any) -> str:
-        """Return a token's text; a beam search leaves it to us."""
+        """Return a token's text; a beam search does not decode it."""
         text: str | None = value.decoded_token
         return str(self._tokenizer.decode([token])) if text is None else text
 
 
 class SequenceWork:
-    """One sequence inside vLLM; reads its counters when asked, never while it runs."""
+    """One sequence inside vLLM; its counters are read when asked, not while it runs."""
 
     __slots__ = ("_has_prompt", "_state")
 
@@ -111,7 +111,7 @@ class SequenceWork:
         self._has_prompt = has_prompt
 
     def figures(self) -> WorkFigures:
-        """Return vLLM's counters; without its statistics (`disable_log_stats`) only tokens."""
+        """Return vLLM's counters; with `disable_log_stats` only the numbers of tokens."""
         state = self._state
         prompt = int(state.prompt_len) if self._has_prompt else 0
         stats = state.stats
@@ -138,7 +138,7 @@ def _prompt_logprobs(output: Any) -> tuple[TokenLogprob, ...]:
 
 
 def count_not_finite(adapter: str | None) -> bool:
-    """Count a request that ended because its numbers were not finite; whether it had no adapter."""
+    """Count a request that ended with numbers that are not finite, if it had no adapter."""
     is_base = adapter in (None, BASE_ADAPTER_NAME)
     NOT_FINITE.labels("model" if is_base else "adapter").inc()
     logger.error("%s: it ends with an error (adapter: %s)", REASON, adapter or "none")

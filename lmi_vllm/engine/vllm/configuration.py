@@ -1,7 +1,7 @@
-"""vLLM's configuration: our engine arguments as its command line reads them, and what we add.
+"""vLLM's configuration: our engine arguments as its command line parses them, and additions.
 
-Ray is asked for by two arguments; why it cannot be is said before the engine is started: vLLM says
-it only inside the engine's process, after the model was fetched, and not what to do.
+Two arguments ask for Ray. Whether Ray can be used is checked before the engine starts. vLLM says so
+only in the engine's process, after the download, and without a remedy.
 """
 
 import contextlib
@@ -42,15 +42,16 @@ logger = logging.getLogger(__name__)
 
 # Without a size of its own vLLM's CPU engine takes 92 % of the machine's memory for the KV cache.
 CPU_KV_CACHE_BYTES: Final = 4 << 30
-CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of what is free
+CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of the free memory
 _RAY_ARGUMENTS: Final = ("distributed_executor_backend", "data_parallel_backend")
 _OTHERWISE: Final = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for several"
-# A field of AsyncEngineArgs that has no flag: where weights are streamed from, model being local.
+# A field of AsyncEngineArgs without a flag: the place that weights are streamed from, if the model
+# is local.
 _FLAGLESS: Final = ("model_weights",)
 
 
 class _RaisingParser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore]
-    """vLLM's parser, raising where it would print its whole usage and exit."""
+    """vLLM's parser; it raises instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -59,7 +60,7 @@ class _RaisingParser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore
 def parse_vllm_arguments(
     values: Mapping[str, object], origins: Mapping[str, Origin] | None = None
 ) -> Namespace:
-    """Return the namespace `vllm serve` would have for `values`; `origins` go into errors.
+    """Return the namespace of `vllm serve` for `values`; `origins` are named in errors.
 
     Raises:
         ConfigurationError: one problem per value that vLLM refuses, in vLLM's words.
@@ -73,7 +74,7 @@ def parse_vllm_arguments(
     except (KeyError, ValueError, TypeError) as error:
         if problems := list(_problems(parser, actions, flags, origins or {})):
             raise ConfigurationError(problems) from error
-        raise  # it is none of them alone
+        raise  # only the combination is wrong
     return Namespace(**{**parsed, **{name: values[name] for name in _FLAGLESS if name in values}})
 
 
@@ -83,7 +84,7 @@ def _problems(
     values: Mapping[str, object],
     origins: Mapping[str, Origin],
 ) -> Iterator[str]:
-    """Name each value that vLLM refuses: its parser ends at the first, and may not say which."""
+    """Name each value that vLLM refuses: its parser stops at the first one."""
     for name, value in values.items():
         shown = f"{name} ({origins.get(name, DEFAULT_ORIGIN)})"
         if name not in actions:
@@ -101,7 +102,7 @@ def engine_args_from(namespace: Namespace) -> AsyncEngineArgs:
 
 
 def _words(action: Any, value: object) -> list[str]:
-    """Return the command-line words that give `action` this value; none where it is the default."""
+    """Return the command-line words that set `action` to this value; none for the default."""
     flag = next(option for option in action.option_strings if option.startswith("--"))
     if value is None:
         return []
@@ -110,7 +111,7 @@ def _words(action: Any, value: object) -> list[str]:
     if action.nargs in ("+", "*"):
         items = value if isinstance(value, (list, tuple)) else str(value).split(",")
         return [flag, *map(_text, items)]
-    if isinstance(action.default, list):  # given once for each, as --middleware is
+    if isinstance(action.default, list):  # given once for each value, as --middleware is
         return [f"{flag}={item}" for item in str(value).split(",")]
     return [f"{flag}={_text(value)}"]
 
@@ -127,7 +128,7 @@ def _switch(action: Any, flag: str, value: object) -> list[str]:
 
 
 def _opposites(flag: str) -> list[str]:
-    """The flags that may switch `flag` off; from 0.33 vLLM pairs --enable-x with --disable-x."""
+    """The flags that may turn `flag` off; from 0.33 vLLM pairs --enable-x with --disable-x."""
     bare = flag.removeprefix("--")
     found = ["--no-" + bare]
     for one, other in (("enable-", "disable-"), ("disable-", "enable-")):
@@ -145,10 +146,10 @@ def _text(value: object) -> str:
 def engine_config(
     namespace: Namespace, clients: int, client: int, *, is_cpu: bool, headless: bool = False
 ) -> Any:
-    """Return vLLM's configuration for one of so many clients of an engine."""
+    """Return vLLM's configuration for an engine with this many clients."""
     register_models()
     engine_args = engine_args_from(namespace)
-    if clients > 1:  # what vLLM sets for its own --api-server-count
+    if clients > 1:  # vLLM sets it for its own --api-server-count
         engine_args._api_process_count = clients
         engine_args._api_process_rank = client
     with worked_around(Scope.CONFIGURATION, is_cpu=is_cpu):
@@ -163,12 +164,12 @@ def engine_config(
 
 
 def worked_around(scope: Scope, *, is_cpu: bool) -> contextlib.AbstractContextManager[object]:
-    """Put the workarounds of a scope into force while the body runs, on a CPU."""
+    """Apply the workarounds of a scope while the body runs, on a CPU only."""
     return workarounds.apply(scope) if is_cpu else contextlib.nullcontext()
 
 
 def adjusted_for_cpu(arguments: EngineArguments) -> EngineArguments:
-    """Return the arguments with those we add on a CPU; each is logged, none replaces another."""
+    """Return the arguments with our additions for a CPU; each is logged."""
     return replace(arguments, values={**arguments.values, **_cpu_adjustments(arguments)})
 
 
@@ -185,7 +186,7 @@ def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
     if values.get("worker_cls") in (None, "auto"):
         added["worker_cls"] = CPU_WORKER
     elif values.get("enable_lora"):
-        # One slot more, for the adapter that base rows carry (workarounds/zero_adapter.py).
+        # One more slot, for the adapter of base rows (workarounds/zero_adapter.py).
         added["max_loras"] = arguments.number("max_loras", 1) + 1
         if kept := arguments.number("max_cpu_loras", 0):
             added["max_cpu_loras"] = kept + 1
@@ -199,7 +200,7 @@ def _unless_set(values: Mapping[str, object], name: str, value: object) -> dict[
 
 
 def _check_cpu_head_size(model_config: Any) -> None:
-    """Refuse before the start a head size with which the CPU kernel crashes later."""
+    """Refuse a head size with which vLLM's CPU kernel fails later."""
     if model_config.use_mla:  # DeepSeek's latent attention has a kernel of its own
         return
     head_size = model_config.get_head_size()
@@ -212,7 +213,7 @@ def _check_cpu_head_size(model_config: Any) -> None:
 
 
 def _check_cpu_experts(config: Any) -> None:
-    """Refuse before the start what needs Triton: LoRA layers of experts, with no adapter too."""
+    """Refuse LoRA layers of experts on a CPU, which need Triton even without an adapter."""
     if config.lora_config is not None and config.model_config.is_moe and not HAS_TRITON:
         raise EngineStartError(
             "enable_lora: the model is a mixture of experts, whose LoRA layers in vLLM need "
@@ -221,7 +222,7 @@ def _check_cpu_experts(config: Any) -> None:
 
 
 def warn_of_pictures_in_order(model_config: Any) -> None:
-    """Warn where image tokens need bidirectional attention: the CPU kernel's is causal."""
+    """Warn of image tokens that need bidirectional attention: the CPU kernel's is causal."""
     if getattr(model_config, "is_mm_prefix_lm", False):
         logger.warning(
             "this model needs bidirectional attention over image tokens, and vLLM on a CPU has "
@@ -230,7 +231,7 @@ def warn_of_pictures_in_order(model_config: Any) -> None:
 
 
 def ray_problems(arguments: EngineArguments) -> list[str]:
-    """Why the arguments that ask for Ray cannot have it; empty where they can, or none asks."""
+    """Return why Ray cannot be used as the arguments ask; empty if it can, or is not asked for."""
     asked = [f"{name}=ray ({arguments.origin_of(name)})" for name in _RAY_ARGUMENTS
              if arguments.values.get(name) == "ray"]  # fmt: skip
     reason = _reason_against_ray() if asked else ""
@@ -256,10 +257,10 @@ def headless_workers(config: Any) -> Any:
 
 
 def cache_environment() -> None:
-    """Let vLLM read its variables once, as its engine does: it asks for one for each token."""
+    """Cache vLLM's environment variables, as its engine does: it reads one for each token."""
     envs.enable_envs_cache()
 
 
 def release_environment() -> None:
-    """Let vLLM read its variables again."""
+    """Drop the cache, so that vLLM reads its variables again."""
     envs.disable_envs_cache()
