@@ -68,10 +68,10 @@ async def start_vllm_engine(
     thread: ThreadPoolExecutor,
     slots: tuple[EngineSlot, ...] = (),
 ) -> "VllmEngine":
-    """Start vLLM and everything request handling needs of it.
+    """Start vLLM and everything that request handling needs of it.
 
-    `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
-    processes may join it as the clients that `slots` describe.
+    `thread` must outlive the engine, because its one thread is the parent of the engine's
+    processes. Other processes may join the engine as the clients in `slots`.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
@@ -86,7 +86,7 @@ async def start_vllm_engine(
 
 @contextlib.asynccontextmanager
 async def ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
-    """End what was started where the body fails."""
+    """End what was started if the body fails."""
     try:
         yield
     except BaseException as error:
@@ -126,7 +126,7 @@ class VllmClient:
         self.arguments = started.arguments
         self.others: OtherClients = NO_OTHERS
         self._llm = started.llm
-        self._thread = started.thread  # kept alive: the kernel ends the engine with this thread
+        self._thread = started.thread  # the kernel ends the engine when this thread ends
         self.http = bridge
         self._openai = VllmOpenAI(bridge, started.llm.output_processor)
         self._jobs = JobRunner(started.llm, self._openai)
@@ -140,24 +140,24 @@ class VllmClient:
 
     @property
     def active_adapters(self) -> ActiveAdapters:
-        """Nothing is known here of an engine that was started elsewhere."""
+        """Nothing is known here of an engine that was started by another process."""
         return ActiveAdapters()
 
     @property
     def running_requests(self) -> int:
-        """Requests the engine has not finished, and calls such as loading an adapter."""
+        """Number of requests in the engine, and of calls such as loading an adapter."""
         own = int(self._llm.get_num_unfinished_requests()) + self._llm.calls.running
         return own + self.others.running_requests
 
     @property
     def progress(self) -> int:
-        """Steps of the engine whose outputs have arrived, and calls that it has answered."""
+        """Number of steps whose outputs have arrived, and of answered calls."""
         own = self._llm.output_processor.steps + self._llm.calls.answered
         return own + self.others.steps
 
     @property
     def not_finite(self) -> int:
-        """Requests of the model itself whose numbers were not finite."""
+        """Number of requests to the base model whose numbers were not finite."""
         return int(self._llm.output_processor.not_finite) + self.others.not_finite
 
     def generate(
@@ -183,16 +183,16 @@ class VllmClient:
             raise EngineDeadError
 
     async def log_statistics(self) -> None:
-        """Let vLLM write its line; it has none when several processes are clients of the engine."""
+        """Let vLLM log its line; with several client processes there is none."""
         await self._llm.do_log_stats()
 
     async def wait_until_dead(self) -> None:
-        """Return once the engine process is gone without `close`."""
+        """Return once the engine's process has ended without `close`."""
         while self._is_closing or not self._llm.errored:  # noqa: ASYNC110 (vLLM has no event)
             await asyncio.sleep(DEATH_POLL_SECONDS)
 
     async def kill(self) -> bool:
-        """Kill the engine's processes; vLLM then finds them dead, as after any other death."""
+        """Kill the engine's processes; vLLM notices that as after any other end."""
         has_ended = await in_own_thread(self._llm.kill, KILL_SECONDS)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wait_until_dead(), LAST_ANSWER_SECONDS)
@@ -205,12 +205,12 @@ class VllmClient:
         if self._is_closing:
             return
         self._is_closing = True
-        release_environment()  # the next model may bring another environment
+        release_environment()  # the next model may need other variables
         handler = self._llm.output_handler
         if handler is not None:
             if self._llm.errored:  # it still has to end every request
                 await asyncio.wait([handler], timeout=LAST_ANSWER_SECONDS)
-            handler.cancel()  # else it reports the end we asked for as an engine death
+            handler.cancel()  # else it reports the requested end as a failure
             await asyncio.wait([handler])
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
         await asyncio.to_thread(self._llm.kill, KILL_SECONDS)  # vLLM kills, and leaves zombies
@@ -230,7 +230,7 @@ class VllmEngine(VllmClient):
 
     @property
     def active_adapters(self) -> ActiveAdapters:
-        """Which adapters requests run on or wait for, those of other clients included."""
+        """The adapters that requests run on or wait for, also those of other clients."""
         return self.adapters.at_work
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
@@ -246,7 +246,7 @@ class VllmEngine(VllmClient):
             await self._while_alive(self.adapters.unload(adapter))
 
     async def _while_alive(self, call: Coroutine[Any, Any, None]) -> None:
-        """Carry out a call of the engine; vLLM leaves calls unanswered whose engine dies."""
+        """Make a call of the engine; vLLM does not answer calls after the engine's end."""
         task = asyncio.create_task(call)
         try:
             while not task.done():
@@ -268,16 +268,16 @@ class LeadingEngine(VllmEngine):
         return self.adapters.shared
 
     def hold_for_another(self, engine_id: int) -> AbstractAsyncContextManager[None]:
-        """Keep an adapter usable for a request of another client while the body runs."""
+        """Keep an adapter usable for another client's request while the body runs."""
         return self.adapters.hold_for_another(engine_id)
 
     async def abort_for_another(self, engine_requests: Collection[str]) -> None:
-        """End requests of another client; ids that the engine does not know are ignored."""
+        """End requests of another client; unknown ids are ignored."""
         if not self._llm.errored:
             await self._llm.engine_core.abort_requests_async(list(engine_requests))
 
     def complete(self, slot: EngineSlot) -> EngineSlot:
-        """Return the slot with what is only known of a running engine."""
+        """Return the slot with the facts that only a running engine knows."""
         stats: str | None = self._llm.engine_core.stats_update_address
         base = self.adapters.base
         return replace(slot, stats_address=stats, base_adapter="" if base is None else base.path)

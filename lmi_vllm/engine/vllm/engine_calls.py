@@ -1,7 +1,7 @@
 """Calls to the running engine about adapters.
 
-The calls are counted: an engine that answers no request and no call for a while hangs. This module
-imports no vLLM.
+The calls are counted: an engine that answers neither requests nor calls for a while hangs. This
+module imports no vLLM.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class LoadedAdapter:
 
 
 class WorkerRefusalError(Exception):
-    """A worker did not do what was asked of it; the text is its reason."""
+    """A worker refused a call; the text is its reason."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -53,18 +53,18 @@ class EngineCalls:
         return bool(self._llm.errored)
 
     async def add_adapter(self, adapter: LoadedAdapter) -> None:
-        """Read the adapter, unless it is in already."""
+        """Read the adapter, unless it is loaded."""
         await self._each(ADD_METHOD, adapter.name, adapter.engine_id, adapter.path)
 
     async def ignored_modules(self, adapter: LoadedAdapter) -> Sequence[str]:
-        """Return the modules of an adapter that was read which have no effect in the engine.
+        """Return the modules of a loaded adapter that have no effect in the engine.
 
         Raises:
             AdapterRefusedError: requests of other adapters evict it each time.
         """
         for _ in range(INSPECTIONS):
-            # Sent back to back: the engine takes both between two steps, so that no request of
-            # another adapter evicts this one before the question.
+            # The engine reads both calls between two steps, so no other request's adapter evicts
+            # this one before the second call.
             question = self._llm.collective_rpc(METHOD, args=(adapter.engine_id,))
             _, answers = await asyncio.gather(self.add_adapter(adapter), self._counted(question))
             if (ignored := ignored_by_all(answers)) is not None:
@@ -80,13 +80,13 @@ class EngineCalls:
         await self._each(PIN_METHOD, engine_id)
 
     async def _each(self, method: str, *args: object) -> None:
-        """Have every worker do it; raises the first reason why one did not."""
+        """Call every worker; raises the first reason for a failure."""
         for kind, reason in await self._counted(self._llm.collective_rpc(method, args=args)):
             if kind:
                 raise WorkerRefusalError(kind, reason)
 
     async def _counted(self, call: Awaitable[Any]) -> Any:
-        """Carry out a call; a failure is an answer, a cancellation is none."""
+        """Make a call and count it; a failure is an answer, a cancellation is not."""
         self.running += 1
         try:
             answer = await call

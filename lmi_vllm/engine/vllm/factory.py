@@ -1,4 +1,4 @@
-"""Makes vLLM engines; vLLM itself is imported when the first of them is loaded, on its thread."""
+"""Makes vLLM engines; the first of them imports vLLM, on its thread."""
 
 import asyncio
 import ctypes
@@ -18,9 +18,9 @@ NUMA: Final = "libnuma.so.1"
 
 
 def check_libraries() -> None:
-    """Check that the libraries are here which vLLM's CPU build links to.
+    """Check that the library is there which vLLM's CPU build links to.
 
-    Without it vLLM goes on with no kernels, and its workers end by the name of one of them.
+    Without it vLLM starts without its kernels, and its workers end with the name of one of them.
 
     Raises:
         EngineStartError: the library is missing; the text says which package has it.
@@ -38,7 +38,7 @@ def check_libraries() -> None:
 
 
 def import_vllm(arguments: EngineArguments) -> None:
-    """Import the engine and let it refuse arguments now, not after the last byte has come."""
+    """Import the engine and check its arguments now, not after the download."""
     check_libraries()
     with imports_without_collections():
         hide_unfit_companions()
@@ -86,7 +86,7 @@ class VllmFactory:
         """Start vLLM; see `EngineFactory.start`."""
         from lmi_vllm.engine.vllm.engine import start_vllm_engine
 
-        thread, self._thread = self._engine_thread(), None  # the engine's own from here on
+        thread, self._thread = self._engine_thread(), None  # from here on the engine owns it
         return await start_vllm_engine(arguments, profile, thread, slots)
 
     def abandon(self) -> None:

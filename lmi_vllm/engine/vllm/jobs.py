@@ -1,4 +1,4 @@
-"""Jobs as vLLM runs them: our messages to its prompts and parameters, its errors to ours."""
+"""Jobs in vLLM: our messages become its prompts and parameters, and its errors ours."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ class JobRunner:
             )
             return outputs
         room = int(self._llm.model_config.max_model_len) - len(prompt["prompt_token_ids"])
-        if room < 1:  # a step of a beam search has no such check
+        if room < 1:  # a step of a beam search is not checked for this
             raise PayloadError(
                 "the prompt fills the model's context length of "
                 f"{self._llm.model_config.max_model_len} tokens"
@@ -133,7 +133,7 @@ class JobRunner:
 
 
 class PromptTokenizer:
-    """Tokenizes in a thread of its own, with a copy: a tokenizer is not made for two at once."""
+    """Tokenizes in a thread of its own with a copy, because tokenizers are not thread-safe."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -157,7 +157,7 @@ class PromptTokenizer:
 
 @contextlib.contextmanager
 def our_errors() -> Iterator[None]:
-    """Turn vLLM's exceptions into ours, cause kept."""
+    """Turn vLLM's exceptions into ours, with their cause."""
     try:
         yield
     except VllmEngineDeadError as error:

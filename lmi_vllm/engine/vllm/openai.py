@@ -1,6 +1,6 @@
 """vLLM's OpenAI handlers behind `answer`: its request models, its bytes, its error bodies.
 
-The file that a vLLM upgrade changes most: its request models and handlers have moved often.
+A vLLM upgrade changes this file most, because vLLM's request models and handlers move often.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply
 
 logger = logging.getLogger(__name__)
 
-# vLLM's words, as assertions of its own, where a prompt has no place for a picture.
+# Texts of vLLM's assertions for a prompt without a place for a picture.
 _NO_PLACE_MARKS: Final = ("Failed to apply prompt replacement for", "Expected there to be ")
 
 _SAGEMAKER_S: Final = "x-amzn-sagemaker-"
@@ -39,14 +39,14 @@ _SAGEMAKER_S: Final = "x-amzn-sagemaker-"
 
 @dataclass(frozen=True, slots=True)
 class _Handler:
-    """vLLM's handler of one kind of call: where it is, and what it reads."""
+    """vLLM's handler of one kind of call: its place, and the request model that it reads."""
 
     attribute: str  # of vLLM's application state
     method: str
     reader: "TypeAdapter[Any]"
 
 
-# The kinds whose streams may be read where their text is made; all others cross the bridge.
+# Kinds whose streams may be read where their text is made; others use the bridge.
 _HANDLERS: Final[Mapping[str, _Handler]] = MappingProxyType(
     {
         "chat/completions": _Handler(
@@ -60,7 +60,7 @@ _HANDLERS: Final[Mapping[str, _Handler]] = MappingProxyType(
 
 
 class VllmOpenAI:
-    """Calls by kind: two have vLLM's handlers directly, the others its HTTP application."""
+    """Answers calls by kind: two kinds by vLLM's handlers, the others by its HTTP application."""
 
     def __init__(self, bridge: Bridge, outputs: EngineOutputs) -> None:
         self._bridge = bridge
@@ -70,7 +70,7 @@ class VllmOpenAI:
     def beam_search(
         self, prompt: Any, request_id: str, params: Any, lora_request: LoRARequest | None
     ) -> AsyncGenerator[Any, None]:
-        """Return the one output of vLLM's beam search, which its completion handler has."""
+        """Return the only output of vLLM's beam search, which its completion handler runs."""
         serving = self._app.state.openai_serving_completion
         outputs: AsyncGenerator[Any, None] = serving.beam_search(
             prompt, request_id, params, lora_request=lora_request
@@ -116,26 +116,26 @@ class VllmOpenAI:
             return self._bridge.with_own_name(reply, call.adapter)
 
     async def _forward(self, call: OpenAICall) -> OpenAIReply:
-        """Answer over the bridge; of a path that the application does not have it says 404."""
+        """Answer over the bridge; a path that the application lacks is 404."""
         paths = {"/invocations", *(route.path for route in self._bridge.routes)}
         path = f"/{call.kind}" if f"/{call.kind}" in paths else f"/v1/{call.kind}"
         body = json.dumps(dict(call.body)).encode()
         headers = {
             name: value
             for name, value in call.headers.items()
-            if not name.lower().startswith(_SAGEMAKER_S)  # read before; vLLM would act on them
+            if not name.lower().startswith(_SAGEMAKER_S)  # already read; vLLM would act on them
         }
         headers["content-type"] = "application/json"
         request_id = "" if "request_id" in call.body else call.request_id
         raw = raw_headers(headers)
         http = HttpCall("POST", path, "", raw, body, request_id, call.adapter)
-        if path not in paths:  # vLLM's server has no such path then
+        if path not in paths:  # vLLM's server then has no such path
             text = f"The model does not support {call.kind}"
             return _error(create_error_response(text, "NotFoundError", HTTPStatus.NOT_FOUND))
         return await self._bridge.call(http)
 
     def _read(self, call: OpenAICall, reader: "TypeAdapter[Any]") -> Any:
-        """Return vLLM's typed request; what its validators raise, where they refuse it."""
+        """Return vLLM's typed request, or what its validators raise."""
         body = dict(call.body)
         if call.adapter is not None:
             body["model"] = self._bridge.key(call.adapter)
@@ -161,9 +161,9 @@ def _error(found: ErrorResponse) -> OpenAIReply:
 
 
 def _explained(error: Exception) -> Exception:
-    """Return a client error where vLLM reports one as its own failure, without the cause.
+    """Return a client error if vLLM reports one as its own failure; the cause is dropped.
 
-    A chat template without a place for what a message shows is one: the model's, or the user's own.
+    One is a chat template without a place for the message's media, of the model or of the user.
     """
     text = str(error)
     if isinstance(error, (AssertionError, RuntimeError)) and text.startswith(_NO_PLACE_MARKS):
@@ -176,7 +176,7 @@ def _explained(error: Exception) -> Exception:
 
 
 def _reply(result: Any, texts: DirectTexts | None) -> OpenAIReply:
-    """Return what vLLM's own route would send for what its handler gave."""
+    """Return the reply that vLLM's own route would send for the handler's result."""
     if isinstance(result, AsyncGenerator):
         return OpenAIReply(
             200,
@@ -195,9 +195,7 @@ def _json_reply(response: JSONResponse) -> OpenAIReply:
 async def _encoded(
     events: AsyncGenerator[Any, None], texts: DirectTexts | None
 ) -> AsyncIterator[bytes]:
-    """Yield vLLM's SSE events as bytes; closing this one closes vLLM's, which aborts.
-
-    Chat and completions say in an event what ends them.
+    """Yield vLLM's SSE events as bytes; closing this closes vLLM's iterator, which aborts.
 
     Raises:
         EngineDeadError: the engine is gone.

@@ -1,7 +1,7 @@
-"""vLLM's output processor: it counts for us, and a token lane may come before it (an extra's).
+"""vLLM's output processor with counters; an extra's token lane may run before it.
 
-`EngineCoreOutput` is the seam to a lane, which vLLM's Rust front end depends on too: in a release
-whose structure is not known here there is none.
+The lane reads `EngineCoreOutput`, which vLLM's Rust front end uses, too. In a release with unknown
+fields there is no lane.
 """
 
 import logging
@@ -21,7 +21,7 @@ from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
-# All that an output may say in vLLM 0.31 to 0.33; `error` (0.33) comes with an end.
+# All fields of an output in vLLM 0.31 to 0.33; `error` (0.33) is set at an end.
 KNOWN_FIELDS: Final = frozenset(
     {
         "request_id", "new_token_ids", "new_logprobs", "new_prompt_logprobs_tensors",
@@ -31,26 +31,26 @@ KNOWN_FIELDS: Final = frozenset(
         "prompt_token_id_logprobs", "error",
     }
 )  # fmt: skip
-# Model settings with which each output says more than its tokens.
+# Model settings with which outputs have more than tokens.
 RICH_OUTPUT_SETTINGS: Final = ("return_sampling_mask", "enable_return_routed_experts")
 
 
 class SequenceForm(NamedTuple):
-    """How a sequence of its own is given out: whole at its end, or each step as it comes."""
+    """How the outputs of a sequence are delivered: whole at its end, or each step at once."""
 
     is_whole: bool
-    is_fast: bool  # its text is made by the tokenizers library, a token at a time
+    is_fast: bool  # the tokenizers library makes its text, a token at a time
 
 
 class DirectTexts(Protocol):
-    """Makes the events of one OpenAI stream out of its texts, past vLLM's handler."""
+    """Makes the events of one OpenAI stream from its texts, without vLLM's handler."""
 
     def sequences(self) -> AbstractContextManager[None]:
-        """Read the sequences that the body adds."""
+        """Read the sequences that are added in the body."""
         ...
 
     def learn(self, event: bytes) -> None:
-        """Look at an event of the handler's, to know what the others look like."""
+        """Read an event of the handler's, as a template for others."""
         ...
 
 
@@ -60,41 +60,41 @@ class TokenLane(Protocol):
     def of_job(
         self, job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
     ) -> AbstractContextManager[None]:
-        """Read the sequences that the body adds for a job; its chunks may go to `direct`."""
+        """Read the job's sequences, which the body adds; their chunks may go to `direct`."""
         ...
 
     def texts_of(self, call: OpenAICall, handler: Any, direct: DirectEvents) -> DirectTexts | None:
-        """Return what hands events to `direct`; None where more than text may be in them."""
+        """Return the maker of events for `direct`; None if events may have more than text."""
         ...
 
     def add(self, state: Any, form: SequenceForm | None) -> None:
-        """Take note of a new sequence; without a form all of it is vLLM's."""
+        """Register a new sequence; without a form vLLM handles all of it."""
 
     def take(self, outputs: list[Any], time: float, stats: Any, version: str | None) -> list[Any]:
-        """Return the outputs of a step that are not the lane's."""
+        """Return the outputs of a step that the lane does not take."""
         ...
 
     def after_vllm(self, outputs: list[Any], time: float, known: Container[str]) -> None:
-        """Go on after vLLM has read outputs; the sequences that are not `known` have ended."""
+        """Called after vLLM has read outputs; sequences that are not `known` have ended."""
 
     def hand_over(self) -> None:
-        """Let vLLM's state of every sequence say all that the lane has taken."""
+        """Update vLLM's state of every sequence with what the lane has taken."""
 
     def forget(self, numbers: Iterable[str]) -> None:
-        """Hand these over for good."""
+        """Leave these sequences to vLLM from now on."""
 
 
 class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
-    """vLLM's output processor, with a lane in front of it if there is one; counts engine steps."""
+    """vLLM's output processor behind an optional lane; counts engine steps."""
 
-    steps: int  # of the engine, as far as their outputs have arrived
-    not_finite: int  # requests without an adapter whose logits were not
+    steps: int  # of the engine, whose outputs have arrived
+    not_finite: int  # requests without an adapter whose logits were not finite
     report: Callable[[str], None] | None  # is called with the id of each request before the engine
     lane: TokenLane | None
 
     @classmethod
     def of(cls, made: OutputProcessor) -> Self:
-        """Return ours in place of one that has no request yet."""
+        """Return ours in place of vLLM's, which has no request yet."""
         ours = cls.__new__(cls)
         ours.__dict__ = vars(made)
         ours.steps, ours.not_finite, ours.report, ours.lane = 0, 0, None, None
@@ -103,13 +103,13 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
     def in_lane(
         self, job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
     ) -> AbstractContextManager[None]:
-        """Let the lane, if there is one, have the sequences that the body adds for a job."""
+        """Let the lane, if there is one, take the sequences that the body adds for a job."""
         return nullcontext() if self.lane is None else self.lane.of_job(job, chunks, direct)
 
     def direct_texts(
         self, call: OpenAICall, handler: Any, direct: DirectEvents | None
     ) -> DirectTexts | None:
-        """Return what makes events of a stream's texts; None leaves all to vLLM's handler."""
+        """Return the maker of a stream's events; None leaves all to vLLM's handler."""
         if self.lane is None or direct is None:
             return None
         return self.lane.texts_of(call, handler, direct)
@@ -122,7 +122,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         request_index: int = 0,
         queue: Any = None,
     ) -> None:
-        """Add a sequence; called in the context of its request, by every handler of vLLM's."""
+        """Add a sequence; every vLLM handler calls this in the context of its request."""
         number = request.request_id
         is_known = number in self.request_states
         super().add_request(request, prompt, parent_req, request_index, queue)
@@ -143,7 +143,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         iteration_stats: Any = None,
         **named: Any,
     ) -> Any:
-        """As vLLM's, of what the lane leaves; counts requests whose logits were not finite."""
+        """As vLLM's, for the outputs that the lane leaves; counts logits that are not finite."""
         time, left = engine_core_timestamp or 0.0, engine_core_outputs
         if self.lane is not None:
             left = self.lane.take(left, time, iteration_stats, named.get("weight_version"))
@@ -158,7 +158,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         return made
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> Any:
-        """As vLLM's, which counts and says what the lane has taken."""
+        """As vLLM's; vLLM first gets what the lane has taken."""
         given = tuple(request_ids)
         if self.lane is not None:
             for number in given:
@@ -166,7 +166,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         return super().abort_requests(given, internal)
 
     def propagate_error(self, e: Exception) -> None:
-        """As vLLM's, with every sequence as far as it came."""
+        """As vLLM's; every sequence first gets what the lane has taken."""
         if self.lane is not None:
             self.lane.hand_over()
         super().propagate_error(e)
@@ -178,9 +178,9 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
 
 
 def form_of(state: Any) -> SequenceForm | None:
-    """Return the form of a new sequence; None of one that a lane must not take.
+    """Return the form of a new sequence; None if a lane must not take it.
 
-    A step that is held back (`stream_interval`) or shared (`n`) stays with vLLM.
+    vLLM handles outputs of several steps (`stream_interval`) and of several sequences (`n`).
     """
     kind = state.output_kind
     if (
@@ -201,7 +201,7 @@ def is_known_release() -> bool:
 
 
 def may_be_used(model_config: Any) -> bool:
-    """Whether the lane knows the output fields of this release and model; warns where not."""
+    """Whether the lane knows this release's output fields and this model; warns if not."""
     if not is_known_release():
         more = ", ".join(sorted(set(EngineCoreOutput.__struct_fields__) - KNOWN_FIELDS))
         logger.warning("the token lane is off: this vLLM's outputs also have %s", more)

@@ -1,8 +1,9 @@
 """Set-up of vLLM's engine processes: they end with the server, close its sockets, report errors.
 
-Two ways in, because vLLM forks on CPU and spawns elsewhere: a fork hook (`adopt_forked_engines`)
-and vLLM's general plugin (`register_plugin`, an entry point in pyproject.toml that vLLM calls in
-every process it starts). This module imports no vLLM: both run before or without it.
+vLLM forks on a CPU and spawns elsewhere, so there are two ways: a fork hook
+(`adopt_forked_engines`), and vLLM's general plugin. vLLM calls the plugin (`register_plugin`, an
+entry point in pyproject.toml) in every process that it starts. This module imports no vLLM: both
+run before or without it.
 """
 
 import asyncio
@@ -27,19 +28,19 @@ from lmi_vllm.telemetry.log_format import configure_logging
 
 T = TypeVar("T")
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
-# Set by the server for the processes it starts; without it another program uses vLLM here.
+# The server sets it for the processes that it starts; without it another program uses vLLM.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
-# How lines of the log are written; set where ours is the format of vLLM's lines, too.
+# The format of log lines; set if vLLM's lines have our format, too.
 LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
-# Where vLLM 0.32 logs why an engine core or a worker could not start, and why a model's class could
-# not be looked at (a package that it needs, for pictures say, is not there).
+# Loggers of vLLM 0.32 with the reason why an engine core or a worker did not start, or why a
+# model's class could not be inspected (a package for pictures is missing, for example).
 ENGINE_LOGGERS: Final = (
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
     "vllm.model_executor.models.registry",
 )
-# Where it warns of a scheduler that is not its own, as ours is not.
+# The logger that warns of a scheduler other than vLLM's, such as ours.
 SCHEDULER_LOGGER: Final = "vllm.config.scheduler"
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -59,7 +60,7 @@ def new_engine_thread() -> ThreadPoolExecutor:
 
 
 def in_own_thread(call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-    """Run a call in a thread made for it: what hangs may hold all of those that the loop shares."""
+    """Run a call in a thread made for it, because a hanging call could block all shared ones."""
     thread = ThreadPoolExecutor(1, "lmi-vllm-call")
     try:
         return asyncio.get_running_loop().run_in_executor(thread, call, *arguments)
@@ -73,10 +74,10 @@ def claim_children() -> None:
 
 
 class RootCauseFilter(logging.Filter):
-    """Write every exception the engine logs to a file the server reads; drops no record.
+    """A log filter that writes every exception of the engine to a file for the server.
 
-    vLLM reports a failed engine start as "See root cause above": the cause is only in the log of
-    a child process. A filter, because vLLM's logging set-up removes handlers that it finds.
+    vLLM reports a failed start as "See root cause above", and only a child's log has the cause. It
+    is a filter, because vLLM's logging set-up removes handlers. It drops no record.
     """
 
     def __init__(self, path: str) -> None:
@@ -84,7 +85,7 @@ class RootCauseFilter(logging.Filter):
         self._path = Path(path)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Note an exception in one line; a failure to write must not hide the engine's own."""
+        """Write an exception in one line; a failure to write must not hide the engine's own."""
         cause = record.exc_info[1] if record.exc_info else None
         if cause is not None:
             text = " ".join(f"{type(cause).__name__}: {cause}".split())
@@ -109,7 +110,7 @@ def watch_root_causes(path: str) -> Callable[[], None]:
 
 
 def read_root_cause(path: Path) -> str | None:
-    """Return the first recorded cause that says more than "see above"; None without one."""
+    """Return the first recorded cause that is more than "see above"; None without one."""
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -126,7 +127,7 @@ def end_with_parent(parent_pid: int) -> None:
 
 
 def end_children() -> None:
-    """Kill every process this one started (Linux); theirs follow, see `end_with_parent`."""
+    """Kill every process that this one started (Linux); their children follow."""
     for listing in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has just ended
             for pid in map(int, listing.read_text(encoding="ascii").split()):
@@ -171,7 +172,7 @@ def adopt_forked_engines() -> None:
 
 
 def log_as_the_server() -> None:
-    """Give a process that was not forked the log format of the server; forks have it."""
+    """Give a process that was not forked the server's log format; a forked one inherits it."""
     kind = os.environ.get(LOG_FORMAT_VARIABLE)
     if kind in ("text", "json") and not logging.getLogger().handlers:
         level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
@@ -179,8 +180,8 @@ def log_as_the_server() -> None:
 
 
 def register_models() -> None:
-    """Make the model classes of extras known by name; each is imported when a model asks for it."""
-    if "vllm" not in sys.modules:  # it is there when vLLM itself calls its plugins
+    """Register the model classes of extras by name; each is imported when a model needs it."""
+    if "vllm" not in sys.modules:  # vLLM itself has been imported when it calls its plugins
         return
     models = importlib.import_module("vllm.model_executor.models")
     for extra in extras().values():

@@ -1,7 +1,7 @@
-"""What each route of vLLM's own application is: its kind, and how it writes errors.
+"""The kind of each route of vLLM's own application, and the form of its errors.
 
-Both are read from the application that is loaded: the subpackage of vLLM that an endpoint is from,
-and the model that a route declares for its errors. This module imports no vLLM.
+Both are read from the loaded application: the subpackage of vLLM that has the endpoint, and the
+error model that a route declares. This module imports no vLLM.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +16,13 @@ from lmi_vllm.errors import Dialect
 from lmi_vllm.messages import HttpRoute, RouteKind
 
 _PACKAGE: Final = "vllm.entrypoints."
-# Subpackages of vLLM whose routes act on the server instead of answering a request. An endpoint
-# below `serve` is one of them unless it is known to be harmless.
+# Subpackages of vLLM whose routes act on the server. An endpoint below `serve` is one of them
+# unless it is known to be harmless.
 _MANAGEMENT: Final = ("serve.", "rl.")
 _INFORMATION: Final = ("serve.instrumentator.", "openai.models.")
 _HARMLESS: Final = ("serve.tokenize.",)
-# Adapters have a registry here, which such a route would go around: vLLM's own, and those that
-# SageMaker's library adds beside them.
+# Routes that load adapters without our registry: vLLM's own, and those that SageMaker's library
+# adds.
 _REFUSED: Final = ("serve.lora.", "model_hosting_container_standards.")
 # By the model that a route declares for its errors.
 _DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
@@ -35,9 +35,9 @@ _ABORTING: Final = "/abort_requests"
 
 
 class ExactRoutes:
-    """An application's router that looks a path without parameters up instead of trying each.
+    """A router that looks up a path without parameters, instead of trying each route.
 
-    The first route that takes a request counts, as there.
+    As in Starlette the first matching route counts.
     """
 
     def __init__(self, router: Router) -> None:
@@ -61,17 +61,17 @@ class ExactRoutes:
 
 
 def is_refused(route: APIRoute) -> bool:
-    """Whether it would bypass state that this server keeps itself."""
+    """Whether it would change state that this server keeps itself."""
     return _room(route).startswith(_REFUSED)
 
 
 def described(route: APIRoute) -> HttpRoute:
-    """Return the route as requests for it are treated."""
+    """Return the route with its kind and dialect."""
     return HttpRoute(route.path, frozenset(route.methods), _kind(route), _dialect(route))
 
 
 def _kind(route: APIRoute) -> RouteKind:
-    """Return what a route does, by the subpackage of vLLM that its endpoint is from."""
+    """Return the effect of a route, from the subpackage of vLLM with its endpoint."""
     room = _room(route)
     if room.startswith(_INFORMATION) or route.path.endswith(_ENDING):
         return RouteKind.INFORMATION
@@ -83,12 +83,12 @@ def _kind(route: APIRoute) -> RouteKind:
 
 
 def _room(route: APIRoute) -> str:
-    """Return the module of a route's endpoint below vLLM's package of them."""
+    """Return the module of a route's endpoint, below vLLM's package of endpoints."""
     return str(getattr(route.endpoint, "__module__", "")).removeprefix(_PACKAGE)
 
 
 def _dialect(route: APIRoute) -> Dialect:
-    """Return how a route writes errors: by the model that it declares for them."""
+    """Return the dialect of a route's errors, from the model that it declares for them."""
     models: Iterable[Any] = (answer.get("model") for answer in route.responses.values())
     names: Sequence[str] = [getattr(model, "__name__", "") for model in models]
     return next((_DIALECTS[name] for name in names if name in _DIALECTS), Dialect.OPENAI)

@@ -41,10 +41,10 @@ from lmi_vllm.messages import EngineArguments, EngineSlot
 logger = logging.getLogger(__name__)
 
 START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or forkserver
-# As the user set it: vLLM writes its own choice over it at each start, also at one that fails.
+# The user's value: vLLM overwrites it at each start, also at one that fails.
 CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
 SOCKETS_FOLDER: Final = "VLLM_RPC_BASE_PATH"  # vLLM's, of its processes' sockets
-LONGEST_FOLDER: Final = 70  # bytes: the path of a socket has 107, and vLLM's names have 36
+LONGEST_FOLDER: Final = 70  # bytes: a socket's path has at most 107, and vLLM's names have 36
 OUT_OF_MEMORY_MARKS: Final = ("OutOfMemory", "MemoryError", "out of memory", "No available memory")
 NO_TORCHVISION_MARKS: Final = (
     "No module named 'torchvision",
@@ -55,13 +55,13 @@ NO_TORCHVISION_MARKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StartedEngine:
-    """A running engine, how its OpenAI handlers are to be set up, and what it costs to isolate."""
+    """A running engine, the set-up of its OpenAI handlers, and the cost of its isolation."""
 
     llm: GuardedAsyncLLM
     namespace: Namespace
     is_cpu: bool
-    thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
-    arguments: EngineArguments  # as it was started
+    thread: ThreadPoolExecutor  # the parent of the engine's processes
+    arguments: EngineArguments  # the arguments that it was started with
 
 
 def check_arguments(arguments: EngineArguments) -> None:
@@ -72,7 +72,7 @@ def check_arguments(arguments: EngineArguments) -> None:
             is asked for and not available.
     """
     try:
-        # Any existing folder stands for the model, which may not be here yet.
+        # Any existing folder stands for the model, which may not be fetched yet.
         values = {**arguments.values, "model": os.curdir}
         engine_args_from(parse_vllm_arguments(values, arguments.origins))
     except (ValueError, TypeError) as error:
@@ -88,7 +88,7 @@ async def start_vllm(
 ) -> StartedEngine:
     """Start an engine on `thread`; the event loop stays free meanwhile.
 
-    Each of `slots` can be taken by another process, as one more client.
+    Another process can take each of `slots`, as one more client.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
@@ -99,7 +99,7 @@ async def start_vllm(
 
 
 def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
-    """Start the workers of a node that has no engine core, and return what watches them."""
+    """Start the workers of a node without an engine core; return what watches them."""
     if is_cpu:
         arguments = adjusted_for_cpu(arguments)
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
@@ -173,9 +173,9 @@ def _start_configured(
 
 @contextlib.contextmanager
 def _sockets() -> Iterator[PrivateFolder | None]:
-    """Have vLLM make its sockets in a folder of the engine; else each start leaves three files.
+    """Let vLLM make its sockets in a folder of the engine; else each start leaves three files.
 
-    None where the user names a folder, or where the path would be too long for a socket.
+    None if the user names a folder, or if the path is too long for a socket.
     """
     folder = None if SOCKETS_FOLDER in os.environ else new_private_folder("lmi-vllm-sockets-")
     if folder is not None and len(os.fsencode(folder.path)) > LONGEST_FOLDER:
@@ -195,7 +195,7 @@ def _sockets() -> Iterator[PrivateFolder | None]:
 
 
 def _prepare_fork() -> None:
-    """On Linux, fork the engine from here: everything is imported already."""
+    """On Linux, fork the engine from this process, which has imported everything."""
     if sys.platform == "linux":
         # create_engine_config() has just set "spawn".
         os.environ[START_METHOD] = CONFIGURED_METHOD or "fork"
@@ -204,7 +204,7 @@ def _prepare_fork() -> None:
 
 @contextlib.contextmanager
 def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
-    """Pass the log format and other settings to engine processes by the environment."""
+    """Pass the log format and other settings to engine processes in the environment."""
     claim_children()
     os.environ[ERROR_FILE_VARIABLE] = str(error_file)
     os.environ.setdefault(NOT_FINITE_COUNT, "1")
@@ -238,7 +238,7 @@ def _start_error(
 
 
 def _with_argument(text: str, arguments: EngineArguments) -> str:
-    """Add the argument that has the value which vLLM's message names."""
+    """Return the problem with the argument whose value vLLM's message names."""
     text = " ".join(text.split())
     named = [
         f"{name} from {arguments.origin_of(name)}"
