@@ -1,10 +1,11 @@
-"""What works around a defect of vLLM or torch: one module each, and the one list of all of it.
+"""Workarounds for defects of vLLM or torch: a module for each, and one list of all.
 
-A row of `WORKAROUNDS` replaces a name. It is in force only in its scope and for the releases it is
-for, and can be undone. A row of `ELSEWHERE` is used where it belongs, which it names. Each row
-names the test that says when it may go.
-This module imports no vLLM: a row names what it replaces, and it is imported when it is applied.
-Below the list is what joins classes of ours with an operator's.
+A row of `WORKAROUNDS` replaces a name. It is applied only in its scope and for its releases, and
+can be undone. A row of `ELSEWHERE` is used in another place, which it names. Each row names the
+test that says when it may go.
+
+This module imports no vLLM: a row names its target, which is imported when the row is applied. The
+functions below the list join our classes with an operator's.
 """
 
 import contextlib
@@ -29,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 BESIDE: Final = "|"  # stands for dots in the name of joined classes
 CPU_WORKER: Final = "lmi_vllm.engine.vllm.workarounds.cpu_worker.GuardedCpuWorker"
-Replacement = Callable[[Any], Any]  # takes what is there, returns what stands for it
+Replacement = Callable[[Any], Any]  # takes the original, returns the replacement
 
 
 class Scope(Enum):
-    """Where and for how long a workaround is in force."""
+    """Where a workaround is in force, and for how long."""
 
     CONFIGURATION = "in the server on a CPU, while vLLM makes its configuration"
     COMPILED_CODE = "in the server on a CPU, before the engine is forked from it"
@@ -46,15 +47,15 @@ class Scope(Enum):
 class Workaround:
     """A name of vLLM's or torch's that is replaced.
 
-    `fixed_in` is the first release without the defect; empty while no release is known. A name that
-    a release does not have is passed over, unless answers would be wrong (`is_required`);
-    `adds` is for a name that is missing, and nothing is done where it is there.
+    `fixed_in` is the first release without the defect; empty while none is known. A name that a
+    release lacks is skipped, unless answers would be wrong (`is_required`). `adds` is for a name
+    that is missing; if it exists, nothing is done.
     """
 
     target: str  # package.module:name, or package.module:Class.name
     replacement: Replacement
     scope: Scope
-    test: str  # the file and function below tests/ or integration/
+    test: str  # file and function below tests/ or integration/
     fixed_in: str = ""
     is_required: bool = False
     adds: bool = False
@@ -118,10 +119,10 @@ WORKAROUNDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What acts outside `apply`: a module of this folder, or a name of vLLM's for a feature."""
+    """A workaround outside of `apply`: a module of this folder, or an extension point of vLLM's."""
 
-    place: str  # what applies it, below engine/vllm/
-    test: str  # the function, below tests/ or integration/
+    place: str  # the function that applies it, below engine/vllm/
+    test: str  # the test function, below tests/ or integration/
     fixed_in: str = ""
 
 
@@ -155,7 +156,7 @@ def is_needed(name: str) -> bool:
 
 
 def apply(scope: Scope) -> contextlib.ExitStack:
-    """Put every workaround of the scope into force; closing what is returned undoes them.
+    """Apply every workaround of the scope; closing the returned object undoes them.
 
     Raises:
         EngineStartError: this release has not the name that one needs without which answers would
@@ -183,7 +184,7 @@ def _is_wanted(row: Workaround) -> bool:
 
 
 def replace(target: str, replacement: Replacement) -> contextlib.ExitStack:
-    """Put `replacement(what is there)` in place; closing what is returned puts back what was."""
+    """Replace the object by `replacement(object)`; closing the returned object restores it."""
     owner, name = _owner(target)
     undo = contextlib.ExitStack()
     if name in vars(owner):
@@ -195,7 +196,7 @@ def replace(target: str, replacement: Replacement) -> contextlib.ExitStack:
 
 
 def current(target: str) -> Any:
-    """Return the named thing as it is now; None where the installed release has none."""
+    """Return the named object; None if the installed release lacks it."""
     try:
         owner, name = _owner(target)
     except (ImportError, AttributeError):
@@ -209,7 +210,7 @@ def has_name(target: str) -> bool:
 
 
 def is_affected(package: str, fixed_in: str) -> bool:
-    """Whether the installed release of a package comes before `fixed_in`; of any, before ""."""
+    """Whether the installed release of a package is before `fixed_in`; any release is before ""."""
     if not fixed_in:
         return True
     version = str(importlib.import_module(package).__version__)
@@ -217,16 +218,17 @@ def is_affected(package: str, fixed_in: str) -> bool:
 
 
 def joined_name(ours: str, other: str) -> str:
-    """Return the name of our class, joined with `other` unless that is empty: vLLM takes one.
+    """Return the name of our class, joined with `other` unless that is empty: vLLM takes one name.
 
-    vLLM looks it up in the module before its last dot: ours, whose `__getattr__` has it joined.
+    vLLM looks the name up in the module before its last dot. That is ours, whose `__getattr__`
+    joins the classes.
     """
     return f"{ours}{BESIDE}{other.replace('.', BESIDE)}" if other else ours
 
 
 @functools.cache  # a worker compares classes
 def joined_class(ours: type, name: str) -> type:
-    """Return our class joined with the one that the rest of `name` says.
+    """Return our class joined with the one in the rest of `name`.
 
     Raises:
         AttributeError: the name begins with another than that of our class.

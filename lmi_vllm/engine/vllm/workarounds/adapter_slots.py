@@ -18,12 +18,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
-# How long requests for adapters that have a slot may go before one that waits for a slot.
+# How long requests of adapters with a slot may be admitted before one that waits for a slot.
 OVERTAKE_SECONDS: Final = 1.0
 
 
 class NoSlotError(Exception):
-    """Every slot is pinned, or stays in use for longer than the caller waits."""
+    """Every slot is pinned, or in use for longer than the caller waits."""
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class _Waiter:
 
 
 class AdapterSlots:
-    """Lets requests in while their adapters fit into `count` slots, pinned ones counted."""
+    """Admits requests while their adapters fit into `count` slots, pinned adapters included."""
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = count
         self._clock = clock
         self._pinned: set[int] = set()
-        self._reserved = 0  # slots that a pin under way waits for
+        self._reserved = 0  # slots that a running pin waits for
         self._running: Counter[int] = Counter()
         self._waiting: deque[_Waiter] = deque()
         self._released = asyncio.Condition()
@@ -51,7 +51,7 @@ class AdapterSlots:
         return len(self._pinned) >= self.count
 
     def is_pinned(self, adapter: int) -> bool:
-        """Whether the adapter has a slot of its own."""
+        """Whether the adapter is pinned."""
         return adapter in self._pinned
 
     @property
@@ -65,7 +65,7 @@ class AdapterSlots:
         return frozenset(waiter.adapter for waiter in self._waiting)
 
     def running(self, adapter: int) -> int:
-        """How many requests run on the adapter."""
+        """Number of running requests on the adapter."""
         return self._running[adapter]
 
     @contextlib.asynccontextmanager
@@ -82,7 +82,7 @@ class AdapterSlots:
             await self._release(adapter)
 
     async def pin(self, adapter: int, timeout_seconds: float) -> None:
-        """Give the adapter a slot of its own, once running requests leave one free.
+        """Give the adapter a slot of its own, once a slot is free.
 
         Raises:
             NoSlotError: every slot is pinned, or none got free in time.
@@ -103,12 +103,12 @@ class AdapterSlots:
             self._grant()
 
     def unpin(self, adapter: int) -> None:
-        """Take the adapter's own slot away."""
+        """Release the slot of a pinned adapter."""
         self._pinned.discard(adapter)
         self._grant()
 
     def _room(self, adapter: int | None = None) -> int:
-        """Slots that are neither pinned, nor waited for by a pin, nor in use by others."""
+        """Slots that are neither pinned, nor reserved for a pin, nor used by others."""
         others = sum(item not in self._pinned and item != adapter for item in self._running)
         return self.count - len(self._pinned) - self._reserved - others
 
@@ -150,7 +150,7 @@ class AdapterSlots:
             self._released.notify_all()
 
     def _grant(self) -> None:
-        """Let waiters in, in order, as far as they fit; fail those whose slot can never come."""
+        """Admit waiters in order while they fit; fail those that can never get a slot."""
         waiting, self._waiting = self._waiting, deque()
         for waiter in waiting:
             if waiter.granted.done():  # cancelled

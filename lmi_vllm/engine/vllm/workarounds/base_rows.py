@@ -50,9 +50,9 @@ def skipping_base_rows(wrapper: Any) -> Any:
 
 
 def _in_adapter_rows(output: Any, slots: Any, compute: Callable[[], None]) -> None:
-    """Compute, and put rows of slot -1 back; without any other row, do nothing.
+    """Compute, then restore rows of slot -1; do nothing if there are no other rows.
 
-    Put back rather than multiplied by zero: the weights in the last slot may be infinite.
+    They are restored, not multiplied by zero: the last slot's weights may be infinite.
     """
     is_base = slots < 0
     if not is_base.any():

@@ -27,10 +27,10 @@ _OPERATORS: Final = "torchvision._meta_registrations"
 
 
 def hide_unfit_companions() -> tuple[str, ...]:
-    """Make those that cannot be imported look uninstalled, and return them; call before vLLM.
+    """Make packages look uninstalled that cannot be imported, and return them; call before vLLM.
 
-    `None` in `sys.modules` is Python's mark of a module that cannot be imported: both `import`
-    and `find_spec`, which transformers asks, take it for absent. Forked processes inherit it.
+    `None` in `sys.modules` is Python's mark of a module that cannot be imported: both `import` and
+    `find_spec`, which transformers calls, treat it as absent. Forked processes inherit it.
     """
     hidden = tuple(name for name in suspects(_installed_versions()) if not _is_usable(name))
     for name in hidden:
@@ -45,7 +45,7 @@ def hide_unfit_companions() -> tuple[str, ...]:
 
 
 def suspects(versions: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the installed companions that are no CPU builds beside a CPU build of torch."""
+    """Return the installed companions without a CPU build beside a CPU build of torch."""
     if not versions.get("torch", "").endswith(CPU_BUILD):
         return ()
     return tuple(
@@ -78,7 +78,7 @@ def _is_usable(name: str) -> bool:
 
 
 def _forget(name: str) -> None:
-    """Let a package be imported from its beginning again."""
+    """Let a package be imported again from the start."""
     for module in [module for module in sys.modules if module.startswith(f"{name}.")]:
         del sys.modules[module]
 

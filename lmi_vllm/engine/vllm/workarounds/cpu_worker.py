@@ -1,12 +1,12 @@
-"""vLLM's CPU worker with what works around its defects in force.
+"""vLLM's CPU worker with the workarounds for its defects.
 
-Named by `worker_cls`, vLLM's own way to replace the worker: it reaches workers however their
-processes start. It applies the rows of `WORKAROUNDS` that belong to a worker, counts the requests
-whose logits are not finite as the model gave them, and clears blocks of the KV cache in every
-attention layer, where vLLM passes over those with a window (see `not_finite` for both).
+`worker_cls` names it. That is vLLM's own way to replace the worker, however processes start. The
+worker applies the rows of `WORKAROUNDS` for workers. It counts the requests whose logits are not
+finite as the model gives them. It clears blocks of the KV cache in every attention layer, where
+vLLM skips layers with a window (see `not_finite` for both).
 
-And one of its own: every pipeline stage but the first finds its input in buffers that a warm-up of
-vLLM makes, and without compilation there is no warm-up. Here they are made with the model.
+It also has a workaround of its own. Every pipeline stage but the first reads its input from buffers
+that vLLM's warm-up makes. Without compilation there is no warm-up, so they are made with the model.
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.

@@ -1,14 +1,14 @@
-"""What the media of a request may come to once they are decoded.
+"""Bounds on the decoded size of a request's media.
 
 vLLM decodes images of up to 179 million pixels (VLLM_MAX_IMAGE_PIXELS), as many as a request has.
-So the size is read from the head of the file first; what cannot be read is left to vLLM to refuse.
-Of a video it keeps 32 frames (of some models: more), and decodes all before the last of them.
+So the size is read from the head of the file first. vLLM refuses files that cannot be read.
+Of a video it keeps 32 frames (with some models more), and decodes all frames before the last one.
 
 Upstream: https://github.com/vllm-project/vllm/pull/47010 (images), 57525 (videos).
 Releases: 0.31 and later.
-Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s;
-    64 MB of one colour as a video are hours in one of the few threads that decode; 82 KB of silence
-    as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each of as many as a request has.
+Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s.
+    A video of 64 MB in one colour takes hours in one of the few threads that decode. 82 KB of
+    silence as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each file of a request.
 May go: when tests/contract/test_media_guard.py holds without it.
 """
 
@@ -25,26 +25,26 @@ from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, current_record
 
 IMAGES: Final = 4  # as many of the largest size may a request have, and as many audio files
-FRAMES: Final = 256  # as many of the largest size may all of a video be: 4 minutes of 1080p
+FRAMES: Final = 256  # so many times the largest size for all of a video: 4 minutes of 1080p
 
 
 @dataclass(slots=True)
 class PixelBudget:
-    """Counts the pixels and the audio of one request; it is made where the request is known."""
+    """Counts the pixels and the audio of one request; made where the request is known."""
 
     policy: MediaPolicy
     most_audio: int  # bytes of one file, decoded
     record: RequestRecord | None = field(default_factory=current_record)
 
     def bound(self, media_io: Any) -> Any:
-        """Return what stands for vLLM's decoder of one file, held to the budget."""
+        """Return a decoder of one file that is limited by the budget."""
         if hasattr(media_io, "audio_backend"):
             return BoundedMedia(media_io, self, self._audio)
         is_visual = hasattr(getattr(media_io, "image_io", media_io), "image_mode")
         return BoundedMedia(media_io, self, self._visual) if is_visual else media_io
 
     def _audio(self, _: Any, decode: Callable[[Any], Any], given: bytes | Path) -> Any:
-        """A request that is over its budget decodes no more."""
+        """A request that is over its budget decodes nothing more."""
         self.charge_audio(0)
         sound, rate = decode(given)
         self.charge_audio(sound.nbytes)

@@ -1,19 +1,18 @@
 """Requests that would stall the engine, or use the server to reach into its network.
 
-Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine, which
-cannot be stopped, and then asks it for each token inside the engine's step. Both can be made to
-take minutes by a request of a few bytes. So a child process of the extra grammar_trials does both
-first, and only what was quick reaches the engine. What an answer seldom comes to (behind a rare
-word that `logit_bias` writes) is not tried: the scheduler ends a request whose grammar has become
-slow.
+Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine that
+cannot be stopped. Then it uses the grammar for each token inside the engine's step. A request of a
+few bytes can make both take minutes. So a child process of the extra grammar_trials does both
+first, and only fast grammars reach the engine. A trial cannot reach every state (behind a rare word
+that `logit_bias` forces, for example), so the scheduler ends a request whose grammar becomes slow.
 
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
 tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
 of the extra media_urls by its own registry, and fetches nothing without it.
 
-Conversations of the Responses API. A wrong item is tried as each of some sixty kinds, and all the
-errors of all items are collected, on the event loop: a body of 2 MB holds it for minutes. So a long
-list is read a few items at a time by vLLM's own model, up to the first that is wrong.
+Conversations of the Responses API. vLLM tries an invalid item as each of some sixty kinds, and
+collects all errors of all items on the event loop: a body of 2 MB blocks it for minutes. So vLLM's
+own model reads a long list a few items at a time, up to the first invalid one.
 
 Numbers that are not finite: see `not_finite`; the schedulers that end such requests are here.
 
@@ -68,7 +67,7 @@ _UNTRIED: Final = (
 _RESPONSES: Final = "/v1/responses"
 _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
 _UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
-# Processor time of a step's grammars in the engine, beyond which those that cost it end.
+# Processor time of a step's grammars in the engine; above it the slow ones end.
 SLOWEST_MASK_SECONDS: Final = 0.1
 SLOW_GRAMMAR: Final = (
     "the schema, regular expression or grammar is too ambiguous or too deeply repeated: a token of "
@@ -78,7 +77,7 @@ SLOW_GRAMMAR: Final = (
 
 @dataclass(slots=True)
 class GrammarGuard:
-    """Has every constraint tried before the engine sees it; without what tries them, refuses it."""
+    """Has every constraint tried before the engine gets it; refuses it if nothing tries it."""
 
     llm: Any
     trials: GrammarTrials | None
@@ -87,7 +86,7 @@ class GrammarGuard:
 
     @classmethod
     def of(cls, llm: Any, seconds: float, thread: ThreadPoolExecutor) -> Self:
-        """Return the guard with the trials of an extra; `thread` is the parent of the children."""
+        """Return the guard with an extra's trials; `thread` is the parent of their processes."""
         found = (extra.grammar_trials for extra in extras().values())
         make = next((place.load() for place in found if place is not None), None)
         return cls(llm, None if make is None else make(seconds, thread))
@@ -129,7 +128,7 @@ class GrammarGuard:
             self.llm.renderer.tokenizer,
         )
         outputs = params.structured_outputs
-        # vLLM may have chosen another backend, and yet compile with the one it used first.
+        # vLLM may have chosen another backend, but compile with the first one it used.
         is_xgrammar = outputs._backend == "xgrammar"
         try:
             grammar = self._backend.compile_grammar(*get_structured_output_key(outputs))
@@ -152,12 +151,12 @@ def _named(outputs: StructuredOutputsParams) -> str:
 
 
 async def _fetch_none(*_: object, **__: object) -> bytes:
-    """Refuse every URL: the extra that checks and fetches them is not installed."""
+    """Refuse every URL: the extra that fetches them is not installed."""
     raise MediaRefusedError("media URLs need the extra media_urls, which is not installed")
 
 
 class GuardedConnection(HTTPConnection):
-    """Fetches media within a policy; everything else of vLLM's class stays unused."""
+    """Fetches media within a policy; the rest of vLLM's class is not used."""
 
     def __init__(self, policy: MediaPolicy, domains: tuple[str, ...]) -> None:
         super().__init__()
@@ -197,13 +196,13 @@ class GuardedConnection(HTTPConnection):
         return content
 
     def get_bytes(self, url: str, **options: Any) -> bytes:
-        """Return the same to a caller without an event loop, or inside a running one."""
+        """Return the same for a caller without an event loop, or inside a running one."""
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self.async_get_bytes(url, **options)).result()
 
 
 def guard_media(policy: MediaPolicy) -> None:
-    """Make vLLM's handlers load media within `policy`; a connector of the user's own stays."""
+    """Make vLLM's handlers load media within `policy`; a user's own connector stays."""
 
     class GuardedConnector(MediaConnector):
         """What vLLM's request parsing makes for each request with media."""
@@ -256,13 +255,13 @@ async def check_conversation(call: HttpCall) -> None:
 
 
 class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]
-    """vLLM's description of a KV cache, whose blocks are cleared before a request gets them."""
+    """vLLM's description of a KV cache whose blocks are cleared before a request gets them."""
 
     needs_kv_cache_zeroing = True
 
 
 class EndsHarmfulRequests:
-    """The mixin for vLLM's schedulers that ends harmful requests."""
+    """A mixin for vLLM's schedulers that ends harmful requests."""
 
     vllm_config: Any
     requests: dict[str, Any]
@@ -274,13 +273,13 @@ class EndsHarmfulRequests:
             cleared = _ClearedBlocks.__new__(_ClearedBlocks)
             cleared.__dict__ = vars(kv_cache_config)
             kv_cache_config = cleared
-        # By name, as vLLM calls it: an operator's scheduler may take nothing else.
+        # By name, as vLLM calls it: an operator's scheduler may take no other arguments.
         named |= {"vllm_config": vllm_config, "kv_cache_config": kv_cache_config}
         super().__init__(*more, **named)
         self._slow: set[str] = set()  # requests whose grammar cost too much
 
     def get_grammar_bitmask(self, scheduled: Any) -> Any:
-        """As vLLM's; where a step costs too much, each grammar of it is asked again by itself."""
+        """As vLLM's; if a step is too slow, each of its grammars is timed alone."""
         began = time.thread_time()
         masks = super().get_grammar_bitmask(scheduled)  # type: ignore[misc]
         if masks is not None and time.thread_time() - began > SLOWEST_MASK_SECONDS:
@@ -297,7 +296,7 @@ class EndsHarmfulRequests:
         return time.thread_time() - began > SLOWEST_MASK_SECONDS
 
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
-        """As vLLM's; requests that are not finite, or whose grammar is too slow, end here."""
+        """As vLLM's; ends requests with NaN or infinite logits, or a slow grammar."""
         corrupted = self._corrupted(computed)
         if not_finite := mark_not_finite(computed, self.requests):
             self._forget_blocks(not_finite)
@@ -306,14 +305,14 @@ class EndsHarmfulRequests:
             done: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
             return done
         self._forget_blocks(corrupted)
-        for name in (*corrupted, *slow):  # no token: vLLM gives it no output
+        for name in (*corrupted, *slow):  # without a token vLLM gives it no output
             computed.sampled_token_ids[computed.req_id_to_index[name]] = []
         done = super().update_from_output(scheduled, computed)  # type: ignore[misc]
         self._end(dict.fromkeys(slow, 0) | corrupted, done)
         return done
 
     def _corrupted(self, computed: Any) -> dict[str, int]:
-        """Return the requests whose logits are not finite, and how many are not."""
+        """Return the requests whose logits are not finite, and how many."""
         counts = computed.num_nans_in_logits
         if not counts or not any(counts.values()) or not self._has_a_row_for_each:
             return {}
@@ -321,7 +320,7 @@ class EndsHarmfulRequests:
 
     @cached_property
     def _has_a_row_for_each(self) -> bool:
-        """Whether vLLM's count of NaN is that of requests, with speculative decoding, too."""
+        """Whether vLLM's count of NaN has a row for each request (speculative decoding)."""
         config = self.vllm_config
         is_ours = config.parallel_config.worker_cls == CPU_WORKER and not config.use_v2_model_runner
         return is_ours or not config.speculative_config
@@ -351,10 +350,10 @@ class EndsHarmfulRequests:
             done.setdefault(client, EngineCoreOutputs()).outputs.extend(outputs)
 
 
-if not TYPE_CHECKING:  # or every name would count as one of this module
+if not TYPE_CHECKING:  # else every name would count as one of this module
 
     def __getattr__(name: str) -> type:
-        """Return the guard joined with an operator's scheduler; vLLM's engine asks for it."""
+        """Return the guard joined with an operator's scheduler; vLLM's engine calls this."""
         joined = joined_class(EndsHarmfulRequests, name)
         other = joined.__bases__[-1]
         if issubclass(other, Scheduler):

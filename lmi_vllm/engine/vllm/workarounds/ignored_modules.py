@@ -1,20 +1,19 @@
 """Modules that an adapter changes and that vLLM silently ignores.
 
-A layer that none of vLLM's LoRA layers can stand for (`c_attn` of GPT-BigCode on the Transformers
-backend, a vision tower) stays as it is, with one warning at the start; adapters with weights for it
-are still loaded. Here every worker says which modules of an adapter that was read have no
-LoRA layer there, and it is refused when one has none in any worker: a pipeline stage wraps only its
-own layers. The names compared are those of vLLM's own tables, after it has mapped and packed them.
+vLLM does not wrap a layer that none of its LoRA layers fits (`c_attn` of GPT-BigCode on the
+Transformers backend, a vision tower). It warns once at the start, and still loads adapters with
+weights for the layer. Here every worker reports which modules of a loaded adapter have no LoRA
+layer. The adapter is refused if no worker has one: a pipeline stage wraps only its own layers. The
+names are those of vLLM's own tables, after it has mapped and packed them.
 
-And where several workers fail at a call, the executor reads the first failure and leaves the
-others, which then count as answers to later calls. So workers answer with the reason, and raise
-nothing.
+If several workers fail at a call, the executor reads only the first failure. It takes the others
+for answers to later calls. So workers return the reason instead of raising.
 
-Two names of an adapter's weights may be one in vLLM, which then loads the later: a product of which
-neither half was checked with the other. The worker has the model's own table of names.
+Two names of an adapter's weights may be one name in vLLM, which then uses the later weights. They
+were not checked together. The worker has the model's own table of names.
 
-Workers come by it by `worker_extension_cls`, vLLM's own way to add methods to them, on every
-platform and node. An operator's own class there is joined with ours. This module imports no vLLM.
+`worker_extension_cls`, vLLM's own way to add methods to workers, adds these on every platform and
+node. An operator's own class there is joined with ours. This module imports no vLLM.
 
 Upstream: https://github.com/vllm-project/vllm/issues/34186 (modules), pull/57846 (failures).
 Releases: 0.31 and later.
@@ -48,7 +47,7 @@ _EXPERTS_SUFFIX: Final = ".base_layer"  # PEFT's name for the first half of fuse
 
 
 class Refusal(StrEnum):
-    """Why a worker did not do what was asked of it."""
+    """Why a worker refused a call."""
 
     NONE = ""
     FULL = "full"  # no slot or memory is left
@@ -67,10 +66,10 @@ _REASONS: Final = {
 
 
 class AdapterInspection:
-    """What is added to vLLM's worker class: adapters are read, pinned and asked about."""
+    """Methods added to vLLM's worker class: they read, pin and inspect adapters."""
 
     def lmi_add_adapter(self, name: str, engine_id: int, path: str) -> tuple[str, str]:
-        """Read an adapter unless it is in; returns why that failed, a `Refusal` and words."""
+        """Read an adapter unless it is loaded; return why that failed: a `Refusal` and a text."""
         requests = importlib.import_module("vllm.lora.request")  # the server imports us without
         worker: Any = self
 
@@ -81,7 +80,7 @@ class AdapterInspection:
         return _reason(add)
 
     def lmi_pin_adapter(self, engine_id: int) -> tuple[str, str]:
-        """Keep an adapter in its slot; returns why that failed, as above."""
+        """Keep an adapter in its slot; return why that failed, as above."""
         worker: Any = self
         return _reason(lambda: worker.pin_lora(engine_id))
 
@@ -99,7 +98,7 @@ class AdapterInspection:
 
 
 def _refuse_twice(model: Any, folder: Path) -> None:
-    """Return if every weight is one of the model's own; of two the later would replace the other.
+    """Return if no two weights are one of the model's own; vLLM would use the later one.
 
     Raises:
         ValueError: two are one, by the names that the model maps to one another.
@@ -128,27 +127,27 @@ def _reason(call: Callable[[], object]) -> tuple[str, str]:
 
 
 def inspect_adapters(config: Any) -> None:
-    """Have the workers of this configuration answer `METHOD`, beside an extension that is there."""
+    """Add `METHOD` to the workers of this configuration, beside an existing extension class."""
     if config.lora_config is not None:
         other = config.parallel_config.worker_extension_cls
         config.parallel_config.worker_extension_cls = joined_name(EXTENSION, other)
 
 
-if not TYPE_CHECKING:  # or every name would count as one of this module
+if not TYPE_CHECKING:  # else every name would count as one of this module
 
     def __getattr__(name: str) -> type:
-        """Return our class joined with the one that the rest of `name` says; workers ask for it."""
+        """Return our class joined with the one in the rest of `name`; workers call this."""
         return joined_class(AdapterInspection, name)
 
 
 def ignored_by_all(answers: Sequence[Sequence[str] | None]) -> list[str] | None:
-    """Return the modules that every worker ignores; None if one has not the adapter any more."""
+    """Return the modules that every worker ignores; None if one no longer has the adapter."""
     known = [set(answer) for answer in answers if answer is not None]
     return sorted(set.intersection(*known)) if len(known) == len(answers) else None
 
 
 def refuse_ignored(modules: Sequence[str]) -> None:
-    """Return if there are none.
+    """Raise for the first ignored module; return if there is none.
 
     Raises:
         AdapterRefusedError: with the first of them.

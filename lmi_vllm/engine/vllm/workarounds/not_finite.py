@@ -40,7 +40,7 @@ _SCHEDULERS: Final = "lmi_vllm.engine.vllm.workarounds.hostile_requests"
 
 
 def end_not_finite(config: Any) -> None:
-    """Have the engine of this configuration end such requests, beside a scheduler that is there."""
+    """Let the engine of this configuration end such requests; join an existing scheduler."""
     scheduler = config.scheduler_config
     other = scheduler.scheduler_cls
     if other is None:
@@ -48,14 +48,14 @@ def end_not_finite(config: Any) -> None:
         scheduler.scheduler_cls = f"{_SCHEDULERS}.{name}"
         return
     other = other if isinstance(other, str) else f"{other.__module__}.{other.__qualname__}"
-    if other.startswith(_VLLM):  # its own, of models of diffusion, whose steps were not tried
+    if other.startswith(_VLLM):  # vLLM's scheduler of diffusion models, whose steps were not tried
         logger.warning("%s: a request whose numbers are not finite ends without an error", other)
         return
     scheduler.scheduler_cls = joined_name(f"{_SCHEDULERS}.{GUARD}", other)
 
 
 def is_expected(record: logging.LogRecord) -> bool:
-    """Whether a line of vLLM's is worth writing: it warns of every scheduler but its own."""
+    """Whether to keep a line of vLLM's log, which warns of every scheduler but its own."""
     name = str(record.args)
     return _SCHEDULERS not in name or BESIDE in name
 
@@ -63,7 +63,7 @@ def is_expected(record: logging.LogRecord) -> bool:
 def mark_not_finite(computed: Any, known: Collection[str]) -> list[str]:
     """Replace each vector or score that is not finite by one NaN; return their requests.
 
-    vLLM ends their requests as all others, and hands on the count that is set here.
+    vLLM ends these requests like all others, and passes on the count that is set here.
     """
     outputs: list[Any] = computed.pooler_output or []
     indexes: Mapping[str, int] = computed.req_id_to_index if outputs else {}
@@ -78,7 +78,7 @@ def mark_not_finite(computed: Any, known: Collection[str]) -> list[str]:
 
 
 def _is_not_finite(values: Any) -> bool:
-    """Whether a number of a tensor is not finite; a sum that is finite says that none is."""
+    """Whether a tensor has a number that is not finite; a finite sum means no."""
     return not (values is None or values.sum().isfinite() or values.isfinite().all())
 
 
@@ -90,10 +90,10 @@ def is_marked_not_finite(values: Any) -> bool:
 def requests_not_finite(
     requests: Sequence[str], drafts: Mapping[str, Sequence[int]], logits: Any
 ) -> list[str]:
-    """Return the requests for which a row of logits is of no use: its largest is not finite.
+    """Return the requests with a useless row of logits: its largest number is not finite.
 
-    A NaN is the largest, and a model may well rule out some tokens. A request has a row for each
-    token of its draft, and one more; where that is not so, none can be told from another.
+    NaN counts as the largest, and a model may rule out some tokens with -Inf. A request has a row
+    for each token of its draft, and one more; otherwise rows cannot be assigned to requests.
     """
     lengths = [1 + len(drafts.get(name, ())) for name in requests]
     is_useful = logits.amax(dim=-1).isfinite()

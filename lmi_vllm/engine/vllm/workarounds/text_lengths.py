@@ -1,24 +1,24 @@
 """Texts by their length: short prompts are tokenized at once, long texts are bounded everywhere.
 
-Short prompts. vLLM hands each to a thread of the renderer and takes its tokens back, work for two
-threads: decision 98 has what was measured, under load only. They are tokenized on the event loop.
-vLLM keeps one tokenizer more than threads, so that the loop and a thread never share one.
+Short prompts. vLLM tokenizes each in a thread of the renderer, which is work for two threads
+(decision 98 has figures, under load only). Here they are tokenized on the event loop. vLLM keeps
+one tokenizer more than threads, so the loop and a thread never share one.
 
-Long texts and token ids. A prompt longer than the model's context can be is refused before it is
-tokenized. `/tokenize` and `/detokenize` have no such bound. Which routes those are is read from
-what they ask of the renderer.
+Long texts and token ids. vLLM refuses a prompt that is longer than the model's context before it
+tokenizes the prompt. `/tokenize` and `/detokenize` have no such bound. The renderer's calls show
+which routes have none.
 
 Upstream: https://github.com/vllm-project/vllm/pull/27407 (short prompts); the bound is not reported
     that we know of.
 Releases: 0.31 and later.
-Shows: 5 MB of text hold the tokenizer's one thread, and so every other prompt, for 5 to 9 s, and
-    the answer of 3 million tokens holds the event loop for 1.2 s, with their texts 4 s (two cores).
+Shows: 5 MB of text block the tokenizer's one thread, and so every other prompt, for 5 to 9 s. An
+    answer of 3 million tokens blocks the event loop for 1.2 s, with their texts 4 s (two cores).
 May go: when vLLM does the first (tests/contract/test_bridge.py), and test_long_texts.py holds.
 """
 
 from typing import Any, Final
 
-SHORT: Final = 1000  # characters: 1 to 2 ms, by the 5 to 9 s that 5 MB took
+SHORT: Final = 1000  # characters: 1 to 2 ms, since 5 MB take 5 to 9 s
 
 
 class TextLengths:
@@ -29,10 +29,10 @@ class TextLengths:
         self._here = renderer.tokenize_prompt
         self._is_fast = bool(getattr(renderer.tokenizer, "is_fast", False))
         self._most = most  # characters or ids
-        self._waiting = 0  # prompts that are the thread's: a short one does not pass them
+        self._waiting = 0  # prompts of the thread: a short one must not overtake them
 
     def takes(self, prompt: Any) -> bool:
-        """Whether this prompt is tokenized at once: a slow tokenizer could hold the loop."""
+        """Whether this prompt is tokenized at once: a slow tokenizer could block the loop."""
         text = prompt.get("prompt")
         if not self._is_fast or self._waiting or not isinstance(text, str):
             return False
@@ -64,12 +64,12 @@ class TextLengths:
 
 
 def guard_lengths(renderer: Any, most: int) -> None:
-    """Make `renderer` tokenize short prompts at once, and refuse what is too long."""
+    """Make `renderer` tokenize short prompts at once, and refuse texts that are too long."""
     renderer.tokenize_prompt_async = TextLengths(renderer, most)
 
 
 async def render_text(renderer: Any, prompt: Any, params: Any) -> Any:
-    """Return the engine's input of one prompt; a short one needs none of vLLM's tasks for it."""
+    """Return the engine's input for one prompt; a short one needs none of vLLM's tasks."""
     guard = renderer.tokenize_prompt_async
     if isinstance(guard, TextLengths) and guard.takes(prompt):
         (rendered,) = renderer.render_cmpl([prompt], params)

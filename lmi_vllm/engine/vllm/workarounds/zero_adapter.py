@@ -23,7 +23,7 @@ from lmi_vllm.errors import AdapterRefusedError, EngineStartError
 
 logger = logging.getLogger(__name__)
 
-# Linear layers of the architectures we know, most common first; one that exists is enough.
+# Linear layers of known architectures, most common first; one that exists is enough.
 _ZERO_MODULES: Final = (
     "q_proj", "qkv_proj", "query_key_value", "c_attn", "wqkv", "W_pack", "o_proj", "dense",
     "down_proj", "fc1",
@@ -33,7 +33,7 @@ _ZERO_MODULES: Final = (
 async def load_zero_adapter(
     add: Callable[[LoadedAdapter, str], Awaitable[None]], model: Path, folder: Path
 ) -> LoadedAdapter:
-    """Return the all-zero adapter, which `add` has put into the engine.
+    """Return the all-zero adapter, which `add` has loaded into the engine.
 
     Raises:
         EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
