@@ -43,7 +43,7 @@ from typing import ClassVar, Final
 
 
 class Fault(StrEnum):
-    """Whose fault an error is; with the dialect it decides the status."""
+    """Who caused an error; with the dialect it decides the status."""
 
     CLIENT = "client"
     CUSTOM_CODE = "custom_code"
@@ -64,7 +64,7 @@ class Fault(StrEnum):
 
 
 class Dialect(StrEnum):
-    """In whose shapes and words a route answers and refuses."""
+    """The dialect in which a route answers and refuses."""
 
     SERVER = "server"
     LMI = "lmi"
@@ -75,14 +75,14 @@ class Dialect(StrEnum):
 
 
 class LmiError(Exception):
-    """Base of all our errors; its text is meant to be read by the person who caused it."""
+    """Base of all our errors; its text is for the person who caused the error."""
 
     fault: ClassVar[Fault] = Fault.ENGINE
     kind: ClassVar[str] = "InternalServerException"
 
     @property
     def text(self) -> str:
-        """What the client or the operator reads."""
+        """The text for the client or the operator."""
         return str(self)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -111,23 +111,23 @@ class ConfigurationError(StartupError):
 
 
 class ModelSourceError(StartupError):
-    """No model was found, or the one found cannot be served."""
+    """No model was found, or it cannot be served."""
 
 
 class NoModelError(ModelSourceError):
-    """No model is named, and none lies in the store: there is nothing to serve."""
+    """No model is named, and the store has none."""
 
 
 class DownloadError(StartupError):
-    """A model or adapter could not be fetched; the text names source and reason."""
+    """A model or adapter could not be fetched; the text has the source and the reason."""
 
 
 class MissingRepositoryError(DownloadError):
-    """The hub has no repository of that name, or hides a private one."""
+    """The hub has no repository of that name, or it is private."""
 
 
 class EngineStartError(StartupError):
-    """The engine refused to start; the text carries its root cause."""
+    """The engine did not start; the text has the root cause."""
 
 
 class EngineMemoryError(EngineStartError):
@@ -135,7 +135,7 @@ class EngineMemoryError(EngineStartError):
 
 
 class RequestError(LmiError):
-    """The request's own content caused the failure."""
+    """The request's own content is wrong."""
 
     fault = Fault.CLIENT
     kind = "BadRequestException"
@@ -155,7 +155,7 @@ class UnknownAdapterError(RequestError):
 
 
 class CustomCodeError(LmiError):
-    """A handler or formatter that the user brought failed on a request."""
+    """A handler or formatter of the user failed on a request."""
 
     fault = Fault.CUSTOM_CODE
     kind = "BadRequestException"
@@ -173,7 +173,7 @@ class BadParameterError(ManagementError):
 
 
 class ResourceNotFoundError(ManagementError):
-    """The named thing, or the path, does not exist; `kind` is as upstream names it."""
+    """The named object, or the path, does not exist; `kind` is LMI's word for it."""
 
     fault = Fault.NOT_FOUND
     kind = "ResourceNotFoundException"
@@ -188,7 +188,7 @@ class ResourceNotFoundError(ManagementError):
 
 
 class MethodNotAllowedError(ManagementError):
-    """The path exists, the method does not; `allowed` are those it has."""
+    """The path exists, but not with this method; `allowed` are its methods."""
 
     fault = Fault.METHOD
     kind = "MethodNotAllowedException"
@@ -203,21 +203,21 @@ class MethodNotAllowedError(ManagementError):
 
 
 class ExpectationError(ManagementError):
-    """The `Expect` header asks for something else than 100-continue."""
+    """The `Expect` header has another value than 100-continue."""
 
     fault = Fault.EXPECTATION
     kind = "ExpectationFailedException"
 
 
 class AdapterConflictError(ManagementError):
-    """The adapter name is taken, or the source is of a kind that is never loaded."""
+    """The adapter name is taken, or its source is never loaded."""
 
     fault = Fault.CONFLICT
     kind = "ConflictException"
 
 
 class AdapterRefusedError(ManagementError):
-    """An adapter was checked or loaded and refused; the text names adapter and reason."""
+    """An adapter was refused; the text has the adapter and the reason."""
 
     fault = Fault.CLIENT
     kind = "BadRequestException"
@@ -235,7 +235,7 @@ class AdapterCapacityError(AdapterRefusedError):
 
 
 class UnauthorizedError(LmiError):
-    """The server has API keys and the request brings none of them."""
+    """The server has API keys and the request has none of them."""
 
     fault = Fault.UNAUTHORIZED
     kind = "UnauthorizedException"
@@ -248,7 +248,7 @@ class UnauthorizedError(LmiError):
 
 
 class CrossSiteError(LmiError):
-    """A browser sends it for a page of another site."""
+    """A browser sends the request for a page of another site."""
 
     fault = Fault.FORBIDDEN
     kind = "ForbiddenException"
@@ -262,7 +262,7 @@ class PayloadTooLargeError(LmiError):
 
 
 class SlowBodyError(LmiError, TimeoutError):
-    """The body did not arrive in time; a TimeoutError for aiohttp, which may be reading it."""
+    """The body did not arrive in time; a TimeoutError, because aiohttp may be reading it."""
 
     fault = Fault.SLOW
     kind = "RequestTimeoutException"
@@ -291,24 +291,24 @@ class NotReadyError(LmiError):
 
 
 class DeadlineError(LmiError):
-    """A time limit of ours expired; the text names the setting."""
+    """A time limit of the server expired; the text names the setting."""
 
     fault = Fault.DEADLINE
     kind = "TimeoutException"
 
 
 class EngineFailureError(LmiError):
-    """The engine failed on a request for a reason the client did not cause."""
+    """The engine failed on a request, not because of the client."""
 
 
 class EngineDeadError(EngineFailureError):
-    """The engine process is gone; every request in flight ends with this."""
+    """The engine process has ended; every request in flight ends with this error."""
 
     def __init__(self, text: str = "Inference Engine Failure") -> None:
         super().__init__(text)
 
 
-# Fault -> status, and where a dialect differs. Ask a `StatusTable`, not these.
+# Fault -> status, and the dialects in which it differs. Use a `StatusTable` to read them.
 _STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
     {
         Fault.CLIENT: 424,
@@ -339,7 +339,7 @@ _DIALECT_STATUS: Final[Mapping[Dialect, Mapping[Fault, int]]] = MappingProxyType
 )
 
 
-# vLLM's `type` of an error by fault; what is missing is the server's own.
+# vLLM's `type` of an error by fault; for a missing fault it is the server's own.
 OPENAI_TYPES: Final[Mapping[Fault, str]] = MappingProxyType(
     {
         Fault.CLIENT: "BadRequestError",
@@ -355,16 +355,16 @@ OPENAI_TYPES: Final[Mapping[Fault, str]] = MappingProxyType(
         Fault.NOT_READY: "ServiceUnavailableError",
     }
 )
-# TGI's `error_type` by status (its router's error module); below 500 the rest is "validation".
+# TGI's `error_type` by status (its router's error module); below 500 the others are "validation".
 TGI_TYPES: Final[Mapping[int, str]] = MappingProxyType(
     {424: "generation", 429: "overloaded", 500: "incomplete_generation", 503: "unhealthy"}
 )
 
 
 class StatusTable:
-    """The HTTP status of every fault in every dialect; LMI's own dialects obey what is configured.
+    """The HTTP status of every fault in every dialect; settings can change LMI's own.
 
-    vLLM's and TGI's clients know the codes of those servers, which no setting of LMI changes.
+    vLLM's and TGI's clients expect the codes of those servers, so settings do not change them.
     """
 
     def __init__(self, configured: Mapping[Fault, int] | None = None) -> None:
@@ -397,19 +397,19 @@ DEFAULT_STATUSES: Final = StatusTable()
 
 
 def tgi_error(text: str, status: int) -> dict[str, str]:
-    """What TGI says of a failed request, as a body or as the last event of its stream."""
+    """TGI's text of an error, as a body or as the last event of its stream."""
     return {"error": text, "error_type": TGI_TYPES.get(status, "validation")}
 
 
 def openai_error(error: LmiError, text: str, status: int) -> dict[str, object]:
-    """What vLLM's OpenAI routes say of a failed request, as a body or as an event."""
+    """The error of vLLM's OpenAI routes, as a body or as an event."""
     return {
         "error": {"message": text, "type": _vllm_type(error, status), "param": None, "code": status}
     }
 
 
 def anthropic_error(error: LmiError, text: str, status: int) -> dict[str, object]:
-    """What vLLM's Anthropic routes say of a failed request, as a body or as an event."""
+    """The error of vLLM's Anthropic routes, as a body or as an event."""
     return {"type": "error", "error": {"type": _vllm_type(error, status), "message": text}}
 
 

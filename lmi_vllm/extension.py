@@ -1,11 +1,11 @@
-"""What an extra may add to the core, and how extras are found.
+"""The extension points of the core, and how extras are found.
 
 An extra is a package `lmi_vllm/extras/<name>/` whose `__init__.py` declares `EXTRA = Extra(...)`.
-The folder is the registration: deleting it takes away what it adds, and nothing else breaks.
-Extras import the core; the core imports none of them and asks `extras()` at the points below.
+The folder is the registration: deleting it removes what it adds, and nothing else breaks. Extras
+import the core. The core imports none of them and calls `extras()` where it can be extended.
 
-An `__init__.py` imports this module and nothing heavy. What needs a library, or a package of the
-core, is named by a `Lazy`, and imported when it is used: `explain` and `--help` stay fast.
+An `__init__.py` imports this module and nothing slow. A `Lazy` names a value that needs a library,
+or a package of the core. It is imported when it is used, so `explain` and `--help` stay fast.
 """
 
 import functools
@@ -44,7 +44,7 @@ _PACKAGE: Final = "lmi_vllm.extras"
 
 @dataclass(frozen=True)
 class Lazy(Generic[T]):
-    """A value by its place, `package.module:name`, that is imported when it is used."""
+    """A value by its place, `package.module:name`; imported when it is used."""
 
     place: str
 
@@ -65,10 +65,10 @@ class Verb:
 
 @dataclass(frozen=True, slots=True)
 class OwnEngine:
-    """An engine that runs models which vLLM does not.
+    """An engine for models that vLLM does not run.
 
-    `runs` returns the architecture that it takes, out of those of a config.json and the engine
-    arguments, and None where vLLM is to run the model.
+    `runs` gets the architectures of a config.json and the engine arguments. It returns the
+    architecture that the engine runs, or None if vLLM is to run the model.
     """
 
     name: str
@@ -78,7 +78,7 @@ class OwnEngine:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What `explain` adds: a note on a setting, empty where there is none, and rows of its own."""
+    """What `explain` adds: a note for a setting (empty for none), and further rows."""
 
     note: "Lazy[Callable[[Setting], str]]"
     rows: "Lazy[Callable[[Settings], Iterable[Setting]]]"

@@ -1,6 +1,6 @@
 """The protocols of users' code: an input hook, a handler and an output hook.
 
-The custom_code extra finds, loads and calls such code; without it there are no hooks.
+The custom_code extra finds, loads and calls users' code. Without it there are no hooks.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,12 +13,12 @@ from lmi_vllm.messages import InferenceCall, OpenAIReply, Reply
 if TYPE_CHECKING:
     from lmi_vllm.inference.lmi_lane import LmiRequest
 
-# Answers a request instead of the built-in handler, or returns None to leave it to that one.
+# Answers a request instead of the built-in handler; None leaves the request to that one.
 Handle = Callable[[InferenceCall, StatusTable], Awaitable[Reply | None]]
 
 
 class InputHook(Protocol):
-    """Turns a request's payload into another."""
+    """Turns a request's payload into another payload."""
 
     def undecoded(self, call: InferenceCall) -> Any:
         """Return the payload of a body that only a hook can read.
@@ -63,7 +63,7 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The functions of one file, ready to be called; None where it has none."""
+    """The functions of one file, ready to be called; None for a missing one."""
 
     handle: Handle | None = None
     input: InputHook | None = None
@@ -72,11 +72,11 @@ class Hooks:
 
     @property
     def are_some(self) -> bool:
-        """Whether there is any that sees a request."""
+        """Whether there is a function that sees requests."""
         return bool(self.handle or self.input or self.output)
 
     def over(self, base: "Hooks") -> "Hooks":
-        """Return these hooks, and each that is missing from `base`; the handler is the base's."""
+        """Return these hooks, with those of `base` for missing ones; the handler is the base's."""
         return Hooks(base.handle, self.input or base.input, self.output or base.output)
 
 

@@ -1,4 +1,4 @@
-"""Admission control: a limit on requests in flight, their end at shutdown, what each holds."""
+"""Admission control: the limit on requests in flight, their end at shutdown, their resources."""
 
 import asyncio
 import contextlib
@@ -15,15 +15,15 @@ from lmi_vllm.telemetry.records import DISCONNECTED, RequestRecord
 DEFAULT_LIMIT: Final = 1000
 _SUCCESS: Final = 200
 _FAILURE: Final = 500
-IDLE_POLL_SECONDS: Final = 0.02  # how often other front-end processes are asked whether they are
+IDLE_POLL_SECONDS: Final = 0.02  # seconds between checks whether other front-end processes are idle
 
 
 class QueueSlots(Protocol):
-    """How many slots of the queue are taken."""
+    """The number of taken slots in the queue."""
 
     @property
     def total(self) -> int:
-        """Slots that are taken, by all processes that share them."""
+        """Slots taken by all processes that share the queue."""
         ...
 
     def add(self, count: int) -> None:
@@ -32,7 +32,7 @@ class QueueSlots(Protocol):
 
 
 class OwnSlots:
-    """The slots that requests of this process hold; no other process serves."""
+    """The slots that requests of this process hold, if there is no other process."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -45,7 +45,7 @@ class OwnSlots:
 class Admission:
     """Counts the requests in flight, running and waiting, and refuses those beyond its limit.
 
-    What the lifecycle does not let in is refused before it is counted.
+    Requests that the lifecycle refuses are not counted.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Admitted requests that have not ended, running and waiting, of all processes."""
+        """Admitted requests of all processes that have not ended, running and waiting."""
         return self._slots.total
 
     def resize(self, limit: int) -> None:
-        """Admit up to `limit` requests from now on; those in flight stay."""
+        """Admit up to `limit` requests from now on; requests in flight stay."""
         self.limit = limit
 
     def share(self, slots: QueueSlots) -> None:
@@ -111,7 +111,7 @@ class Admission:
             OverloadError: the slots would pass the limit; requests in flight are not touched.
         """
         self.lifecycle.check_ready()
-        self._slots.add(count)  # first: of processes that ask at once none goes past the limit
+        self._slots.add(count)  # add first: of processes that add at once, none exceeds the limit
         if self._slots.total > self.limit:
             self._slots.add(-count)
             raise OverloadError(self.lifecycle.model_name)
@@ -148,9 +148,9 @@ class Admission:
             on_end()
 
     def shutdown_error(self) -> NotReadyError | None:
-        """Take back a cancellation that came from `cancel_all` and return what to answer.
+        """Take back a cancellation by `cancel_all` and return the error to answer with.
 
-        None when it came from elsewhere: then the client is gone, and no answer is wanted.
+        None if the cancellation has another cause: the client has disconnected and gets no answer.
         """
         task = asyncio.current_task()
         if not self._is_ending or task is None or not task.cancelling():
@@ -163,7 +163,7 @@ class Admission:
         )
 
     async def wait_own(self, timeout_seconds: float) -> None:
-        """Wait until the requests of this process have ended, or the time is up."""
+        """Wait until the requests of this process have ended, or for the given time."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_seconds)
 
@@ -186,20 +186,21 @@ def _forget(tasks: Counter[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:
 
 
 class Holdings:
-    """Slots, adapters, streams and timers of one request: released once, the last one first.
+    """Resources of one request (slots, adapters, streams, timers), released once, last one first.
 
-    Work that goes on after the answer (a response in the background) keeps all of them until it has
-    ended; it has a line of its own in the log.
+    A response in the background continues after the answer. All resources are then kept until it
+    ends, and it has its own line in the log.
     """
 
     def __init__(self, queue: Admission, record: RequestRecord | None) -> None:
         self._queue = queue
         self._record = record
-        # Called last: most requests hold nothing else, and a stack costs more than all they do.
+        # Called last: most requests hold nothing else, and an exit stack costs more than all they
+        # do.
         self._on_release: list[Callable[[], None]] = []
         self._stack: contextlib.AsyncExitStack | None = None
-        self._work: asyncio.Task[Any] | None = None  # goes on after the answer
-        self._later: RequestRecord | None = None  # of that
+        self._work: asyncio.Task[Any] | None = None  # continues after the answer
+        self._later: RequestRecord | None = None  # record of the continued work
         self._closing: asyncio.Task[None] | None = None
         if record is not None:
             record.keep = self.keep
@@ -210,18 +211,18 @@ class Holdings:
 
     @property
     def stack(self) -> contextlib.AsyncExitStack:
-        """Holds what is awaited when it is released."""
+        """An exit stack for resources with an asynchronous release."""
         if self._stack is None:
             self._stack = contextlib.AsyncExitStack()
         return self._stack
 
     def keep(self, work: asyncio.Task[Any]) -> None:
-        """Hold everything until `work` has ended, which goes on after the answer."""
+        """Keep everything until `work` ends, which continues after the answer."""
         self._work = work
         self._queue.follow(work)
 
     async def release(self) -> None:
-        """Release everything, not before the work that goes on; may be called twice."""
+        """Release everything, after work that continues; may be called twice."""
         if self._work is not None and not self._work.done():
             if self._later is None and self._record is not None:
                 self._later = self._record.background()

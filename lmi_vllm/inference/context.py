@@ -1,4 +1,4 @@
-"""The context of one admitted request: the model it uses and every resource it holds."""
+"""The context of one admitted request: its model, and every resource that it holds."""
 
 import contextlib
 import copy
@@ -45,10 +45,10 @@ class Runtime:
 
 
 class RequestContext:
-    """Owns what a request holds, and releases it once: when it is left, or its stream is closed.
+    """Owns what a request holds, and releases it once: at its end, or when its stream is closed.
 
-    That is its slots in the queue, its adapters (each taken once, so that all parts of the request
-    see the same load of it), what it has in the engine, and its time limits.
+    A request holds slots in the queue, adapters, work in the engine, and time limits. Each adapter
+    is taken once, so that all parts of the request use the same load of it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RequestContext:
         self.statuses = statuses
         self.record = current_record()
         self.stream_ends = StreamEnds(queue, runtime.profile, statuses)
-        self.adapters: tuple[Adapter | None, ...] = (None,)  # one for all prompts, or for each
+        self.adapters: tuple[Adapter | None, ...] = (None,)  # one for all prompts, or one for each
         self._held: dict[str, Adapter] = {}
         self._holdings = Holdings(queue, self.record)
         self._connect: Callable[[RowSink], None] | None = None
@@ -81,7 +81,7 @@ class RequestContext:
             await self._holdings.release()
 
     def deliver(self, reply: Reply) -> Reply:
-        """Return the reply; a stream owns what is held from here on."""
+        """Return the reply; a stream owns the resources from here on."""
         if reply.stream is None:
             return reply
         self._is_delivered = True
@@ -95,7 +95,7 @@ class RequestContext:
         return part
 
     def take_slots(self, name: str, sequences: int) -> None:
-        """Take the further slots of a list: each sequence it asks for counts as a request.
+        """Take the further slots of a list: each of its sequences counts as a request.
 
         Raises:
             PayloadError: the list is longer than the queue.
@@ -146,21 +146,21 @@ class RequestContext:
 
     @property
     def hooks(self) -> Hooks:
-        """The adapter's hooks over those of the base model; the base's where adapters differ."""
+        """The adapter's hooks over those of the base model; only the base's if adapters differ."""
         base, adapter = self.runtime.hooks, self.adapters[0]
         own = NO_HOOKS if adapter is None or _differ(self.adapters) else adapter.hooks
         return own.over(base) if own.input or own.output else base
 
     @property
     def needs_parts(self) -> bool:
-        """Whether prompts of a list have different adapters, of which one brings a formatter."""
+        """Whether prompts of a list have different adapters, and one of these has a formatter."""
         found = [adapter.hooks for adapter in self.adapters if adapter]
         has_hooks = any(one.input or one.output for one in (self.runtime.hooks, *found))
         return has_hooks and _differ(self.adapters)
 
     @property
     def framing(self) -> Framing:
-        """How a stream of this request is framed."""
+        """The framing of a stream of this request."""
         profile = self.runtime.profile
         default = None if self.call.tgi_route else profile.output_formatter
         return choose_framing(self.call.accept, default, tgi_compat=profile.tgi_compat)
@@ -170,7 +170,7 @@ class RequestContext:
         return deadline(self.runtime.profile.predict_timeout, _TIME_LIMIT)
 
     def silence_limit(self) -> SilenceLimit:
-        """Return the limit of a stream's silences; its timer ends with the request."""
+        """Return the limit of a stream's pauses; its timer ends with the request."""
         limit = SilenceLimit(self.runtime.profile.predict_timeout, _TIME_LIMIT)
         self._holdings.add(limit.close)
         return limit
@@ -178,21 +178,21 @@ class RequestContext:
     def own_stream(
         self, items: AsyncIterator[object], connect: Callable[[RowSink], None] | None = None
     ) -> None:
-        """Close `items` with the request, also when they were never read.
+        """Close `items` with the request, even if they were never read.
 
-        With `connect` its rows may go to a sink by themselves.
+        With `connect` rows may be written directly to a sink.
         """
         self._holdings.stack.push_async_callback(close_iterator, items)
         self._connect = connect
 
 
 class RequestStep:
-    """A middleware step of an extra on inference routes; every method of this base passes on."""
+    """A middleware step of an extra on inference routes; the methods of this base do nothing."""
 
     async def before(
         self, call: InferenceCall, answer: Callable[[], Coroutine[Any, Any, Reply]]
     ) -> Reply | None:
-        """Return an answer before admission; None passes on. `answer` is what would follow."""
+        """Return an answer before admission; None passes the request on to `answer`."""
         return None
 
     async def check(self, call: InferenceCall) -> None:
@@ -203,7 +203,7 @@ class RequestStep:
         """
 
     def undecoded(self, context: RequestContext) -> dict[str, Any] | None:
-        """Return the payload of a body that is no object; None where it is not for this step."""
+        """Return the payload of a body that is no object; None if it is not for this step."""
         return None
 
     async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
@@ -211,14 +211,14 @@ class RequestStep:
         return None
 
     def is_process_bound(self, properties: Mapping[str, str]) -> bool:
-        """Whether such a request creates or reads state that only this process has."""
+        """Whether the request creates or reads state that only this process has."""
         return False
 
 
 async def _adapter_of_model(
     adapters: AdapterRegistry, model: object, deadline: contextlib.AbstractAsyncContextManager[None]
 ) -> str | None:
-    """Return the model that a request names where an adapter of that name can be found."""
+    """Return the request's `model` if an adapter of that name can be found."""
     if not isinstance(model, str) or not model:
         return None
     async with deadline:
@@ -235,8 +235,8 @@ def adapter_names(
 ) -> list[str | None]:
     """Return the adapter of all prompts, or one for each of a list; None is the base model.
 
-    The first of these counts: the header, the query, `adapters`, and `model` where it names an
-    adapter (other values are the served model's names). An empty name is the base model.
+    The first of these counts: the header, the query, `adapters`, and `model` if it names an adapter
+    (otherwise it is a name of the served model). An empty name is the base model.
 
     Raises:
         PayloadError: `adapters` is neither a name nor a list of one name for each prompt.
@@ -270,7 +270,7 @@ def _single_name(given: object, model: object, is_adapter: IsAdapter) -> str | N
 
 
 def with_adapter_id(payload: Any, profile: ServingProfile) -> Any:
-    """Return the payload with TGI's `adapter_id` as `adapters` where there is none (TGI mode)."""
+    """Return the payload with TGI's `adapter_id` as `adapters`, unless that is set (TGI mode)."""
     if not profile.tgi_compat or not isinstance(payload, dict):
         return payload
     parameters = payload.get("parameters")

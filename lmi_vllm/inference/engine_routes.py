@@ -1,7 +1,7 @@
-"""Requests for routes of the engine's own HTTP application: our limits and adapters around them.
+"""Requests for the engine's own HTTP application, with our limits and adapters.
 
-The body goes on as it came, so that what it means and how it is refused is the application's
-business. It is only looked at: for the work that it asks for and for the adapter that it names.
+The body is passed on unchanged, so the application decides what it means and how it is refused. It
+is read here only for the amount of work and for the adapter's name.
 """
 
 import json
@@ -36,7 +36,7 @@ _LOOKED_AT: Final = frozenset({dict, list, float})
 
 
 async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> Reply:
-    """Return the application's answer; a request for the engine waits its turn like any other.
+    """Return the application's answer; a request for the engine waits in the queue.
 
     Raises:
         LmiError: a limit, the adapter, the time or the engine; the application's refusals are
@@ -74,12 +74,12 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
 
 
 async def _is_hooked(context: RequestContext, payload: Mapping[str, Any]) -> bool:
-    """Whether users' code sees the request; its adapters, which may bring some, are held then.
+    """Whether users' code sees the request; its adapters are held then, since they may have hooks.
 
     Raises:
         LmiError: see `RequestContext.hold_adapters`.
     """
-    is_read = "json" in (context.call.content_type or "json")  # what such code can look at
+    is_read = "json" in (context.call.content_type or "json")  # a payload that such code can read
     if is_read and context.runtime.hooks.are_some:  # its handler may need no adapter
         return True
     await context.hold_adapters(payload)
@@ -87,10 +87,10 @@ async def _is_hooked(context: RequestContext, payload: Mapping[str, Any]) -> boo
 
 
 def plain_payload(call: InferenceCall) -> dict[str, Any] | None:
-    """Return the object in a body out of which the application would read the same.
+    """Return the object in a body that the application would read in the same way.
 
-    It reads what says that it is JSON, with Python's parser. That one takes more than orjson does,
-    gives up where objects are deep in others, and keeps whole numbers of any size.
+    The application reads a body of type JSON with Python's parser. It accepts more than orjson,
+    fails at deep objects, and keeps whole numbers of any size.
     """
     if call.content_type.lower().split(";", 1)[0] != _JSON:
         return None
@@ -102,7 +102,7 @@ def plain_payload(call: InferenceCall) -> dict[str, Any] | None:
 
 
 def _is_plain(payload: Mapping[str, Any]) -> bool:
-    """Whether nothing is deep in it, and no number so large that it may have been a whole one."""
+    """Whether it is not deep, and has no number so large that it may have been a whole one."""
     level: list[Any] = [payload]
     for _ in range(_DEEP):
         values = chain.from_iterable(
@@ -118,7 +118,7 @@ def _is_plain(payload: Mapping[str, Any]) -> bool:
 
 
 def _check(context: RequestContext, payload: Mapping[str, Any], path: str) -> None:
-    """Refuse what asks for too much; some routes keep the sampling in an object of its own."""
+    """Refuse a request for too much work; some routes keep the sampling in a nested object."""
     limits = context.runtime.profile.limits
     check_limits(payload, limits)
     if isinstance(nested := payload.get("sampling_params"), dict):
@@ -131,8 +131,8 @@ def _check(context: RequestContext, payload: Mapping[str, Any], path: str) -> No
 def _payload(call: InferenceCall) -> Mapping[str, Any]:
     """Return the object in a body as the application will read it, or a form's fields.
 
-    Nothing of a body without either. orjson is the stricter of the two parsers: it refuses NaN,
-    lone surrogates and UTF-16.
+    Empty for a body without either. orjson is the stricter parser: it refuses NaN, lone surrogates
+    and UTF-16.
     """
     if boundary := boundary_of(call.content_type):
         return text_fields(call.body, boundary)

@@ -10,7 +10,7 @@ from lmi_vllm.errors import Fault, NotReadyError
 
 
 class Phase(StrEnum):
-    """Where a start is; the names `/ping` shows."""
+    """The phase of a start; `/ping` shows these names."""
 
     SETTINGS = "settings"
     DOWNLOAD = "download"
@@ -20,12 +20,12 @@ class Phase(StrEnum):
 
 
 class State(StrEnum):
-    """The status text of `/ping`."""
+    """The status in `/ping`."""
 
     PENDING = "PENDING"
     HEALTHY = "Healthy"
-    UNHEALTHY = "Unhealthy"  # alive, and stalled
-    ASLEEP = "Asleep"  # the engine was paused or put to sleep, and waits to be woken
+    UNHEALTHY = "Unhealthy"  # alive, but stalled
+    ASLEEP = "Asleep"  # a call has paused the engine or put it to sleep
     FAILED = "FAILED"
     DRAINING = "DRAINING"
 
@@ -35,12 +35,12 @@ _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class StartProgress:
-    """Progress of a start: its phase, the seconds of each phase, and the download's numbers."""
+    """Progress of a start: its phase, the seconds of each phase, and the download."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.phase = Phase.SETTINGS
-        self.download = _NOTHING  # the last numbers of one, also when it is over
-        self.progress = _NOTHING  # those of the running phase
+        self.download = _NOTHING  # the last figures of a download, also after its end
+        self.progress = _NOTHING  # start of the running phase
         self._now = now
         self._began = self._phase_began = now()
         self._engine_began: float | None = None
@@ -75,7 +75,7 @@ class StartProgress:
         self.phase, self._phase_began, self.progress = phase, now, _NOTHING
 
     def report(self, progress: Mapping[str, object]) -> None:
-        """Keep the numbers of a running download, from any thread."""
+        """Keep the figures of a running download; may be called from any thread."""
         self.progress = self.download = progress
 
     def restart(self) -> None:
@@ -85,14 +85,14 @@ class StartProgress:
         self.phase, self.progress = Phase.ENGINE, _NOTHING
 
     def end(self) -> None:
-        """Stop the clock: the start is over, with success or not."""
+        """Stop the clock at the end of the start, successful or not."""
         self._spent, self._is_running = dict(self.phase_seconds), False
 
 
 class Lifecycle:
     """The state of the server and of its model.
 
-    Made before anything else of the server, so that `/ping` can answer from the first second.
+    It is made first, so that `/ping` can answer from the first second.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Lifecycle:
         self.state = State.PENDING
         self.model_name = model_name
         self.has_model = True
-        self.ping_details: dict[str, object] = {}  # that /ping shows beside the status
-        # Called with the fault of each error answer, or its status where the error is not ours.
+        self.ping_details: dict[str, object] = {}  # notes that /ping shows beside the status
+        # Called with the fault of each error answer, or with its status if the error is not ours.
         self.on_failure: list[Callable[[Fault | int], None]] = []
         self._is_marked_unhealthy = False
         self._hides_failure = False
@@ -115,11 +115,11 @@ class Lifecycle:
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is a model and it answers."""
+        """Whether there is a model and it answers requests."""
         return self.has_model and self.state is State.HEALTHY
 
     def note_failure(self, cause: Fault | int) -> None:
-        """Report the fault, or the status, that a request was answered with to `on_failure`."""
+        """Report the fault, or the status, of an answer to `on_failure`."""
         for on_failure in self.on_failure:
             on_failure(cause)
 
@@ -132,15 +132,15 @@ class Lifecycle:
         self._subscribers.append(on_state)
 
     def expect_model(self, name: str, *, hides_failure: bool = False) -> None:
-        """Take the name of the model that is being started.
+        """Set the name of the model that is being started.
 
-        With `hides_failure` (SERVING_HEALTH_CHECK_OVERRIDE) `/ping` is 200 also when the engine has
+        With `hides_failure` (SERVING_HEALTH_CHECK_OVERRIDE) `/ping` is 200 even if the engine has
         failed for good.
         """
         self.model_name, self._hides_failure = name, hides_failure
 
     def begin_registered(self) -> None:
-        """Start a model that came by POST /models: the server is healthy also while it loads."""
+        """Start a model of POST /models: the server stays healthy while it loads."""
         self.has_model = self._is_registered = True
         self.begin_restart()
 
@@ -150,12 +150,12 @@ class Lifecycle:
         self.set_state(State.HEALTHY)
 
     def begin_restart(self) -> None:
-        """Return to PENDING, from the engine phase on."""
+        """Return to PENDING, at the engine phase."""
         self.set_state(State.PENDING)
         self.start.restart()
 
     def set_state(self, state: State) -> None:
-        """Enter `state`; once draining or failed, there is no way back to healthy."""
+        """Enter `state`; after draining or failed the server is never healthy again."""
         if self.state not in (State.DRAINING, State.FAILED) or state is State.FAILED:
             if self.state is State.PENDING:
                 self.start.end()
@@ -164,7 +164,7 @@ class Lifecycle:
                 on_state(state)
 
     def set_asleep(self, *, is_asleep: bool) -> None:
-        """Enter ASLEEP from HEALTHY, or HEALTHY from ASLEEP; other states stay."""
+        """Switch between HEALTHY and ASLEEP; other states stay."""
         if is_asleep and self.state is State.HEALTHY:
             self.set_state(State.ASLEEP)
         elif not is_asleep and self.state is State.ASLEEP:

@@ -43,7 +43,7 @@ from lmi_vllm.messages import (
 
 @dataclass(frozen=True, slots=True)
 class LmiRequest:
-    """One LMI generation request, validated; `unread` names what of it has no effect."""
+    """One validated LMI generation request; `unread` are its names without effect."""
 
     prompts: tuple[str, ...]
     is_list: bool
@@ -94,7 +94,7 @@ def _check_length(engine: Engine, request: LmiRequest) -> None:
 
 
 def _jobs(context: RequestContext, request: LmiRequest) -> list[GenerationJob]:
-    """Return a job for each prompt, with its adapter or the one of all."""
+    """Return a job for each prompt, with its adapter or the common one."""
     request_id, prompts = context.call.request_id, len(request.prompts)
     several = len(context.adapters) == prompts
     adapters = context.adapters if several else [context.adapter] * prompts
@@ -111,7 +111,7 @@ async def _stream(
     direct = DirectRowWriter(formatter, limit)
     chunks = context.runtime.engine.generate(job, direct)
     context.own_stream(chunks, direct.connect)
-    # The status line waits for the first chunk: what fails before it gets a status of its own.
+    # The status line waits for the first chunk: an error before it has its own status.
     first = await limit.next(chunks)
     rows = context.stream_ends.rows(first, chunks, direct)
     return Reply(200, framing.content_type, stream=rows)
@@ -140,7 +140,7 @@ def make_job(
 async def gather_results(
     engine: Engine, request: LmiRequest, jobs: list[GenerationJob], schema: Schema
 ) -> list[dict[str, Any]]:
-    """Return one result per job, in order; the first failure ends the others and is raised."""
+    """Return one result per job, in order; the first failure cancels the others and is raised."""
     return await gathered([_result(engine, request, job, schema) for job in jobs])
 
 
@@ -209,9 +209,9 @@ def _wants_logprobs(
     *,
     is_streaming: bool,
 ) -> bool:
-    """Whether rows carry log probabilities: streamed rows and detail tokens do unless told not to.
+    """Whether rows have log probabilities: by default streamed rows and detail tokens do.
 
-    TGI's clients need them always.
+    TGI's clients always need them.
     """
     if profile.tgi_compat:
         return True
@@ -244,7 +244,7 @@ def _check_stream(request: LmiRequest, *, is_tgi: bool) -> None:
         raise PayloadError("inputs: streaming takes one prompt, not a list")
     if request.candidates.generated > 1:
         raise PayloadError("parameters: n, best_of and num_beams above 1 cannot be streamed")
-    if request.decoder_input_details and is_tgi:  # as TGI has it
+    if request.decoder_input_details and is_tgi:  # as in TGI
         raise PayloadError("parameters.decoder_input_details: not available when streaming")
 
 

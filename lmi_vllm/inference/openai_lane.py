@@ -1,4 +1,4 @@
-"""The OpenAI lane: a payload to vLLM's handler, its answer within our limits and time."""
+"""The OpenAI lane: passes a payload to vLLM's handler, within our limits."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -28,9 +28,9 @@ async def ask_openai(
     *,
     is_direct: bool = True,
 ) -> OpenAIReply:
-    """Return the answer of vLLM's handler; its events go through `stream`, else as on `/v1`.
+    """Return the answer of vLLM's handler; `stream` converts its events, by default as on `/v1`.
 
-    With `is_direct` events may go to the client by themselves.
+    With `is_direct` events may be written directly to the client.
 
     Raises:
         LmiError: a limit, the adapter, the time or the engine; vLLM's refusals are answers.
@@ -58,7 +58,7 @@ async def ask_openai(
 
 
 async def list_models(context: RequestContext) -> Reply:
-    """Return vLLM's list of its models with the adapters, which it knows nothing of: no queue."""
+    """Return vLLM's list of models with the adapters, which vLLM does not know; needs no slot."""
     runtime, call = context.runtime, context.call
     answer = await runtime.engine.answer_openai(
         OpenAICall("models", {}, call.properties, call.request_id)
