@@ -10,8 +10,8 @@ from typing import Final
 from lmi_vllm.errors import Dialect
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
 
-GENERATE: Final = "generate"  # of a profile's tasks the one that is not pooling
-# vLLM's pooling tasks -> the kind of call that does what such a model is for; else `pooling`.
+GENERATE: Final = "generate"  # the task of a profile that is not pooling
+# vLLM's pooling tasks -> the kind of call for such a model; else `pooling`.
 POOLING_KINDS: Final[Mapping[str, str]] = MappingProxyType(
     {"embed": "embeddings", "classify": "classify"}
 )
@@ -24,11 +24,11 @@ def _number(values: Mapping[str, object], name: str, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelArtifacts:
-    """Which model is served and where its files are.
+    """The served model, and the place of its files.
 
-    `reference` is what the user named (hub id, URL or path); `model` is what the engine gets:
-    a local directory once fetched. `directory` is the LMI model directory (serving.properties,
-    model.py, adapters/), which may hold no weights; None when there is none.
+    `reference` is what the user named (hub id, URL or path). `model` is what the engine gets: a
+    local directory, once fetched. `directory` is the LMI model directory (serving.properties,
+    model.py, adapters/), which may have no weights; None if there is none.
     """
 
     name: str
@@ -39,34 +39,34 @@ class ModelArtifacts:
 
     @property
     def is_local(self) -> bool:
-        """Whether the engine can read the weights without any network."""
+        """Whether the engine can read the weights without a network."""
         return Path(self.model).is_dir()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineArguments:
-    """vLLM keyword arguments by field name, with their JSON types, and where each came from."""
+    """vLLM keyword arguments by field name, with their JSON types, and the origin of each."""
 
     values: Mapping[str, object]
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def origin_of(self, name: str) -> Origin:
-        """Where argument `name` was written."""
+        """The place where argument `name` was written."""
         return self.origins.get(name, DEFAULT_ORIGIN)
 
     def number(self, name: str, default: int) -> int:
-        """Argument `name` as a whole number; `default` where it is unset."""
+        """Argument `name` as a whole number; `default` if it is unset."""
         return _number(self.values, name, default)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How much work one request may ask for; each but `max_logprobs` has a setting LMI_<NAME>."""
+    """Bounds on one request's work; each but `max_logprobs` has a setting LMI_<NAME>."""
 
-    max_sequences: int = 16  # n, best_of, num_beams
-    max_stop_strings: int = 64  # stop strings, and bad words
+    max_sequences: int = 16  # of n, best_of, num_beams
+    max_stop_strings: int = 64  # of stop strings and bad words
     max_stop_length: int = 1000  # characters of each
-    max_logit_bias: int = 1024  # entries; also ids of stop_token_ids and allowed_token_ids
+    max_logit_bias: int = 1024  # entries; also of stop_token_ids and allowed_token_ids
     max_grammar_size: int = 64 << 10  # bytes of a schema, regular expression or grammar
     grammar_timeout: float = 10.0  # seconds to compile one
     max_logprobs: int = 20  # the engine's argument; -1 is no limit
@@ -75,17 +75,17 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """What the server fetches for URLs inside messages; the settings are LMI_MEDIA_<NAME>."""
+    """What the server fetches for URLs in messages; the settings are LMI_MEDIA_<NAME>."""
 
     allows_private: bool = False
-    max_bytes: int = 64 << 20  # of one image, sound or video
-    seconds: float = 30.0  # for one, redirects included
-    max_pixels: int = 1 << 26  # of one image; of all images of a request, four times as many
+    max_bytes: int = 64 << 20  # bytes of one image, sound or video
+    seconds: float = 30.0  # seconds for one, redirects included
+    max_pixels: int = 1 << 26  # pixels of one image; of all images of a request, four times as many
 
 
 @dataclass(frozen=True, slots=True)
 class ServingProfile:
-    """What request handling needs to know of the configuration (specification names)."""
+    """The part of the configuration that request handling needs."""
 
     model_name: str = "model"
     served_names: tuple[str, ...] = ("lmi",)
@@ -123,7 +123,7 @@ class AdapterRef:
 
 @dataclass(frozen=True, slots=True)
 class SharedAdapter:
-    """A loaded adapter as every client of one engine has to name it to the engine."""
+    """A loaded adapter, with the name and path that every client of one engine uses."""
 
     engine_id: int
     engine_name: str
@@ -132,10 +132,10 @@ class SharedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class EngineSlot:
-    """A place at an engine that another process started: the addresses of one of its clients.
+    """The addresses of one client of an engine that another process started.
 
-    `index` counts the clients from 0, which is the one that started it. `base_adapter` is the path
-    of the adapter that base requests carry, where they need one.
+    `index` counts the clients from 0, which is the one that started the engine. `base_adapter` is
+    the path of the adapter of base requests, if they need one.
     """
 
     index: int
@@ -158,9 +158,9 @@ class BeamSearch:
 class GenerationJob:
     """One prompt for the engine.
 
-    `sampling` holds vLLM SamplingParams fields by name. With `apply_model_defaults` the model's own
-    generation config fills the fields that `sampling` leaves out; otherwise vLLM's neutral ones do.
-    With `beams` the answer is that many sequences, best first, and never streamed.
+    `sampling` has vLLM's SamplingParams fields by name. With `apply_model_defaults` the model's own
+    generation config sets the other fields; otherwise they have vLLM's neutral values. With `beams`
+    the answer is that many sequences, best first, and never streamed.
     """
 
     request_id: str
@@ -181,7 +181,7 @@ class GenerationJob:
 
 @dataclass(frozen=True, slots=True)
 class PromptToken:
-    """A token of a text and the characters it stands for; none of them for a special token."""
+    """A token of a text and the characters it stands for; none for a special token."""
 
     id: int
     start: int
@@ -199,10 +199,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedToken:
-    """One generated token; the texts of a sequence's tokens add up to its text.
+    """One generated token; the texts of a sequence's tokens together are its text.
 
-    `logprob` is None when log probabilities were not asked for; `top` is the most probable tokens
-    at this position, best first, when `logprobs` > 0 was asked for.
+    `logprob` is None unless log probabilities were asked for. `top` are the most probable tokens at
+    this position, best first, if `logprobs` > 0 was asked for.
     """
 
     id: int
@@ -216,9 +216,9 @@ class GeneratedToken:
 class GenerationChunk:
     """What one engine step added to sequence `index` of a request.
 
-    When streaming, a delta; otherwise the whole sequence. `finish_reason` is vLLM's (`stop`,
-    `length`, `abort`) and only on the last chunk of a sequence; `stop_reason` is the stop string or
-    token id that ended it, None at the model's own end token.
+    In a stream it is a delta, otherwise the whole sequence. `finish_reason` is vLLM's (`stop`,
+    `length`, `abort`), and set only in the last chunk of a sequence. `stop_reason` is the stop
+    string or token id that ended it; None for the model's own end token.
     """
 
     index: int
@@ -236,9 +236,9 @@ class OpenAICall:
     """A request for one of vLLM's own OpenAI handlers; `body` is the decoded JSON object.
 
     `kind` is the handler's route below /v1: `chat/completions`, `completions`, `responses`,
-    `embeddings`, `models`, ...; for `responses/retrieve` and `responses/cancel` the body is the
-    handler's arguments. With `adapter` that load of it answers, whatever its name stands for
-    meanwhile.
+    `embeddings`, `models`, ... For `responses/retrieve` and `responses/cancel` the body has the
+    handler's arguments. With `adapter` that load of it answers, even if its name means another by
+    then.
     """
 
     kind: str
@@ -252,7 +252,7 @@ class OpenAICall:
 class OpenAIReply:
     """vLLM's own answer: either `body`, or the SSE events of `stream`, one event per item.
 
-    `response` is the object that `body` was written from, where there is one.
+    `response` is the object that `body` was made from, if there is one.
     """
 
     status: int
@@ -264,10 +264,10 @@ class OpenAIReply:
 
 
 class RouteKind(StrEnum):
-    """What a route of the engine's own HTTP application does."""
+    """The effect of a route of the engine's own HTTP application."""
 
-    INFERENCE = "inference"  # answers a request, mostly by asking the engine
-    INFORMATION = "information"  # says something of the server, at once
+    INFERENCE = "inference"  # answers a request, most often with the engine
+    INFORMATION = "information"  # returns information about the server, at once
     MANAGEMENT = "management"  # acts on the server
 
 
@@ -283,10 +283,10 @@ class HttpRoute:
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """A request for the engine's own HTTP application, as it came in.
+    """A request for the engine's own HTTP application, unchanged.
 
-    `headers` are names and values in their order. `request_id` stands for the header of that name;
-    empty, what came in decides.
+    `headers` are names and values in their order. `request_id` replaces the header of that name; if
+    it is empty, the request's own header counts.
     """
 
     method: str
@@ -295,11 +295,11 @@ class HttpCall:
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
     request_id: str
-    adapter: AdapterRef | None = None  # that load of it answers, whatever `model` says
+    adapter: AdapterRef | None = None  # that load of it answers, whatever `model` is
 
     @property
     def content_type(self) -> str:
-        """What the headers say of the body; empty where they say nothing."""
+        """The body's type in the headers; empty without one."""
         found = (value for name, value in self.headers if name.lower() == b"content-type")
         return next(found, b"").decode("latin-1")
 
@@ -329,7 +329,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class TgiRoute:
-    """One of TGI's own routes: whether it streams (None: as the body says) and wraps its answer."""
+    """One of TGI's own routes: whether it streams (None: the body decides) and wraps its answer."""
 
     is_streaming: bool | None
     is_wrapped: bool
@@ -337,10 +337,10 @@ class TgiRoute:
 
 @dataclass(frozen=True, slots=True)
 class InferenceCall:
-    """An inference request as it came in, without HTTP.
+    """An inference request without HTTP.
 
-    `properties` are headers and SageMaker custom attributes by lower-case name; `query` the query
-    parameters; `tgi_route` which of TGI's own routes it came by, if by one.
+    `properties` are headers and SageMaker custom attributes by lower-case name, and `query` the
+    query parameters. `tgi_route` is set for TGI's own routes.
     """
 
     body: bytes
@@ -354,7 +354,7 @@ class InferenceCall:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How one row becomes bytes on the wire; `is_streamed` where it frames rows of a stream."""
+    """How one row becomes bytes; `is_streamed` if it frames rows of a stream."""
 
     content_type: str
     before: bytes
@@ -374,9 +374,9 @@ FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
         "3p_stream": _JSON_LINES,
     }
 )
-# Those whose answers LMI meters for third parties' endpoints.
+# Formatters whose answers LMI meters for third parties' endpoints.
 METERED: Final = ("3p", "3p_stream")
-# What of an Accept header chooses the framing of a stream; anything else changes nothing.
+# Accept headers that choose the framing of a stream; any other has no effect.
 ACCEPTED_FRAMINGS: Final[Mapping[str, Framing]] = MappingProxyType(
     {framing.content_type: framing for framing in FRAMINGS.values() if framing.is_streamed}
 )

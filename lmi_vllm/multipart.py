@@ -1,6 +1,6 @@
-"""Forms with files (`multipart/form-data`, RFC 7578): their text fields, and one put in place.
+"""Forms with files (`multipart/form-data`, RFC 7578): reads their text fields and replaces one.
 
-Only the heads of parts are parsed: a recording is megabytes, of which nothing is looked at.
+Only the headers of parts are parsed: a recording has megabytes that are not needed.
 """
 
 import itertools
@@ -15,17 +15,17 @@ KIND: Final = "multipart/form-data"
 _DISPOSITION: Final = "content-disposition"
 _LINE: Final = b"\r\n"
 _LONGEST_FIELD: Final = 64 << 10  # bytes
-# Heads are parsed while every other request waits: those of a megabyte of nothing else took 30 s.
-MAX_PARTS: Final = 1000  # as vLLM's own reader has it
-_MAX_LINES: Final = 16  # of a head
+# Headers are parsed while other requests wait: a megabyte of headers took 30 s.
+MAX_PARTS: Final = 1000  # as in vLLM's own reader
+_MAX_LINES: Final = 16  # of the headers of a part
 _MAX_HEAD: Final = 4096  # bytes
-_MAX_PARAMETERS: Final = 16  # parsing takes the square of their number
-_CODINGS: Final = ("binary", "8bit", "7bit")  # of which a reader has nothing to take back
+_MAX_PARAMETERS: Final = 16  # parsing takes quadratic time in their number
+_CODINGS: Final = ("binary", "8bit", "7bit")  # encodings that need no decoding
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Return what separates the parts of such a form; nothing where it is none."""
-    if KIND not in content_type.lower():  # most requests, of which nothing is parsed
+    """Return the separator of the form's parts; empty if it is no such form."""
+    if KIND not in content_type.lower():  # most requests have no form and are not parsed
         return b""
     message = Message()
     message["content-type"] = content_type
@@ -35,7 +35,7 @@ def boundary_of(content_type: str) -> bytes:
 
 
 def text_fields(body: bytes, boundary: bytes) -> Mapping[str, str]:
-    """Return the fields that are no files; of one given twice the last counts.
+    """Return the fields that are no files; the last one counts for a repeated name.
 
     Raises:
         PayloadError: see `parts`.
@@ -48,9 +48,9 @@ def text_fields(body: bytes, boundary: bytes) -> Mapping[str, str]:
 
 
 def with_field(body: bytes, boundary: bytes, name: str, value: str) -> bytes:
-    """Return the form with the field in place of all of its name.
+    """Return the form with this field in place of all fields of its name.
 
-    It is the last one: a reader who finds another of that name after all goes by the last.
+    It is the last field, because a reader that finds a field of that name twice uses the last.
 
     Raises:
         PayloadError: see `parts`.
@@ -62,14 +62,14 @@ def with_field(body: bytes, boundary: bytes, name: str, value: str) -> bytes:
 
 
 class Part(NamedTuple):
-    """One field: all after its separator, and what that says."""
+    """One field: everything after its separator, and what its headers say."""
 
     whole: bytes
     name: str
     is_file: bool
-    kind: str  # empty where the part names none
+    kind: str  # empty if the part names none
     content: bytes
-    problem: str  # why the content is not what was meant; empty where it is
+    problem: str  # why the content cannot be used; empty if it can
 
 
 def parts(body: bytes, boundary: bytes) -> Iterator[Part]:

@@ -1,4 +1,4 @@
-"""Where a value comes from: of settings, and of the engine arguments that follow from them."""
+"""The origin of a value: of settings, and of the engine arguments that follow from them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Final
 
 
 class OriginKind(StrEnum):
-    """The kinds of places, which decide what a value may mean and which of two counts."""
+    """The kinds of places; they decide what a value may mean and which of two counts."""
 
     DEFAULT = "default"  # nothing was written
     FLAG = "flag"  # of the command line
@@ -14,9 +14,9 @@ class OriginKind(StrEnum):
     FILE = "file"  # serving.properties or config.properties, with the line
     HUB = "hub"  # HF_MODEL_ID, HF_REVISION, HF_TASK
     VARIABLE = "variable"  # an environment variable of the setting's own name
-    ALIAS = "alias"  # a variable that stands for the setting's own
+    ALIAS = "alias"  # an alias of the setting's variable
     LATE = "late"  # a variable that counts only while the option is written nowhere else
-    DERIVED = "derived"  # our own conclusion, from the model or the machine
+    DERIVED = "derived"  # computed from the model or the machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from lmi_vllm.inference.response.streams import gathered, invocations_dialect
 from lmi_vllm.messages import FRAMINGS, GENERATE, OpenAIReply, Reply
 
 _SUCCESS = 200
-# Calls that only count or show tokens: nothing is generated for a hook to look at.
+# Calls that only count or show tokens: they generate nothing for a hook.
 _UNHOOKED_KINDS: Final = frozenset({"tokenize", "detokenize"})
 
 
 class PayloadKind(StrEnum):
-    """What a payload asks for; the first that matches wins."""
+    """What a payload asks for; the first kind that matches wins."""
 
     GENERATION = "generation"
     COMPLETION = "completions"
@@ -36,15 +36,15 @@ class Prepared:
     """A decoded request: its lane, the lane's payload, and the renderer of the answer."""
 
     payload: Mapping[str, Any]  # of the request
-    kind: str = ""  # of vLLM's handlers; empty is the LMI lane
-    body: Mapping[str, Any] | None = None  # for the handler, if not the payload
-    events: FramedEvents | None = None  # how a stream is given on, if not as on `/v1`
+    kind: str = ""  # kind of vLLM's handler; empty is the LMI lane
+    body: Mapping[str, Any] | None = None  # for the handler, if it is not the payload
+    events: FramedEvents | None = None  # how a stream is converted, if not as on `/v1`
     output: OutputHook | None = None
     reply: Callable[[OpenAIReply], Reply] | None = None  # without an output hook
 
 
 async def invoke(context: RequestContext, steps: Sequence[RequestStep]) -> Reply:
-    """Answer `/invocations` and its like: a payload of any kind, the user's code around it."""
+    """Answer `/invocations` and similar routes: any kind of payload, with the user's code."""
     async with context:
         reply = await _handle(context)
         if reply is None:
@@ -56,9 +56,9 @@ async def invoke(context: RequestContext, steps: Sequence[RequestStep]) -> Reply
 
 
 async def ask(context: RequestContext, kind: str, payload: Any = None) -> Reply:
-    """Answer a `/v1` route with vLLM's own bytes, the user's code around it.
+    """Answer a `/v1` route with vLLM's own bytes, with the user's code.
 
-    `payload` is the body's object where it has been read already.
+    `payload` is the body's object, if it was read before.
     """
     async with context:
         return await ask_admitted(context, kind, payload)
@@ -81,7 +81,7 @@ async def ask_admitted(context: RequestContext, kind: str, payload: Any = None) 
 
 
 async def prepare(context: RequestContext, payload: Any) -> dict[str, Any]:
-    """Return the payload that the lanes get: decoded, and through the input hook.
+    """Return the payload for the lanes: decoded, and changed by the input hook.
 
     Raises:
         CustomCodeError: the hook failed.
@@ -96,7 +96,7 @@ async def prepare(context: RequestContext, payload: Any) -> dict[str, Any]:
 
 
 async def _input_hooked(context: RequestContext, hook: InputHook, payload: Any) -> dict[str, Any]:
-    """Return the payload that the hook makes; it cannot change the adapter.
+    """Return the payload that the hook returns; it cannot change the adapter.
 
     Raises:
         CustomCodeError: the hook failed.
@@ -109,7 +109,7 @@ async def _input_hooked(context: RequestContext, hook: InputHook, payload: Any) 
 
 
 async def execute(context: RequestContext, prepared: Prepared) -> Reply | OpenAIReply:
-    """Return what the lane answers; the LMI lane renders its rows while they are generated."""
+    """Return the lane's answer; the LMI lane renders its rows while they are generated."""
     if not prepared.kind:
         return await generate(context, prepared.payload)
     body = prepared.payload if prepared.body is None else prepared.body
@@ -118,7 +118,7 @@ async def execute(context: RequestContext, prepared: Prepared) -> Reply | OpenAI
 
 
 async def render(context: RequestContext, prepared: Prepared, answer: Reply | OpenAIReply) -> Reply:
-    """Return the reply out of a lane's answer.
+    """Return the reply for a lane's answer.
 
     Raises:
         LmiError: vLLM refused the request, or the output hook failed.
@@ -131,7 +131,7 @@ async def render(context: RequestContext, prepared: Prepared, answer: Reply | Op
 
 
 async def _answer(context: RequestContext, payload: Any, steps: Sequence[RequestStep]) -> Reply:
-    """Answer a decoded payload, its adapters' hooks around it."""
+    """Answer a decoded payload, with its adapters' hooks."""
     await context.hold_adapters(payload)
     if context.needs_parts:
         return await _answer_each(context, payload, steps)
@@ -162,7 +162,7 @@ async def _answer_each(
 
 
 def _joined(bodies: list[bytes]) -> bytes:
-    """Return the answers of a list as one array; what is no JSON goes in as text."""
+    """Return the answers of a list as one array; an answer that is no JSON becomes a text."""
     parts = []
     for body in bodies:
         try:
@@ -174,7 +174,7 @@ def _joined(bodies: list[bytes]) -> bytes:
 
 
 def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
-    """Return what is asked for, by the payload's keys, then by hooks."""
+    """Return the lane, by the payload's keys, then by hooks."""
     profile, call, output = context.runtime.profile, context.call, context.hooks.output
     if profile.task != GENERATE:
         raise PayloadError(f"this model is for {profile.task}, not for text generation")
@@ -195,13 +195,13 @@ def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
 
 
 async def _handle(context: RequestContext) -> Reply | None:
-    """Return what the user's own handler answers; None is for the built-in one to answer."""
+    """Return the answer of the user's own handler; None leaves it to the built-in one."""
     handle = context.runtime.hooks.handle
     return None if handle is None else await handle(context.call, context.statuses)
 
 
 def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
-    """Return the payload; what only an input hook or a step can read, where there is one.
+    """Return the payload; an input hook or a step may read bodies that are no objects.
 
     Raises:
         PayloadError: see `decode_body`.

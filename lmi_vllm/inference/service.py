@@ -1,4 +1,4 @@
-"""The inference service behind the routes, with the state that requests share; no HTTP."""
+"""The inference service behind the routes, and the state that requests share; no HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ Answer = Callable[[RequestContext], Awaitable[Reply]]
 
 
 class InferenceService:
-    """Answers inference calls; made at once, its runtime attached when the engine is up."""
+    """Answers inference calls; its runtime is attached when the engine has started."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class InferenceService:
         self.lifecycle = queue.lifecycle
         self.profile = profile or ServingProfile()
         self.model_url = ""
-        self.managed: object = None  # what the management API keeps of the model
-        self.steps: list[RequestStep] = []  # of extras, in the way of /invocations and its like
+        self.managed: object = None  # what the management API keeps about the model
+        self.steps: list[RequestStep] = []  # of extras, on /invocations and similar routes
         self.telemetry = Telemetry()
         self.statuses = statuses
         self._runtime: Runtime | None = None
@@ -59,16 +59,16 @@ class InferenceService:
 
     @property
     def loaded_engine(self) -> Engine | None:
-        """The engine of the loaded model, ready or not; None before there was one."""
+        """The engine of the loaded model, ready or not; None before there is one."""
         return None if self._runtime is None else self._runtime.engine
 
     @property
     def registered_adapters(self) -> tuple[Adapter, ...]:
-        """The adapters requests may name, loaded or not; none before there is a model."""
+        """The adapters that requests may name, loaded or not; none before there is a model."""
         return () if self._runtime is None else tuple(self._runtime.adapters)
 
     def detach(self) -> None:
-        """Forget the model: it has been unloaded."""
+        """Drop the model, which has been unloaded."""
         self._runtime = None
         self.profile = ServingProfile()
         self.model_url = ""
@@ -86,7 +86,7 @@ class InferenceService:
         return self._runtime
 
     def check_model(self, name: str | None) -> None:
-        """Check that `name` is served here, or none was given.
+        """Check that `name` is the served model, or that none was given.
 
         Raises:
             ResourceNotFoundError: another model is asked for.
@@ -100,7 +100,7 @@ class InferenceService:
             )
 
     async def infer(self, call: InferenceCall) -> Reply:
-        """Answer `/invocations` and its like: every kind of payload."""
+        """Answer `/invocations` and similar routes: any kind of payload."""
         answer = partial(self.answer, call, partial(pipeline.invoke, steps=self.steps))
         for step in self.steps:
             if (reply := await step.before(call, answer)) is not None:
@@ -110,24 +110,25 @@ class InferenceService:
     async def answer_openai(
         self, call: InferenceCall, kind: str, payload: dict[str, Any] | None = None
     ) -> Reply:
-        """Answer a `/v1` route with vLLM's own bytes; `payload` is the body where it was read."""
+        """Answer a `/v1` route with vLLM's own bytes; `payload` is the body, if it was read."""
         return await self.answer(call, partial(pipeline.ask, kind=kind, payload=payload))
 
     def find_route(self, method: str, path: str) -> HttpRoute | None:
-        """Return the route of the engine's own HTTP application that a request means."""
+        """Return the route of a request in the engine's own HTTP application."""
         application = None if self._runtime is None else self._runtime.engine.http
         return None if application is None else application.find(method, path)
 
     @property
     def sees_every_request(self) -> bool:
-        """Whether all requests go to the engine's application, past our lanes."""
+        """Whether all requests go to the engine's application instead of our lanes."""
         application = None if self._runtime is None else self._runtime.engine.http
         return application is not None and application.sees_every_request
 
     async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
         """Answer a route of the engine's own HTTP application."""
         if route.kind is not RouteKind.INFERENCE:
-            # What wakes an engine has to reach it; a drain waits for what may still be read.
+            # A call that wakes the engine must reach it, and a drain waits for responses to be
+            # read.
             reached = [State.ASLEEP]
             reached += [State.DRAINING] * (route.kind is RouteKind.INFORMATION)
             is_reached = self.lifecycle.state in reached
@@ -137,7 +138,7 @@ class InferenceService:
         return await self.answer(call, partial(forward, http=http, route=route))
 
     def expect_room(self) -> None:
-        """Refuse what could not be admitted now, before its body is read into memory.
+        """Refuse a request that would not be admitted now, before its body is read.
 
         Raises:
             NotReadyError: the server starts, drains or has failed.
@@ -152,7 +153,7 @@ class InferenceService:
             raise
 
     async def answer(self, call: InferenceCall, answer: Answer) -> Reply:
-        """Return what `answer` makes of the call; a shutdown that cuts it off is an error."""
+        """Return the result of `answer`; if a shutdown cancels it, raise an error."""
         if (record := current_record()) is not None:
             record.is_inference = True
         try:

@@ -1,4 +1,4 @@
-"""The body of a request: its bytes to a payload, and bounds on what multiplies its work."""
+"""The body of a request: its bytes become a payload, with bounds on the work it asks for."""
 
 import contextlib
 import csv
@@ -17,12 +17,12 @@ from lmi_vllm.multipart import KIND, MAX_PARTS, boundary_of, parts
 
 URL_ENCODED: Final = "application/x-www-form-urlencoded"
 MAX_BODY_VALUES: Final = 1 << 20
-MAX_ESCAPES: Final = 1 << 18  # `%41` in a form: taking them back is slow
+MAX_ESCAPES: Final = 1 << 18  # of `%41` in a form: decoding them is slow
 CSV_COLUMNS: Final = ("inputs", "question", "context")
 EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 MAX_MESSAGES: Final = 8192  # and parts: each is checked, and put into the template, one by one
 MAX_TOOLS: Final = 1024  # 50 us each in vLLM's models, on the event loop
-MAX_DEPTH: Final = 200  # levels; orjson writes 254, and Python's parsers and templates end at 1000
+MAX_DEPTH: Final = 200  # levels; orjson writes 254, Python's parsers and templates fail at 1000
 # Compared after each token, in the engine; the time may grow with the square.
 LONGEST_PATTERN: Final = 128
 _SEQUENCES: Final = ("n", "best_of", "num_beams")
@@ -31,7 +31,7 @@ _TOKEN_IDS: Final = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 _LOGPROBS: Final = ("logprobs", "top_n_tokens", "prompt_logprobs")
 _NESTING: Final = frozenset({dict, list})
 _CONVERSATIONS: Final = ("messages", "system")
-# Texts and token ids, which are cheap, or objects with parts, as messages are.
+# Texts and token ids, which are cheap, or objects with parts, such as messages.
 _MIXED: Final = (
     "input", "inputs", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2"
 )  # fmt: skip
@@ -39,21 +39,22 @@ _GRAMMARS: Final = (
     "structured_outputs", "response_format", "grammar",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar",
 )  # fmt: skip
-# All that `check_limits` looks at: most requests have none of it.
+# The fields that `check_limits` reads: most requests have none of them.
 _BOUNDED: Final = frozenset(
     {*_SEQUENCES, *_STRINGS, *_TOKEN_IDS, *_GRAMMARS, *_CONVERSATIONS, *_MIXED,
      "tokens", "repetition_detection", "text", "tools"}
 )  # fmt: skip
-# Fields of an OpenAI body that may hold one text or many, each of which is work of its own.
+# Fields of an OpenAI body with one text or several; each text is work of its own.
 _TEXTS: Final = frozenset(
     {*_MIXED, "prompt", "texts", "images"}
 )  # fmt: skip
 
 
 def check_values(body: bytes) -> None:
-    """Check that a body has no more values than can be parsed without delaying other requests.
+    """Check that a body has so few values that parsing it does not delay other requests.
 
-    A comma stands between two values. In a picture every 256th byte is one, in a text far fewer.
+    Values are separated by commas. In the bytes of a picture every 256th is a comma, in a text far
+    fewer.
 
     Raises:
         PayloadError: it has more than any prompt has token ids.
@@ -86,7 +87,7 @@ def decode_body(body: bytes, content_type: str) -> dict[str, Any]:
 
 
 def form_field(body: bytes, content_type: str, name: str) -> str | None:
-    """Return the first field of that name in a form, None without one or where it is no form."""
+    """Return the first field of that name in a form; None without one, or if it is no form."""
     return next(
         (text for field, _, text in _form_fields(body, content_type) if field == name), None
     )
@@ -124,7 +125,7 @@ def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
 def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, str]]:
     """Yield name, content type and text of each field."""
     kind = content_type.lower()
-    if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless told its content type
+    if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless it is given a content type
         return
     if URL_ENCODED in kind:
         if body.count(b"&") >= MAX_PARTS or body.count(b"%") > MAX_ESCAPES:
@@ -191,9 +192,9 @@ def check_logprobs(given: Mapping[str, Any], limits: RequestLimits) -> None:
 
 
 def sequence_count(body: Mapping[str, Any]) -> int:
-    """Return how many sequences an OpenAI body asks for: its prompts times `n`; one counts as 1.
+    """Return the number of sequences of an OpenAI body: its prompts times `n`; one prompt is 1.
 
-    A prompt may be text or a list of token ids; a list of either is several.
+    A prompt may be a text or a list of token ids; a list of either is several prompts.
     """
     prompts = max((_length(body[name]) for name in _TEXTS & body.keys()), default=1)
     messages = body.get("messages")
@@ -210,7 +211,7 @@ def _length(value: object) -> int:
 
 
 def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
-    for name in filter(given.__contains__, _SEQUENCES):  # most bodies have few of all these
+    for name in filter(given.__contains__, _SEQUENCES):  # most bodies have few of these fields
         count = _as_number(given[name])
         if count is not None and count > limits.max_sequences:
             yield f"{name}: at most {limits.max_sequences} (LMI_MAX_SEQUENCES) (got {count})"
@@ -229,7 +230,7 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
 
 
 def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
-    """Lists that vLLM processes on a shared thread without a bound of its own."""
+    """Yield lists that vLLM processes on a shared thread without a bound of its own."""
     for name in filter(given.__contains__, (*_CONVERSATIONS, *_MIXED)):
         value = given[name]
         if name in _MIXED and isinstance(value, list):
@@ -239,7 +240,7 @@ def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str
     tools = given.get("tools")
     if isinstance(tools, list) and len(tools) > MAX_TOOLS:
         yield f"tools: at most {MAX_TOOLS} (got {len(tools)})"
-    tokens = given.get("tokens")  # of /detokenize; vLLM would look at each of them first
+    tokens = given.get("tokens")  # of /detokenize; vLLM would examine each of them first
     if isinstance(tokens, list) and len(tokens) > limits.max_tokenize_length:
         most = f"{limits.max_tokenize_length} (LMI_MAX_TOKENIZE_LENGTH)"
         yield f"tokens: at most {most} (got {len(tokens)})"
@@ -252,9 +253,9 @@ def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str
 
 
 def _message_count(value: object) -> int:
-    """Return how many messages and parts there are, those of conversations and results, too.
+    """Return the number of messages and parts, also in conversations and results.
 
-    Whatever list a message has counts as parts: vLLM's models look at each item of it.
+    Every list in a message counts as parts, because vLLM's models read each of its items.
     """
     count, left = 0, [value]
     while left:
@@ -268,7 +269,7 @@ def _message_count(value: object) -> int:
 
 
 def _is_deep(value: dict[str, Any] | list[Any]) -> bool:
-    """Whether more levels are in it than vLLM's parsers and templates can follow."""
+    """Whether it has more levels than vLLM's parsers and templates accept."""
     level: list[Any] = [value]
     with contextlib.suppress(RecursionError):  # of arguments
         for _ in range(MAX_DEPTH):
@@ -279,21 +280,21 @@ def _is_deep(value: dict[str, Any] | list[Any]) -> bool:
 
 
 def _held(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    """Return what is in it; the arguments of a call are a text, which vLLM parses."""
+    """Return the values in an object or a list; a call's arguments are a text that vLLM parses."""
     if isinstance(value, list):
         return value
     text = value.get("arguments")
     if isinstance(text, str) and text.count("{") + text.count("[") > MAX_DEPTH // 2:
-        with contextlib.suppress(ValueError):  # that it is no JSON, vLLM says or overlooks
+        with contextlib.suppress(ValueError):  # vLLM refuses or ignores a text that is no JSON
             return [*value.values(), json.loads(text)]
     return value.values()
 
 
 def _as_number(value: object) -> float | None:
-    """Return a number, or what vLLM's models make of a text; None for anything else."""
+    """Return a number, or a text that vLLM's models read as one; None for anything else."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            return min(sys.maxsize, float(value))  # which a NaN is, too
+            return min(sys.maxsize, float(value))  # NaN, too
     return value if _is_number(value) else None
 
 
@@ -313,7 +314,7 @@ def _long_strings(name: str, value: object, limits: RequestLimits) -> Iterator[s
 
 
 def _grammars(given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield what a grammar is made of, tools' parameters and the responses route's included."""
+    """Yield the grammars of a request, with tools' parameters and the responses route's format."""
     for name in filter(given.__contains__, _GRAMMARS):
         yield name, given[name]
     text = given.get("text")
@@ -326,7 +327,7 @@ def _grammars(given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _size(value: object) -> int:
-    """Return the bytes of a grammar as it came: a text, or JSON."""
+    """Return the size in bytes of a grammar: a text, or JSON."""
     if value is None:
         return 0
     return len(value.encode() if isinstance(value, str) else orjson.dumps(value))

@@ -1,6 +1,6 @@
 """The `parameters` of an LMI generation request.
 
-Pydantic lives here and in the settings sources only: a request's parameters are validated once,
+Only this module and the settings sources use pydantic: a request's parameters are validated once,
 then turned into frozen types.
 """
 
@@ -25,11 +25,11 @@ from lmi_vllm.errors import PayloadError
 logger = logging.getLogger(__name__)
 
 INT32_MAX: Final = (1 << 31) - 1
-INT64_MAX: Final = (1 << 63) - 1  # what the engine's messages and torch's seeds can hold
+INT64_MAX: Final = (1 << 63) - 1  # limits of the engine's messages and torch's seeds
 
 
 def _whole(value: object) -> object:
-    """Accept 30.0 as 30, as JSON writers without integers send it; true is not a number."""
+    """Accept 30.0 as 30, since some JSON writers have no integers; true is not a number."""
     if isinstance(value, bool):
         raise ValueError("expected a whole number, not true or false")
     if isinstance(value, float) and value.is_integer():
@@ -66,7 +66,7 @@ Strings = Annotated[list[str], BeforeValidator(_strings, json_schema_input_type=
 
 
 class GenerationParameters(BaseModel):
-    """Every parameter we know; unknown names are kept aside and named in a warning."""
+    """Every known parameter; unknown names are kept apart, for a warning."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -118,7 +118,7 @@ class GenerationParameters(BaseModel):
     guided_grammar: str | None = None
     grammar: dict[str, Any] | None = None
     length_penalty: Number | None = Field(None, ge=-10.0, le=10.0)
-    # Accepted, without effect: LMI documents them, vLLM has nothing like them.
+    # Accepted without effect: LMI documents them, and vLLM has no equivalent.
     typical_p: Any = None
     watermark: Any = None
     early_stopping: Any = None
@@ -127,9 +127,9 @@ class GenerationParameters(BaseModel):
     adapter_id: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """Return what the request says, by our names; null is as if it were left out.
+        """Return the parameters of the request, by our names; null counts as missing.
 
-        A request names a few of fifty: none of what it costs should grow with the others.
+        A request has a few of fifty parameters, so the cost must not grow with the others.
         """
         values = self.__dict__
         known = {name: values[name] for name in self.model_fields_set & values.keys()}
@@ -162,7 +162,7 @@ def parse_parameters(raw: Mapping[str, Any]) -> GenerationParameters:
 
 
 def _problems(error: ValidationError) -> list[str]:
-    # A union reports each branch; one sentence per parameter is enough.
+    # A union reports each of its branches; one sentence per parameter is enough.
     seen: dict[str, str] = {}
     for item in error.errors(include_url=False):
         name = str(item["loc"][0]) if item["loc"] else "parameters"
@@ -172,7 +172,7 @@ def _problems(error: ValidationError) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """Return a short JSON text of what came in; containers may be deep, and say what they are."""
+    """Return a short JSON text of a value; a container, which may be deep, is only named."""
     if isinstance(value, (list, dict)):
         return "an array" if isinstance(value, list) else "an object"
     return json.dumps(value, default=str, ensure_ascii=False)[:80]
@@ -189,7 +189,7 @@ def unread_names(parameters: GenerationParameters) -> Sequence[str]:
 
 @dataclass(slots=True)
 class UnreadNames:
-    """Warns of each parameter name without effect, once; a client may invent any number of them."""
+    """Warns once of each parameter name without effect; clients may invent any number of names."""
 
     most: int = 1000
     _seen: set[str] = field(default_factory=set)

@@ -22,7 +22,7 @@ CONSTRAINTS: Final = frozenset(
     }
 )
 _SAMPLING_HINTS: Final = ("temperature", "top_p", "top_k", "min_p")
-# Ours -> vLLM's SamplingParams; only what the request gives is passed on.
+# Ours -> vLLM's SamplingParams; only given parameters are passed.
 _SAME_MEANING: Final[Mapping[str, str]] = {
     "min_new_tokens": "min_tokens",
     "temperature": "temperature",
@@ -42,7 +42,7 @@ _SAME_MEANING: Final[Mapping[str, str]] = {
     "allowed_token_ids": "allowed_token_ids",
     "prompt_logprobs": "prompt_logprobs",
 }
-# What vLLM's beam search does not look at, with the values that mean nothing anyway.
+# Parameters that vLLM's beam search ignores, with their neutral values.
 _NOT_WITH_BEAMS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "do_sample": (False,),
@@ -141,7 +141,7 @@ def request_sampling(
     wants_logprobs: bool,
     tgi_route: TgiRoute | None,
 ) -> dict[str, Any]:
-    """Return the SamplingParams fields of a request: its parameters, and what its answer shows."""
+    """Return the SamplingParams fields of a request: its parameters, and those its answer needs."""
     fields = sampling_fields(parameters, None) if tgi_route else sampling_fields(parameters)
     if profile.tgi_compat:  # TGI keeps a stop sequence in the text
         fields.setdefault("include_stop_str_in_output", True)
@@ -159,7 +159,7 @@ def request_sampling(
 def wants_details(
     parameters: GenerationParameters, profile: ServingProfile, tgi_route: TgiRoute | None
 ) -> bool:
-    """Whether the answer has `details`, which TGI's clients get unless they decline."""
+    """Whether the answer has `details`; TGI's clients get them unless they decline."""
     if tgi_route:  # TGI 3: either of the two asks for details
         return bool(parameters.details or parameters.decoder_input_details)
     return bool(profile.tgi_compat if parameters.details is None else parameters.details)
@@ -168,7 +168,7 @@ def wants_details(
 def sampling_fields(
     parameters: GenerationParameters, default_max_tokens: int | None = DEFAULT_MAX_NEW_TOKENS
 ) -> dict[str, Any]:
-    """Return the vLLM SamplingParams fields that the parameters ask for.
+    """Return the vLLM SamplingParams fields for the parameters.
 
     `default_max_tokens` None means up to the end of the context.
     """
@@ -206,7 +206,7 @@ def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:
 
 
 def structured_outputs(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return vLLM's structured-output constraint from whichever spelling the request uses.
+    """Return vLLM's structured-output constraint, from any of the request's spellings.
 
     Raises:
         PayloadError: more than one is used, or one is not of its form.

@@ -1,7 +1,7 @@
 """Chunks -> bytes: schemas (LMI, TGI-compatible, metered) times framings (json, jsonlines, sse).
 
-No I/O here: a formatter is made per request, is told about chunks and returns bytes. The shapes are
-those of docs/requests.md; JSON is compact and not ASCII-escaped.
+There is no I/O here: each request has its formatter, which gets chunks and returns bytes.
+docs/requests.md has the formats; JSON is compact and not ASCII-escaped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # requests ask here which formatters stream
     from lmi_vllm.inference.lmi_lane import LmiRequest
 
 
-# vLLM's finish reasons in LMI's words; `stop` is told apart by its stop reason.
+# vLLM's finish reasons in LMI's words; the stop reason distinguishes two kinds of `stop`.
 _FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
     {"length": "length", "abort": "abort", "error": "error"}
 )
@@ -41,7 +41,7 @@ def frame(framing: Framing, row: object) -> bytes:
 
 
 def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: bool) -> Framing:
-    """Return the framing of a stream: what Accept asks for, then what is configured."""
+    """Return the framing of a stream: from Accept, else from the configuration."""
     for part in accept.split(","):
         framing = ACCEPTED_FRAMINGS.get(part.split(";")[0].strip().lower())
         if framing is not None:
@@ -52,7 +52,7 @@ def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: boo
 
 
 def streams_by_default(output_formatter: str | None) -> bool:
-    """Whether that formatter streams the answers of requests that do not say."""
+    """Whether that formatter streams the answers of requests without `stream`."""
     framing = FRAMINGS.get(output_formatter or "")
     return framing is not None and framing.is_streamed
 
@@ -89,14 +89,14 @@ def tgi_token(token: GeneratedToken) -> dict[str, Any]:
 
 
 def lmi_error(text: str, status: int) -> dict[str, Any]:
-    """Return the row that says why a stream ended early."""
+    """Return the last row of a stream that ended early, with the error."""
     return {"error": text, "code": status}
 
 
 def metered(text: str, reason: str | None, generated: int, prompt: int | None) -> dict[str, Any]:
     """Return an answer of LMI's third-party format, or a row of one: text, counts and metering.
 
-    `prompt` is how many tokens the prompt has, None where that was said before.
+    `prompt` is the number of prompt tokens; None if a row before has it.
     """
     metering = {"outputTokenCount": generated}
     return {
@@ -111,20 +111,20 @@ def metered(text: str, reason: str | None, generated: int, prompt: int | None) -
 
 
 def metered_error(text: str, status: int) -> dict[str, Any]:
-    """Return the row that says why a metered stream ended early."""
+    """Return the last row of a metered stream that ended early."""
     row = metered("", "error", 0, None) | {"content_type": FRAMINGS["jsonlines"].content_type}
     return row | {"error": {"error_code": status, "error_msg": text}}
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What distinguishes the dialects of generated text."""
+    """The differences between the dialects of generated text."""
 
     token: Callable[[GeneratedToken], dict[str, Any]]
     error: Callable[[str, int], Mapping[str, Any]]
-    is_wrapped: bool  # a single non-streamed object comes in a one-element array
-    is_tgi3: bool = False  # rows of a stream are numbered and hold what is not there as null
-    is_metered: bool = False  # texts and counts alone, without tokens or details
+    is_wrapped: bool  # a single object that is not streamed comes in an array
+    is_tgi3: bool = False  # rows of a stream are numbered and have null for missing values
+    is_metered: bool = False  # only texts and counts, without tokens or details
 
 
 LMI_SCHEMA: Final = Schema(lmi_token, lmi_error, is_wrapped=False)
@@ -144,11 +144,11 @@ def choose_schema(profile: ServingProfile, tgi_route: TgiRoute | None) -> Schema
     return TGI_SCHEMA if profile.tgi_compat else LMI_SCHEMA
 
 
-# A token whose values are nowhere else in a row, and what stands for them in a template.
+# A token with values that occur nowhere else in a row, and their placeholders in a template.
 _SAMPLE: Final = GeneratedToken(987654321, "the text", -98765.4321)
-# In the order in which a row has them.
+# In the order of a row.
 _ID, _TEXT, _LOGPROB = map(orjson.dumps, (_SAMPLE.id, _SAMPLE.text, _SAMPLE.logprob))
-_Template = tuple[bytes, int]  # a row, and how often it says the log probability
+_Template = tuple[bytes, int]  # a row, and how often it has the log probability
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class StreamFormatter:
     _templates: dict[bool, _Template] = field(default_factory=dict)  # by: with a log probability
 
     def rows(self, chunk: GenerationChunk) -> bytes:
-        """Return the rows of `chunk`; the last one closes the stream when the chunk ends it."""
+        """Return the rows of `chunk`; the last one closes the stream if the chunk ends it."""
         if self.schema.is_metered:
             return b"".join(frame(self.framing, row) for row in self._metered_rows(chunk))
         self._texts.append(chunk.text)
@@ -178,7 +178,7 @@ class StreamFormatter:
     def token_row(self, token: int, text: str, logprob: float | None) -> bytes:
         """Return the row of a chunk that is one ordinary token and not the last.
 
-        The same bytes as those of `rows`, put into a row that was rendered once.
+        The bytes are those of `rows`, made from a row that was rendered once.
         """
         has_logprob = logprob is not None
         template = self._templates.get(has_logprob)
@@ -194,7 +194,7 @@ class StreamFormatter:
         return row % (token, orjson.dumps(text))
 
     def _render_template(self, *, has_logprob: bool) -> _Template:
-        """Return the row of a token with places for what differs between tokens."""
+        """Return the row of a token with placeholders for the values that differ between tokens."""
         sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
         row = {"index": 0, "token": _as_row(self.request, self.schema)(sample)}
         framed = frame(self.framing, row).replace(b"%", b"%%")
@@ -208,7 +208,7 @@ class StreamFormatter:
 
     def _metered_rows(self, chunk: GenerationChunk) -> Iterator[dict[str, Any]]:
         """Yield a row for each token; the first counts the prompt, the last says what ended it."""
-        texts = [token.text for token in chunk.tokens] or [""]  # an abort may bring no token
+        texts = [token.text for token in chunk.tokens] or [""]  # an abort may have no token
         for position, text in enumerate(texts, start=1):
             prompt = None if self._tokens else chunk.prompt_tokens
             self._tokens += bool(chunk.tokens)
@@ -247,7 +247,7 @@ class StreamFormatter:
 
 
 def _as_row(request: "LmiRequest", schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
-    """Return what makes a token's row; candidates have probabilities also when none are wanted."""
+    """Return the function that makes a token's row; candidates always have probabilities."""
     return schema.token if request.wants_logprobs else bare_token
 
 
@@ -282,7 +282,7 @@ def format_result(
 def rank_candidates(
     sequences: Sequence[GenerationChunk], candidates: Candidates
 ) -> list[GenerationChunk]:
-    """Return the sequences to answer, best first: by probability, or as a beam search ranks."""
+    """Return the sequences of the answer, best first: by probability, or by beam search rank."""
     if candidates.beams:
         ranked = sorted(sequences, key=lambda chunk: chunk.index)
     else:

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI answers as each route gives them: its errors, and its streams to their ends."""
+"""vLLM's OpenAI answers in the form of each route: its errors, and the ends of its streams."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _DATA: Final = b"data: "
 _BLANK_LINE: Final = len(b"\n\n")
 RESPONSES: Final = "responses"  # the kind of call
 RESPONSES_PATH: Final = "/v1/responses"
-_CODE: Final = "server_error"  # the Responses API's one code for faults that are not the request's
+_CODE: Final = "server_error"  # the Responses API's code for faults that the request did not cause
 SSE_ERROR: Final = b'data: {"error":'  # how vLLM's streams fail; its chunks begin otherwise
 
 
@@ -39,7 +39,7 @@ class EventStream(Protocol):
         ...
 
     def event(self, event: bytes) -> bytes:
-        """Return one that goes to the client by itself, past `events`, as the route sends it."""
+        """Return an event that is written directly, in the form of the route."""
         ...
 
     def error(self, error: LmiError) -> bytes:
@@ -69,15 +69,15 @@ class FramedEvents:
 
     @property
     def is_vllm_s(self) -> bool:
-        """Whether its bytes are vLLM's own, errors and end marker included."""
+        """Whether its bytes are vLLM's own, with errors and end marker."""
         return self.framing is FRAMINGS["sse"] and self.dialect is not Dialect.TGI
 
     def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Return vLLM's events as this route sends them; only errors are ever parsed."""
+        """Return vLLM's events in the form of this route; only errors are ever parsed."""
         return events if self.is_vllm_s else self._converted(events)
 
     def event(self, event: bytes) -> bytes:
-        """Return one of vLLM's events, neither an error nor its end marker, in this framing."""
+        """Return one of vLLM's events, neither an error nor the end marker, in this framing."""
         if self.framing is FRAMINGS["sse"]:
             return event
         return self.framing.before + event[len(_DATA) : -_BLANK_LINE] + self.framing.after
@@ -112,10 +112,10 @@ V1_EVENTS: Final = FramedEvents(Dialect.OPENAI, FRAMINGS["sse"])
 
 
 class ResponsesEvents:
-    """One stream of the Responses API, given on untouched; one that we cut ends in its own events.
+    """A stream of the Responses API, unchanged; one that we cut ends in the API's own events.
 
     OpenAI's API reference, "Streaming events": every event has a name, a type and a sequence
-    number; a response that fails ends with `error` and `response.failed`. There is no `[DONE]`.
+    number. A response that fails ends with `error` and `response.failed`. There is no `[DONE]`.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class ResponsesEvents:
         self._last = b""
 
     async def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the events as they come."""
+        """Yield the events unchanged."""
         try:
             async for event in events:
                 yield self.event(event)
@@ -131,13 +131,13 @@ class ResponsesEvents:
             await close_iterator(events)
 
     def event(self, event: bytes) -> bytes:
-        """Return it; its sequence number is kept for an error event."""
+        """Return the event; its sequence number is kept for an error event."""
         self._first = self._first or event
         self._last = event
         return event
 
     def error(self, error: LmiError) -> bytes:
-        """Return `error`, and `response.failed` where the client knows of a response."""
+        """Return `error`, and `response.failed` if the client has seen a response."""
         number = int(_data(self._last).get("sequence_number", -1)) + 1
         last_event = _framed(
             {
@@ -162,7 +162,7 @@ class ResponsesEvents:
 
 
 class AnthropicEvents(UnchangedEvents):
-    """One stream of Anthropic's messages; a failure is an event of its own, and the last one."""
+    """A stream of Anthropic's messages; a failure is an event, and the last one."""
 
     def error(self, error: LmiError) -> bytes:
         """Return the end of a stream that failed after its first byte."""
@@ -171,7 +171,7 @@ class AnthropicEvents(UnchangedEvents):
 
 
 class CohereEvents(UnchangedEvents):
-    """One stream of Cohere's chat; a failure is how its message ends, as vLLM writes it."""
+    """A stream of Cohere's chat; a failure is the end of its message, as in vLLM."""
 
     def error(self, error: LmiError) -> bytes:
         """Return the end of a stream that failed after its first byte."""
@@ -189,7 +189,7 @@ class RawByteStream(UnchangedEvents):
 
 
 def event_stream(route: HttpRoute, content_type: str) -> EventStream:
-    """Return how a stream of the engine's own application is given on."""
+    """Return how a stream of the engine's own application is forwarded."""
     if not content_type.startswith("text/event-stream"):
         return RawByteStream()
     if route.dialect is Dialect.ANTHROPIC:
@@ -209,12 +209,12 @@ def lmi_reply(answer: OpenAIReply, content_type: str = "application/json") -> Re
         return Reply(200, content_type, stream=answer.stream)
     if answer.status >= 400:  # noqa: PLR2004 (an error status)
         raise error_of(answer.body)
-    newline = b"\n" if "json" in answer.content_type else b""  # vectors may come as bytes
+    newline = b"\n" if "json" in answer.content_type else b""  # vectors may be bytes
     return Reply(answer.status, answer.content_type, answer.body + newline, headers=answer.headers)
 
 
 def error_of(body: bytes) -> LmiError:
-    """Return vLLM's error object as the error of ours that has its meaning and text."""
+    """Return our error with the meaning and text of vLLM's error object."""
     error = orjson.loads(body)["error"]
     text, status = str(error["message"]), int(error["code"])
     if status == 503:  # noqa: PLR2004 (vLLM's own queue limit)
@@ -225,7 +225,7 @@ def error_of(body: bytes) -> LmiError:
 
 
 def _data(event: bytes) -> Mapping[str, Any]:
-    """Return the object that an event carries; an empty one where there is none."""
+    """Return the object in an event; an empty one if there is none."""
     for line in event.splitlines():
         if line.startswith(_DATA):
             found = orjson.loads(line[len(_DATA) :])

@@ -1,4 +1,4 @@
-"""Streams of a reply: direct writes, limits of silence, and how a failure ends them."""
+"""Streams of a reply: direct writes, limits of pauses, and the last row of a failed stream."""
 
 import asyncio
 import contextlib
@@ -21,24 +21,24 @@ Item = TypeVar("Item")
 
 
 class RowSink(Protocol):
-    """Where a stream's rows go, of themselves once connected."""
+    """Takes a stream's rows as they come, once connected."""
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client has to read first."""
+        """Whether the client has to read before more is written."""
         ...
 
     def put(self, row: bytes) -> None:
-        """Take a row; for a client that is gone it is dropped."""
+        """Write a row; if the client has disconnected, drop it."""
         ...
 
 
 class ReplyStream(AsyncIterator[bytes]):
     """A byte stream that releases its request's resources when closed, started or not.
 
-    A generator that was never started runs none of its `finally` blocks: a client that disconnects
+    A generator that was never started runs none of its `finally` blocks. A client that disconnects
     between the status line and the first byte would keep its slot in the queue for ever. With
-    `connect`, some rows go to a sink by themselves while the next one is waited for.
+    `connect`, some rows are written to a sink while the next one is awaited.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class ReplyStream(AsyncIterator[bytes]):
         return await anext(self._rows)
 
     def connect(self, sink: RowSink) -> None:
-        """Let rows go to `sink` by themselves where the stream can do that."""
+        """Let the stream write rows to `sink` itself, if it can."""
         if self._connect is not None:
             self._connect(sink)
 
     async def aclose(self) -> None:
-        """Abort what still runs and release everything; may be called twice."""
+        """Abort running work and release everything; may be called twice."""
         try:
             await close_iterator(self._rows)
         finally:
@@ -80,9 +80,9 @@ async def close_iterator(iterator: AsyncIterator[Item]) -> None:
 class SilenceLimit:
     """Ends the wait for a stream's next item when it takes too long.
 
-    One timer serves the whole stream, looking again at the end of each span whether it is still the
-    same wait: arming one for each item would cost a tenth of what a token costs. `seconds` and
-    `setting` may be changed between waits.
+    One timer serves the whole stream. At the end of each span it checks whether the same wait still
+    runs. A timer for each item would take a tenth of a token's time. `seconds` and `setting` may be
+    changed between waits.
     """
 
     def __init__(self, seconds: float, setting: str) -> None:
@@ -90,7 +90,7 @@ class SilenceLimit:
         self.setting = setting
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = math.inf  # when the wait under way has taken too long
+        self._due = math.inf  # when the running wait has taken too long
         self.is_waiting = False  # a reader, for the next item
         self._task: asyncio.Task[Any] | None = None
         self._is_over = False
@@ -100,7 +100,7 @@ class SilenceLimit:
         return self.within(anext(items, None))
 
     async def within(self, work: Awaitable[Item]) -> Item:
-        """Return what `work` returns.
+        """Return the result of `work`.
 
         Raises:
             DeadlineError: nothing came in time; the text names the setting.
@@ -117,7 +117,7 @@ class SilenceLimit:
             if not self._is_over:
                 raise
             self._is_over = False
-            if task is not None and task.uncancel() > cancels:  # others want its end too
+            if task is not None and task.uncancel() > cancels:  # others wait for its end, too
                 raise
             raise deadline_error(self.seconds, self.setting) from None
         finally:
@@ -140,7 +140,7 @@ class SilenceLimit:
 
     def _look(self) -> None:
         self._timer = None
-        if self._due is math.inf:  # no wait is under way: the next one arms it again
+        if self._due is math.inf:  # no wait runs: the next one starts it again
             return
         if self._loop.time() < self._due:
             self._arm()
@@ -150,7 +150,7 @@ class SilenceLimit:
 
 
 async def gathered(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
-    """Return all results, in order; the first failure ends the others and is raised."""
+    """Return all results, in order; the first failure cancels the others and is raised."""
     if len(works) == 1:  # most often: no task is needed
         return [await works[0]]
     try:
@@ -181,7 +181,7 @@ def deadline_error(seconds: float, setting: str) -> DeadlineError:
 
 
 class _DirectWriter:
-    """Writes what comes while a stream's reader waits for the next row."""
+    """Writes items while a stream's reader waits for the next row."""
 
     __slots__ = ("_sink", "limit")
 
@@ -190,12 +190,12 @@ class _DirectWriter:
         self._sink: RowSink | None = None
 
     def connect(self, sink: RowSink) -> None:
-        """Write to `sink` from here on."""
+        """Write to `sink` from now on."""
         self._sink = sink
 
     @property
     def is_open(self) -> bool:
-        """Whether a chunk may be written: it has to come after all that was yielded."""
+        """Whether a chunk may be written: it must come after everything that was yielded."""
         sink = self._sink
         return sink is not None and self.limit.is_waiting and not sink.is_paused
 
@@ -220,13 +220,13 @@ class DirectRowWriter(_DirectWriter):
 
     def read_token(self, token: int, text: str, logprob: float | None) -> None:
         """Write the row of one ordinary token."""
-        if self._sink is not None:  # `_write`, without the call: this is done for each token
+        if self._sink is not None:  # `_write` inline: this runs for each token
             self._sink.put(self.formatter.token_row(token, text, logprob))
             self.limit.extend()
 
 
 class DirectEventWriter(_DirectWriter):
-    """Writes vLLM's events, each converted to the framing of its route."""
+    """Writes vLLM's events, each in the framing of its route."""
 
     __slots__ = ("convert",)
 
@@ -241,7 +241,7 @@ class DirectEventWriter(_DirectWriter):
 
 @dataclass(frozen=True, slots=True)
 class StreamEnds:
-    """Bounds the silences of a stream and gives its failure the last row."""
+    """Bounds the pauses of a stream and makes the last row of a failed one."""
 
     queue: Admission
     profile: ServingProfile
@@ -277,7 +277,7 @@ class StreamEnds:
         last_row: Callable[[LmiError], bytes],
         limit: SilenceLimit,
     ) -> AsyncIterator[bytes]:
-        """Yield vLLM's events; what ends them early is their last row, in the route's dialect."""
+        """Yield vLLM's events; an early end has a last row in the route's dialect."""
         try:
             while (event := await limit.next(events)) is not None:
                 yield event
@@ -296,7 +296,7 @@ class StreamEnds:
         return profile.predict_timeout, "predict_timeout"
 
     def _failure(self, raised: BaseException) -> LmiError:
-        """Return what ended a stream, counted; a client's own going away is raised again."""
+        """Return the error that ended a stream, after counting it; a disconnect is raised again."""
         error = raised if isinstance(raised, LmiError) else self.queue.shutdown_error()
         if error is None:
             raise raised
@@ -309,5 +309,5 @@ class StreamEnds:
 
 
 def invocations_dialect(profile: ServingProfile) -> Dialect:
-    """Return the dialect of `/invocations` and its like."""
+    """Return the dialect of `/invocations` and similar routes."""
     return Dialect.TGI if profile.tgi_compat else Dialect.LMI
