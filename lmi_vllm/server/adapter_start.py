@@ -1,6 +1,6 @@
-"""The adapters of a start: those in the model directory, then what extras bring.
+"""The adapters of a start: those in the model directory, then those of extras.
 
-An adapter of the model directory that fails stops the start.
+An adapter of the model directory that fails ends the start.
 """
 
 import logging
@@ -41,7 +41,7 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
     load_code: LoadCode,
     announce: Sequence[Announce] = (),
 ) -> AdapterRegistry:
-    """Return the registry with every adapter of this start loaded, once it has been announced.
+    """Return the registry with every adapter of this start loaded, after extras have seen it.
 
     Raises:
         ModelSourceError: an adapter of the model directory is not usable.
@@ -80,14 +80,14 @@ def _sources(
     local: Mapping[str, Path],
 ) -> AdapterSources:
     rank = arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
-    # Its path is where the files are by now; its reference is what adapters may name.
+    # Its path is the local one; its reference decides which paths adapters may name.
     base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
     own = frozenset(map(str, local.values()))
     return AdapterSources(environ, policy, base, model.directory, own)
 
 
 def _local(model: ModelArtifacts, folder: str) -> dict[str, Path]:
-    """The adapters of the model directory, then those of a prefix that brought the weights."""
+    """The adapters of the model directory, then those of the prefix with the weights."""
     return {**_brought(model, folder), **local_adapters(model.directory, folder)}
 
 
@@ -96,7 +96,7 @@ def _brought(model: ModelArtifacts, folder: str) -> dict[str, Path]:
 
 
 def _warn_of_hidden(model: ModelArtifacts, folder: str, used: Mapping[str, Path]) -> None:
-    """Name the adapters of a prefix that one of the model directory stands in for."""
+    """Warn of adapters of a prefix that the model directory replaces."""
     for name, path in _brought(model, folder).items():
         if path != used[name]:
             place = mask_urls(model.reference)
@@ -104,7 +104,7 @@ def _warn_of_hidden(model: ModelArtifacts, folder: str, used: Mapping[str, Path]
 
 
 def adapter_policy(settings: Settings) -> AdapterPolicy:
-    """Return what the settings allow of adapters that are registered."""
+    """Return the settings for adapters that are registered."""
     server = settings.server
     roots = filter(None, (server.lmi_adapter_roots or "").split(os.pathsep))
     return AdapterPolicy(

@@ -1,4 +1,4 @@
-"""The protocol that loads users' code, and the loader in place of it that warns of such code."""
+"""The protocol of loaders of users' code, and the loader that only warns of such code."""
 
 import logging
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class ModelCode(Protocol):
         ...
 
     async def load_adapter(self, name: str, path: str) -> Hooks:
-        """Return the hooks that the adapter brings.
+        """Return the adapter's hooks.
 
         Raises:
             AdapterRefusedError: its file cannot be loaded.
@@ -34,7 +34,7 @@ class ModelCode(Protocol):
         ...
 
     async def call_handler_at_start(self) -> None:
-        """Give the handler its first call, with an empty input; its failure is only logged."""
+        """Call the handler once with an empty input; a failure is only logged."""
         ...
 
 
@@ -57,7 +57,7 @@ class CodeLoader(Protocol):
         profile: ServingProfile,
         engine: Engine,
     ) -> ModelCode:
-        """Return the code, imported: after the engine has started, so that no fork copies it.
+        """Return the imported code; called after the engine's start, so that no fork copies it.
 
         Raises:
             StartupError: it cannot be imported, or lacks the function that the settings name.
@@ -67,14 +67,14 @@ class CodeLoader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnloadedCode:
-    """Loads nothing, for a reason; code that is there is named, never ignored without a warning."""
+    """Loads nothing, for a reason; it warns of code that is there."""
 
     reason: str
-    refusal: str  # the same, after "custom code, which"
+    refusal: str  # the reason, as it follows "custom code, which"
     hooks: Hooks = NO_HOOKS
 
     def check(self, settings: Settings, model: ModelArtifacts) -> None:
-        """Check that no entry point is asked for.
+        """Check that no entry point is set.
 
         Raises:
             StartupError: one is.
@@ -96,7 +96,7 @@ class UnloadedCode:
         profile: ServingProfile,
         engine: Engine,
     ) -> "UnloadedCode":
-        """Return no code; what the model directory and the settings ask for is warned of."""
+        """Return no code; warn of the model directory's code and of the settings for code."""
         _ = settings, environ, engine
         if model.directory is not None and (model.directory / CODE_FILE).is_file():
             logger.warning("%s is not loaded: %s", model.directory / CODE_FILE, self.reason)
@@ -104,7 +104,7 @@ class UnloadedCode:
         return self
 
     async def load_adapter(self, name: str, path: str) -> Hooks:
-        """Return no hooks; a file that would have some is warned of."""
+        """Return no hooks; warn of a file that has some."""
         if (Path(path) / CODE_FILE).is_file():
             logger.warning("adapter %s: its %s is not loaded (%s)", name, CODE_FILE, self.reason)
         return NO_HOOKS
@@ -130,14 +130,14 @@ def code_loader(settings: Settings) -> CodeLoader:
 
 
 def formatter_function(name: object) -> str | None:
-    """Return the name of a function that `output_formatter` names; None for a framing of ours."""
+    """Return the function's name in `output_formatter`; None for one of our formatters."""
     return str(name) if name is not None and str(name) not in FRAMINGS else None
 
 
 def warn_of_unknown_formatter(
     profile: ServingProfile, function: str | None, reason: str = ""
 ) -> None:
-    """Warn of an `output_formatter` that is no framing, unless it is `function`."""
+    """Warn of an `output_formatter` that is neither one of ours nor `function`."""
     name = formatter_function(profile.output_formatter)
     if name is not None and name != function:
         logger.warning(

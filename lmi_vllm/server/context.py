@@ -1,4 +1,4 @@
-"""Objects with the lifetime of a server: its service, `ServerContext`, extras, processes."""
+"""Objects that live as long as a server: its service, `ServerContext`, extras, processes."""
 
 import asyncio
 import contextlib
@@ -32,19 +32,19 @@ HEARTBEAT_SECONDS: Final = 10
 class ProcessGroup:
     """Further front-end processes over the engine of the first one; this base class has none."""
 
-    first_socket = ""  # where they reach the first process
+    first_socket = ""  # socket on which they reach the first process
 
     def __init__(self) -> None:
-        self.failed = asyncio.Event()  # more of them ended than can be replaced over one engine
+        self.failed = asyncio.Event()  # more of them ended than can be replaced during one engine
 
     def opened(self, address: ListenAddress) -> None:
-        """Take the address where all of them are to answer."""
+        """Set the address where all of them answer."""
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
-        """Start the processes unless they run: they load what they need while the engine starts."""
+        """Start the processes unless they run; they import libraries while the engine starts."""
 
     def new_slots(self) -> tuple[EngineSlot, ...]:
-        """Return the slots to reserve at the engine that is started next."""
+        """Return the slots to reserve in the engine that starts next."""
         return ()
 
     async def join(
@@ -57,22 +57,22 @@ class ProcessGroup:
         """
 
     def engine_died(self) -> None:
-        """Have each of them end its requests: the engine is gone."""
+        """Let each of them end its requests: the engine has failed."""
 
     async def detach(self) -> None:
-        """Have the processes leave the engine; they answer on, with what the first process says."""
+        """Let the processes leave the engine; they still answer, with the first process's state."""
 
     async def end(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
 
     def remove(self) -> None:
-        """Remove what was made for them."""
+        """Remove their files and folders."""
 
 
 MakeProcesses = Callable[[InferenceService, Settings, Mapping[str, str]], ProcessGroup | None]
 
 
-# Watches a serving engine; returns why that engine has to be replaced.
+# Watches a running engine; returns why it has to be replaced.
 Watchdog = Callable[[Engine, Clock], Coroutine[Any, Any, str]]
 
 
@@ -91,25 +91,25 @@ class ServerEvents:
     """Callbacks of extras on the server's lifecycle; `is_first` is false in a further process."""
 
     is_first: bool = True
-    # Of each engine that is to be started, or joined by a further process.
+    # Called with each engine that is to be started, or joined by a further process.
     on_plan: list[Callable[[Settings, EngineArguments], None]] = field(default_factory=list)
-    # Awaited with the adapters of each model before requests reach them, and with what finds and
-    # checks their files; a further process has none of that.
+    # Awaited with the adapters of each model before requests reach them, and with the sources that
+    # find and check their files. A further process has no sources.
     on_adapters: list[Callable[[AdapterRegistry, AdapterSources | None], Awaitable[None]]] = field(
         default_factory=list
     )
     watchdogs: list[Watchdog] = field(default_factory=list)
     on_ready: list[Callable[[ReadyModel], None]] = field(default_factory=list)
-    # Awaited when the last request has been answered, while the engine still is there.
+    # Awaited after the last request has been answered, before the engine ends.
     on_drained: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """The parts that live as long as the server, whatever model it has.
+    """Parts that live as long as the server, whatever its model.
 
-    `environ` are the variables as the server got them; `exports` is where libraries, and the
-    processes they start, read theirs: os.environ, but for tests.
+    `environ` are the variables that the server got. `exports` is where libraries and child
+    processes read theirs: os.environ, except in tests.
     """
 
     service: InferenceService
@@ -122,7 +122,7 @@ class ServerContext:
 
 
 def new_service(settings: Settings, clock: Clock) -> InferenceService:
-    """Return the service of a server that has not begun to start its model."""
+    """Return the service of a server that has not begun to start a model."""
     lifecycle = Lifecycle(now=clock.now)
     limit = settings.server.job_queue_size
     queue = Admission(lifecycle, limit, clock=clock)
@@ -152,7 +152,7 @@ ServerLifespan = Callable[
 async def running_extras(
     service: InferenceService, settings: Settings, environ: Mapping[str, str], events: ServerEvents
 ) -> AsyncIterator[None]:
-    """Enter the `lifespan` of every extra, and leave them all at the end of the body."""
+    """Enter the `lifespan` of every extra; leave them all after the body."""
     async with contextlib.AsyncExitStack() as running:
         for extra in extras().values():
             if extra.lifespan is not None:
@@ -165,7 +165,7 @@ async def running_extras(
 async def engine_statistics(
     service: InferenceService, seconds: float, clock: Clock
 ) -> AsyncIterator[None]:
-    """Have the engine log its statistics every `seconds` while the body runs; 0 is off."""
+    """Let the engine log its statistics every `seconds` while the body runs; 0 is off."""
     logging_often = asyncio.create_task(_log_often(service, seconds, clock))
     try:
         yield
@@ -181,7 +181,7 @@ async def _log_often(service: InferenceService, seconds: float, clock: Clock) ->
 
 
 async def log_progress(lifecycle: Lifecycle, clock: Clock, limit_seconds: float) -> None:
-    """Log the phase of a long start every few seconds; when it is late, the limits to raise."""
+    """Log the phase of a long start every few seconds; when it is late, name the time limits."""
     while True:
         await clock.sleep(HEARTBEAT_SECONDS)
         if lifecycle.state is not State.PENDING:

@@ -1,4 +1,4 @@
-"""The table of engines: by name, and those of extras by the models that they take."""
+"""The table of engines: by name, and engines of extras by the models that they run."""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 
 @dataclass(frozen=True, slots=True)
 class EngineEnvironment:
-    """What factories are made with: variables as they came, those of this process, log format."""
+    """Arguments of factories: original variables, those of this process, log format."""
 
     environ: Mapping[str, str]
     exports: MutableMapping[str, str]
@@ -28,7 +28,7 @@ VLLM: Final = "vllm"
 
 
 def engine_names() -> tuple[str, ...]:
-    """Return what `--engine` takes: vLLM, and the names of extras."""
+    """Return the values of `--engine`: vLLM, and the names of extras' engines."""
     return (VLLM, *(name for extra in extras().values() for name in extra.named_engines))
 
 
@@ -44,7 +44,7 @@ def check_engine_kind(settings: Settings, kind: str) -> None:
 
 
 def engine_factory(name: str, environment: EngineEnvironment) -> EngineFactory:
-    """Return what makes the engines of that name, for models of extras their own among them."""
+    """Return the factory of that name; it uses engines of extras for the models they run."""
     if name == VLLM:
         return EnginesByModel(VllmFactory(environment.exports, environment.log_format))
     named = next(extra.named_engines for extra in extras().values() if name in extra.named_engines)
@@ -52,14 +52,14 @@ def engine_factory(name: str, environment: EngineEnvironment) -> EngineFactory:
 
 
 class EnginesByModel:
-    """The engine of an extra for the models that it takes, the usual one for all others."""
+    """The engine of an extra for the models that it runs, the named one for all others."""
 
     def __init__(self, usual: EngineFactory) -> None:
         self._usual = usual
         self._own: dict[str, EngineFactory] = {}
 
     def kind(self, arguments: EngineArguments) -> str:
-        """Return the name of the engine for this model; it may change when the model is here."""
+        """Return the name of the engine for this model; it may change once the model is fetched."""
         return self._of(arguments).kind(arguments)
 
     @property
@@ -68,7 +68,7 @@ class EnginesByModel:
         return self._usual.reads_model
 
     async def load(self, arguments: EngineArguments) -> None:
-        """Load the engine that is known to run the model; see `EngineFactory.load`."""
+        """Load the engine that is expected to run the model; see `EngineFactory.load`."""
         await self._of(arguments).load(arguments)
 
     async def start(
@@ -77,7 +77,7 @@ class EnginesByModel:
         profile: ServingProfile,
         slots: tuple[EngineSlot, ...] = (),
     ) -> Engine:
-        """Start the engine of the model, whose files are here; see `EngineFactory.start`."""
+        """Start the engine of the model, whose files are local; see `EngineFactory.start`."""
         return await self._of(arguments).start(arguments, profile, slots)
 
     def abandon(self) -> None:

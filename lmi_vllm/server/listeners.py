@@ -25,8 +25,8 @@ from lmi_vllm.web.request import RouteGroup, Routes
 class ListenerContext:
     """What the routes of an extra may depend on.
 
-    `explain` is what `lmi-vllm explain` shows; it is called in a thread, and nothing in it is
-    secret. `inference_url` is where requests are answered, when that is another listener.
+    `explain` returns what `lmi-vllm explain` shows, without secrets; it is called in a thread.
+    `inference_url` is where requests are answered, if that is another listener.
     """
 
     settings: Settings
@@ -39,15 +39,15 @@ class ListenerContext:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """What is open; `url` is where requests are answered."""
+    """The open listeners; `url` is where requests are answered."""
 
     url: str
-    curl: str  # a command that tries it
+    curl: str  # a command that sends a request
     runners: tuple[web.AppRunner, ...]
     address: ListenAddress
 
     async def stop(self) -> None:
-        """Close every port; connections are left as they are."""
+        """Close every port; connections stay open."""
         for runner in self.runners:
             for site in tuple(runner.sites):
                 await site.stop()
@@ -68,10 +68,10 @@ async def open_listeners(
     explain: Callable[[], Mapping[str, object]],
     inner_socket: str = "",
 ) -> Listeners:
-    """Open what the settings ask for; the application answers `/ping` from here on.
+    """Open the configured listeners; from then on the application answers `/ping`.
 
-    `explain` is what pages of extras show of the configuration. With `inner_socket` other processes
-    may open the same port, and reach this one there.
+    `explain` returns the configuration for pages of extras. With `inner_socket` other processes may
+    open the same port, and reach this one there.
 
     Raises:
         StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
@@ -103,23 +103,23 @@ async def open_listeners(
 
 
 def _urls(url: str, options: WebOptions) -> list[str]:
-    """Return the lines about groups of routes that people open."""
+    """Return the lines about groups of routes for browsers."""
     return [f"{group.title} on {reachable_url(url)}{group.prefix}" for group in options.groups]
 
 
 def _groups(context: ListenerContext) -> tuple[RouteGroup, ...]:
-    """Return the routes that extras have for one listener."""
+    """Return the routes of extras for one listener."""
     made = (make.load()(context) for extra in extras().values() for make in extra.listener_routes)
     return tuple(group for group in made if group is not None)
 
 
 def reachable_url(url: str) -> str:
-    """Return the URL that leads there from this machine; an address of all means its own."""
+    """Return a URL that works from this machine, also for an address of all interfaces."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
 
 
 def curl_line(url: str, *, has_key: bool) -> str:
-    """Return a command that tries the server."""
+    """Return a command that sends a request to the server."""
     body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
     reachable = reachable_url(url)
     if url.startswith("unix:"):
@@ -129,7 +129,7 @@ def curl_line(url: str, *, has_key: bool) -> str:
 
 
 def web_options(settings: Settings) -> WebOptions:
-    """Return what the application of any listener is made with."""
+    """Return the arguments of the application of any listener."""
     server = settings.server
     make_prefix = next((e.path_prefix for e in extras().values() if e.path_prefix), None)
     cors = {

@@ -1,6 +1,6 @@
-"""What a start needs on the disk: the model and what belongs to it fetched and checked.
+"""Fetches and checks the files of a start: the model and what belongs to it.
 
-The engine then gets local paths only, so that it works with the network cut.
+The engine then gets local paths only, so it works without a network.
 """
 
 import asyncio
@@ -25,21 +25,21 @@ from lmi_vllm.translate.arguments import Translation, translate_checkpoint
 
 logger = logging.getLogger(__name__)
 
-# From settings, the model, the engine's arguments and the environment; called in a thread.
+# Called in a thread with settings, model, the engine's arguments and the environment.
 StartVariables = Callable[
     [Settings, ModelArtifacts, EngineArguments, Mapping[str, str]], Mapping[str, str]
 ]
-# From a reference and its revision, the place where it is now.
+# From a reference and its revision to the local path.
 Fetch = Callable[[str, str | None], Awaitable[Path]]
 AdditionalDownload = Callable[[EngineArguments, Fetch], Awaitable[EngineArguments]]
 MakePackages = Callable[[ModelArtifacts, Mapping[str, str]], "ModelPackages"]
-# What vLLM would fetch by itself beside the model, and the argument with its revision.
+# Repositories that vLLM would fetch by itself, and the argument with their revision.
 _ADDITIONAL_REPOSITORIES: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyFiles:
-    """The model with local paths, the final translation, and what the engine must find set."""
+    """The model with local paths, the final translation, and variables for the engine."""
 
     model: ModelArtifacts
     translation: Translation
@@ -47,28 +47,28 @@ class ReadyFiles:
 
     @property
     def arguments(self) -> EngineArguments:
-        """What the engine is started with."""
+        """The arguments that the engine is started with."""
         return self.translation.arguments
 
 
 class ModelPackages(Protocol):
-    """What one model, as its plan knows it, has an extra install. No failure ends a start."""
+    """Packages that an extra installs for one model. A failure does not end the start."""
 
     async def install_first(self) -> bool:
-        """Install what is known before the fetch; returns whether the fetch brings more."""
+        """Install packages that are known before the fetch; return whether the fetch has more."""
         ...
 
     async def install_fetched(self, model: ModelArtifacts) -> None:
-        """Install what the fetched model brings."""
+        """Install the packages of the fetched model."""
         ...
 
     def with_failure(self, reason: str) -> str:
-        """Return why the engine is not there, with a failed installation that may explain it."""
+        """Return the engine's error with a failed installation that may explain it."""
         ...
 
 
 class ModelFetch:
-    """The files of one start. `report` gets the progress, from another thread."""
+    """Fetches the files of one start. `report` gets the progress, in another thread."""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class ModelFetch:
         return load_format.startswith("runai_streamer") and is_streamed_by_vllm(self._model.model)
 
     async def install_first(self) -> bool:
-        """Install the packages that are known before anything is fetched.
+        """Install the packages that are known before the fetch.
 
-        Returns whether the model still to be fetched brings some: vLLM must then be imported after
-        them, since they may replace what it imports.
+        Returns whether the model that is still to be fetched has packages. vLLM must then be
+        imported after them, since they may replace what it imports.
         """
         return any([await packages.install_first() for packages in self._packages])
 
     async def fetch(self) -> ReadyFiles:
-        """Fetch what is not here yet and install what it needs.
+        """Fetch the missing files and install packages.
 
         Raises:
             DownloadError: the text says what cannot be had and why.
@@ -123,7 +123,7 @@ class ModelFetch:
         return ReadyFiles(model, replace(translation, arguments=arguments), exports)
 
     def _variables(self, model: ModelArtifacts, arguments: EngineArguments) -> Mapping[str, str]:
-        """What extras have the engine's libraries find in the environment."""
+        """The environment variables of extras for the engine's libraries."""
         found: dict[str, str] = {}
         for extra in extras().values():
             for variables in extra.start_variables:
@@ -131,7 +131,7 @@ class ModelFetch:
         return found
 
     def with_failures(self, reason: str) -> str:
-        """Return why the engine is not there, with the failed installation that may explain it."""
+        """Return the engine's error with the failed installation that may explain it."""
         for packages in self._packages:
             reason = packages.with_failure(reason)
         return reason
@@ -148,8 +148,8 @@ class ModelFetch:
         )
         model = with_files(self._model, self._settings, local)
         values: dict[str, object] = {**self._arguments.values, "model": str(local)}
-        values.pop("revision", None)  # what was fetched is that revision
-        if self.is_streamed:  # what was fetched are the small files beside the weights
+        values.pop("revision", None)  # the fetched files are that revision
+        if self.is_streamed:  # only the small files were fetched, without the weights
             values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
         fetched = replace(self._arguments, values=values)
         found = translate_checkpoint(self._settings, model, planned.devices, fetched)
@@ -162,7 +162,7 @@ class ModelFetch:
         return model, replace(found, warnings=(*planned.warnings, *new))
 
     def _unread(self, model: ModelArtifacts) -> Iterator[str]:
-        """Options that came too late: of a prefix that held nothing but one archive."""
+        """Options that were found too late: in the only archive of a prefix."""
         path = model.directory / "serving.properties" if model.directory else None
         if path and path.is_file() and self._settings.properties is None:
             yield (
@@ -173,7 +173,7 @@ class ModelFetch:
     async def _fetch_additional(
         self, model: ModelArtifacts, arguments: EngineArguments
     ) -> EngineArguments:
-        """A tokenizer or configuration of another repository than the model's."""
+        """Fetch a tokenizer or configuration from another repository than the model's."""
         values = dict(arguments.values)
         for name, revision_name in _ADDITIONAL_REPOSITORIES.items():
             reference = values.get(name)

@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRun(Protocol):
-    """One model and its supervisor, or the slot for models that are registered later."""
+    """One model with its supervisor, or the slot for models that are registered later."""
 
     async def run(self) -> Outcome:
-        """Return how the server has to end because of a model."""
+        """Return the outcome with which the server ends because of a model."""
         ...
 
     async def close(self) -> None:
@@ -45,11 +45,11 @@ class ModelManager:
         self._context = context
         self._settings = settings
         self._typed = typed
-        self._running: ModelRun | None = None  # what has an engine to close
-        self._start: ModelStart | None = None  # of a registered model, too
+        self._running: ModelRun | None = None  # it has an engine to close
+        self._start: ModelStart | None = None  # also for a registered model
 
     async def run(self, url: str, curl: str) -> Outcome:
-        """Serve at `url`; returns only when that is over. `curl` is a command that tries it."""
+        """Serve at `url`; returns once that is over. `curl` is a command that sends a request."""
         context, settings = self._context, self._settings
         lifecycle = context.service.lifecycle
         seconds = settings.model.model_loading_timeout
@@ -86,12 +86,12 @@ class ModelManager:
 
     @cached_property
     def _unplanned(self) -> Translation:
-        """What the settings mean as long as no start is planned."""
+        """The translation of the settings while no start is planned."""
         environ = self._context.environ
         return translate_start(self._settings, environ, detect_devices(environ))
 
     async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
-        """Be healthy without a model; POST /models loads one."""
+        """Serve as a healthy server without a model; POST /models loads one."""
         found = (extra.without_model for extra in extras().values())
         place = next((place for place in found if place is not None), None)
         if place is None:
@@ -106,10 +106,10 @@ class ModelManager:
     def _supervisor_for(
         self, url: str, curl: str, plan: StartPlan, settings: Settings
     ) -> Supervisor:
-        """Return what starts and keeps the planned model; the service knows of it from here on."""
+        """Return the planned model's supervisor; from then on the service knows the model."""
         service, policy = self._context.service, FailurePolicy.of(settings)
         service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
-        service.queue.resize(settings.server.job_queue_size)  # which the model may have brought
+        service.queue.resize(settings.server.job_queue_size)  # the model may have it
         service.expect(plan.model.reference, plan.translation.profile)
         for prepare in self._context.events.on_plan:
             prepare(settings, plan.arguments)

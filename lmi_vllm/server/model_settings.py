@@ -1,7 +1,7 @@
-"""Settings that come with the model itself, where it is not an open directory of this machine.
+"""Settings of the model itself, if it is not a local directory.
 
-A prefix is asked for its serving.properties alone: it is small, and decides whether the rest is
-worth fetching. An archive has to be here first.
+Of a prefix only serving.properties is fetched: it is small, and may exclude the rest. An archive
+has to be fetched first.
 """
 
 import asyncio

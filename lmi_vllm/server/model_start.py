@@ -1,4 +1,4 @@
-"""From a plan to a ready model: fetch, engine, adapters, one real answer."""
+"""From a plan to a ready model: files, engine, adapters, one real answer."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from lmi_vllm.server.warm_up import warm_up
 
 
 class ModelStart:
-    """Brings one model up: prepared once, its engine as often as it is needed."""
+    """Starts one model: prepared once, its engine as often as needed."""
 
     def __init__(self, context: ServerContext, settings: Settings, plan: StartPlan) -> None:
         self._context = context
@@ -38,7 +38,7 @@ class ModelStart:
         self._around: tuple[AroundStart, ...] = ()
 
     async def prepare(self) -> ReadyFiles:
-        """Fetch the model and import the engine, both at once; returns what the engine is given.
+        """Fetch the model while the engine is imported; return the files for the engine.
 
         Raises:
             StartupError: the reason, fit to be printed.
@@ -55,7 +55,7 @@ class ModelStart:
         if imports_last:
             ready = await self._fetch()
             await self._load_engine()
-        else:  # the wait is the longer of the two, not their sum
+        else:  # both run at once
             ready, _ = await asyncio.gather(self._fetch(), self._load_engine())
         await preparing
         self._export(ready.exports)
@@ -65,9 +65,9 @@ class ModelStart:
     async def start_runtime(
         self, ready: ReadyFiles, adapters: AdapterRegistry | None = None
     ) -> Runtime:
-        """Return a running engine that has its adapters and has given one real answer.
+        """Return a running engine with its adapters, after one real answer.
 
-        `adapters` are those of an engine before this one; without them those of the settings load.
+        `adapters` are those of an engine before this one; without them the settings' adapters load.
 
         Raises:
             StartupError: the reason, fit to be printed.
@@ -79,7 +79,7 @@ class ModelStart:
                 seconds or None, self._start_runtime(ready, adapters)
             )
         except TimeoutError:
-            self._context.engine_factory.abandon()  # one that comes up later would be left alone
+            self._context.engine_factory.abandon()  # one that starts later would not be ended
             raise EngineStartError(
                 f"the model was not ready within model_loading_timeout ({seconds:g} s), "
                 f"in phase {self._progress.phase}"
@@ -102,9 +102,9 @@ class ModelStart:
     async def _complete(
         self, engine: Engine, ready: ReadyFiles, adapters: AdapterRegistry | None
     ) -> Runtime:
-        """Give the engine its adapters and the model's code, and have it answer."""
+        """Load the adapters and the model's code, then let the engine answer."""
         self._progress.enter(Phase.ADAPTERS)
-        if self._code is None:  # an engine that comes back finds it loaded
+        if self._code is None:  # a restarted engine finds it loaded
             self._code = await self._load_code(engine, ready)
         if adapters is None:
             adapters = await self._load_adapters(engine, ready, self._code)
@@ -121,7 +121,7 @@ class ModelStart:
         return Runtime(engine, profile, adapters, self._code.hooks)
 
     def _extensions(self) -> tuple[AroundStart, ...]:
-        """What extras do around this start."""
+        """The hooks of extras around this start."""
         plan = self._plan
         planned = PlannedStart(
             self._context.engine_factory.kind(plan.arguments),
@@ -139,7 +139,7 @@ class ModelStart:
 
     async def _fetch(self) -> ReadyFiles:
         ready = await self._files.fetch()
-        self._progress.enter(Phase.ENGINE)  # whose import may go on
+        self._progress.enter(Phase.ENGINE)  # whose import may still run
         return ready
 
     async def _load_engine(self) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a start, complete before a byte is fetched or an engine imported."""
+"""The plan of a start, complete before anything is fetched and the engine is imported."""
 
 import json
 import logging
@@ -27,12 +27,12 @@ PlanVariables = Callable[[EngineArguments, Mapping[str, str]], Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """What the settings mean."""
+    """The meaning of the settings."""
 
     model: ModelArtifacts
-    translation: Translation  # as far as it can be before the model is fetched
+    translation: Translation  # as far as known before the model is fetched
     shown_arguments: Mapping[str, object]  # the arguments as they may be printed
-    # What libraries find in the environment.
+    # variables for libraries
     exports: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -53,7 +53,7 @@ class StartPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStart:
-    """A planned start, as extras get it; `engine` is the name of the engine that will run."""
+    """A planned start, for extras; `engine` is the name of the engine that will run."""
 
     engine: str
     settings: Settings
@@ -67,25 +67,25 @@ class AroundStart(Protocol):
 
     @property
     def exports(self) -> Mapping[str, str]:
-        """Variables that the engine has to find when it is imported."""
+        """Variables that must be set before the engine is imported."""
         ...
 
     async def before_engine(self) -> None:
-        """Prepare while the model is fetched; the engine starts when it returns."""
+        """Prepare while the model is fetched; the engine starts once this returns."""
         ...
 
     def after_ready(self) -> None:
-        """Called after each warm-up answer: at the start and after every restart."""
+        """Called after each warm-up: at the start and after every restart."""
         ...
 
 
 def plan_start(
     settings: Settings, environ: Mapping[str, str], exports: MutableMapping[str, str]
 ) -> StartPlan | None:
-    """Return what to start; None where the server is to start without a model.
+    """Return the planned start; None if the server is to start without a model.
 
-    Blocks while the model's config.json is read, over the network where the model is not here. What
-    the hub's library reads once, when it is imported, is put into `exports` before.
+    Blocks while the model's config.json is read, over the network if the model is not local.
+    `exports` gets the variables that the hub's library reads at its import.
 
     Raises:
         StartupError: the settings name no model, or one that cannot be served.
@@ -119,7 +119,7 @@ def plan_start(
 def _exports(
     settings: Settings, arguments: EngineArguments, environ: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Variables that the engine's libraries read, beside those that are set already."""
+    """Variables for the engine's libraries, without those that are set already."""
     found: dict[str, str] = {}
     for extra in extras().values():
         for variables in extra.plan_variables:

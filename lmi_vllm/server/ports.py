@@ -1,4 +1,4 @@
-"""One open port: its socket, its connections, and the application behind it."""
+"""One open port: its socket, its connections, and its application."""
 
 import asyncio
 import ssl
@@ -23,7 +23,7 @@ BACKLOG: Final = 2048
 
 
 class _Site(web.BaseSite):
-    """A listener whose connections are ours; aiohttp's sites make its own."""
+    """A listener whose connections are ours; aiohttp's sites make aiohttp's."""
 
     def __init__(
         self,
@@ -81,9 +81,10 @@ async def open_port(
     *,
     is_shared: bool = False,
 ) -> tuple[web.AppRunner, ListenAddress]:
-    """Return the running application of one listener and its address, the port being bound.
+    """Return the running application of one listener and its address; the port is bound.
 
-    With `is_shared` another process of the server has the port, which `inner_socket` let it share.
+    With `is_shared` another process of the server has the port, and has allowed sharing by
+    `inner_socket`.
 
     Raises:
         StartupError: the address is taken, or cannot be shared.
@@ -91,7 +92,7 @@ async def open_port(
     runner = await _set_up(service, options, inner_socket)
     tls = tls if address.is_tls else None
     if inner_socket:
-        # Two servers that both share their port would share it with each other, without an error.
+        # Two servers that share their ports would share them with each other, without an error.
         await _check_free(address)
         inner = ListenAddress("unix", path=inner_socket)
         await _listen(_Site(runner, inner, None, options.timeouts))

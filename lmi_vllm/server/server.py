@@ -1,4 +1,4 @@
-"""The server: its port, its model, its end. It ends no process and installs no signal handler."""
+"""The server: its port, its model, its end. It ends no process and sets no signal handler."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Server:
-    """Serves one model from an open port to a clean end."""
+    """Serves one model, from an open port to a clean end."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Server:
         self._models = ModelManager(context, settings, typed)
 
     async def run(self, stop: asyncio.Event) -> tuple[int, str]:
-        """Serve until `stop` is set, a start fails or the engine dies; returns code and reason.
+        """Serve until `stop` is set, a start fails or the engine fails; return code and reason.
 
-        Set again while requests are drained, `stop` ends them at once.
+        If `stop` is set again while requests are drained, they end at once.
         """
         try:
             every = self._settings.server.lmi_stats_interval
@@ -102,7 +102,7 @@ class Server:
         return outcome
 
     async def _drain(self, stop: asyncio.Event) -> None:
-        """Refuse new work, let running work end within the deadline; a second signal hurries."""
+        """Refuse new requests, and wait for running ones until the deadline or a second signal."""
         queue = self.service.queue
         self.service.lifecycle.set_state(State.DRAINING)
         seconds = self._settings.server.shutdown_timeout
@@ -120,7 +120,7 @@ class Server:
             await queue.wait_idle(CUT_OFF_ANSWER_SECONDS)
 
     async def _close_engine(self, stop: asyncio.Event) -> None:
-        """End the engine, which gets a bounded time, and none after another signal."""
+        """End the engine within a time limit, and at once after another signal."""
         close = asyncio.create_task(self._models.close())
         again = asyncio.create_task(stop.wait())
         late = asyncio.create_task(self._clock.sleep(ENGINE_CLOSE_SECONDS))
@@ -132,7 +132,7 @@ class Server:
 def _processes(
     service: InferenceService, settings: Settings, environ: Mapping[str, str]
 ) -> ProcessGroup:
-    """Return the processes that an extra makes for these settings; else there is one."""
+    """Return an extra's front-end processes for these settings; by default there is one process."""
     for extra in extras().values():
         if extra.processes is not None:
             made = extra.processes.load()(service, settings, environ)

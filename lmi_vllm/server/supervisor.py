@@ -1,4 +1,4 @@
-"""Keep one model served: start its engine, watch it, restart it as configured."""
+"""Keeps one model served: starts its engine, watches it, restarts it as configured."""
 
 import asyncio
 import contextlib
@@ -37,15 +37,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """What an engine failure leads to."""
+    """What follows an engine failure."""
 
-    retry_threshold: int = 0  # failures that are followed by a restart
+    retry_threshold: int = 0  # number of failures that are followed by a restart
     fail_fast: bool = False
     hides_failure: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> "FailurePolicy":
-        """Return what the settings ask for."""
+        """Return the policy in the settings."""
         return cls(
             retry_threshold=settings.server.retry_threshold,
             fail_fast=settings.server.fail_fast,
@@ -76,7 +76,7 @@ class Supervisor:
         self.ready = asyncio.Event()  # set once the model has answered for the first time
 
     async def run(self) -> Outcome:
-        """Start the model and keep it up; returns once that is over.
+        """Start the model and keep it running; return once that is over.
 
         Raises:
             StartupError: the first start failed; the text is fit to be printed.
@@ -91,7 +91,7 @@ class Supervisor:
         reason = await self._watch(runtime.engine)
         while (failures := failures + 1) <= self._policy.retry_threshold:
             if self._service.lifecycle.state is State.DRAINING or not self._can_restart:
-                break  # no request would reach it, or the old one is still in its place
+                break  # no request reaches it, or the old engine is still there
             logger.error(
                 "%s: restarting the engine (failure %d, retry_threshold %d)",
                 reason,
@@ -116,7 +116,7 @@ class Supervisor:
     async def _restart(self, files: ReadyFiles, old: Runtime) -> Runtime:
         self._service.lifecycle.begin_restart()
         await self._processes.detach()
-        await old.engine.close()  # its memory must be free before the next one takes its own
+        await old.engine.close()  # its memory must be free before the next one starts
         await self._clock.sleep(RESTART_PAUSE_SECONDS)
         runtime = await self._start.start_runtime(files, old.adapters)
         self._begin_service(runtime)
@@ -156,7 +156,7 @@ class Supervisor:
     async def _end(self, engine: Engine, reason: str) -> str:
         """Kill an engine that still runs, so that pending requests are answered; return the reason.
 
-        It must have ended before another takes its memory.
+        It must have ended before another engine takes its memory.
         """
         logger.error("the engine is ended: %s", reason)
         self._processes.engine_died()

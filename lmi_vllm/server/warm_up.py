@@ -1,4 +1,4 @@
-"""The warm-up: an engine is healthy only once it has answered for real."""
+"""The warm-up: an engine is healthy only once it has answered a real request."""
 
 import struct
 import uuid
@@ -8,12 +8,12 @@ from lmi_vllm.engine.base import Engine, start_error
 from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.messages import GENERATE, POOLING_KINDS, GenerationJob, HttpCall, OpenAICall
 
-TRANSCRIBE: Final = "transcription"  # of models that hear and do nothing else
+TRANSCRIBE: Final = "transcription"  # of models that only transcribe
 WARM_UP_PROMPT: Final = "Hello"
 
 
 async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:
-    """Prove the engine: health is claimed only after a token, or a pooled answer, came out.
+    """Check that the engine generates a token or a pooled answer.
 
     Raises:
         StartupError: the engine refused, or generated nothing.
@@ -47,7 +47,7 @@ async def _pools(engine: Engine) -> bool:
 
 
 async def _transcribes(engine: Engine) -> bool:
-    """Transcribe a silence by its route, which is the only way to such a model."""
+    """Transcribe a silence, the only kind of request of such a model."""
     if engine.http is None:
         return False
     headers = [(b"content-type", b"multipart/form-data; boundary=warm-up")]

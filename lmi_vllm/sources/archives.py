@@ -1,7 +1,7 @@
-"""Archives of models and adapters: their names, and what the extra archives makes of them.
+"""Archives of models and adapters; the extra `archives` extracts them.
 
-An archive of this machine is unpacked into the cache, under a name made of its path, size and time:
-again when it has changed.
+A local archive is unpacked into the cache, under a name made from its path, size and time, so a
+changed archive is unpacked again.
 """
 
 import tempfile
@@ -34,9 +34,9 @@ def without_archive_ending(name: str) -> str:
 def extract_archive(
     archive: Path, destination: Path, source: str, limits: Limits | None = None
 ) -> Mapping[str, int]:
-    """Name and size of every file of `archive`, all of them now below `destination`.
+    """Extract `archive` below `destination`; return name and size of every file.
 
-    `source` is how errors call the archive.
+    `source` is the name of the archive in errors.
 
     Raises:
         DownloadError: it is damaged, beyond `limits`, or holds what is never extracted; or the
@@ -49,7 +49,7 @@ def extract_archive(
 
 
 def unpacked_directory(archive: Path, environ: Mapping[str, str], kind: str = "model") -> Path:
-    """Where the content of `archive` is kept, whether it is there yet or not.
+    """The folder for the content of `archive`, whether it exists or not.
 
     Raises:
         OSError: the archive has gone.
@@ -66,7 +66,7 @@ def unpack(
     kind: str = "model",
     limits: Limits | None = None,
 ) -> Path:
-    """The directory with the content of `archive`, which errors call `shown`.
+    """The directory with the content of `archive`; `shown` is its name in errors.
 
     It appears whole or not at all; two processes may do this at once.
 

@@ -14,7 +14,7 @@ class InterruptedTransferError(Exception):
 
 
 class UnreachableError(Exception):
-    """The source cannot be reached; a cached copy may be used in its place."""
+    """The source cannot be reached; a cached copy may be used instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Limits:
 
     files: int
     total_bytes: int
-    setting: str = ""  # which moves `total_bytes`
+    setting: str = ""  # setting of `total_bytes`
 
     def check(self, source: str, files: int, total_bytes: int) -> None:
-        """Check that neither exceeds what may be taken from `source`.
+        """Check that neither exceeds the bounds for `source`.
 
         Raises:
             DownloadError: names the bound.
@@ -41,17 +41,17 @@ class Limits:
 
     @property
     def named(self) -> str:
-        """The setting, to be put behind a text."""
+        """The setting, as the end of a text."""
         return f" ({self.setting})" if self.setting else ""
 
 
-# An archive, its destination, how errors call it, bounds: the name and size of each file.
+# An archive, its destination, its name in errors, bounds: name and size of each file.
 Extract = Callable[[Path, Path, str, Limits | None], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """One model or adapter to fetch; a source ignores what does not concern it."""
+    """One model or adapter to fetch; a source ignores fields of other sources."""
 
     reference: str
     environ: Mapping[str, str] = field(repr=False)
@@ -59,9 +59,9 @@ class FetchRequest:
     load_format: str | None = None
     ignore_patterns: Sequence[str] | None = None
     download_dir: Path | None = None  # the hub's cache
-    destination: Path | None = None  # instead of any cache
+    destination: Path | None = None  # instead of a cache
     on_progress: ProgressSink = ignore_progress
-    limits: Limits | None = None  # of what is fetched, and of what an archive unpacks to
+    limits: Limits | None = None  # of the fetched files, and of the files of an archive
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +81,26 @@ def is_weight_file(name: str) -> bool:
 
 
 class ObjectChangedError(Exception):
-    """An object is not the one that was read: another has written it meanwhile."""
+    """An object is no longer the version that was read: another writer has replaced it."""
 
 
 class ObjectStore(Protocol):
     """The objects below one URL.
 
-    Every method raises `DownloadError` for what the user has to change, `UnreachableError` and
-    `InterruptedTransferError` for what may pass, and `OSError` for the local disk.
+    Every method raises `DownloadError` for problems that the user has to solve, `UnreachableError`
+    and `InterruptedTransferError` for temporary ones, and `OSError` for the local disk.
     """
 
-    url: str  # as it was given, for messages
-    listed_url: str  # what is listed of it: a missing slash added, a star taken off
+    url: str  # as given, for messages
+    listed_url: str  # the listed prefix: with a final slash, without a star
 
     def below(self, folder: str) -> "ObjectStore":
         """The objects of one folder of this prefix, over the same connections."""
 
     def list_objects(self, most: int | None = None) -> Sequence[StoredObject]:
-        """Every object, without folder markers; an archive is the only one of its own URL.
+        """Every object, without folder markers; an archive is the only object of its URL.
 
-        Where there are more than `most`, it may raise `DownloadError` instead of going on.
+        Above `most` objects it may raise `DownloadError`.
         """
 
     def find(self, name: str) -> StoredObject | None:
@@ -113,35 +113,35 @@ class ObjectStore(Protocol):
         """The content and ETag of a small object; None while it has this ETag, "" without one."""
 
     def write(self, name: str, content: bytes, etag: str | None = None) -> str:
-        """Put a small object in the place of the one with this ETag, and return its own.
+        """Replace the object that has this ETag, and return the new ETag.
 
-        With "" there must be none yet, with None any. Else it raises `ObjectChangedError`.
+        With "" there must be none yet, with None any. Otherwise it raises `ObjectChangedError`.
         """
 
     def delete(self, name: str) -> None:
-        """Remove the object, if it is there."""
+        """Delete the object if it exists."""
 
     def download(self, objects: Sequence[StoredObject], directory: Path, attempt: int) -> None:
         """Put each object into `directory` under its name; `attempt` counts from 0."""
 
     def is_intact(self, stored: StoredObject, path: Path) -> bool:
-        """Whether `path`, which has the right size, may hold the content of `stored`."""
+        """Whether `path`, whose size is right, may have the content of `stored`."""
 
     def upload(self, name: str, path: Path) -> None:
-        """Keep the file `path` under `name`, seen whole or not at all."""
+        """Store the file `path` as `name`; it appears whole or not at all."""
 
 
 class Source(Protocol):
-    """One kind of place that models and adapters come from."""
+    """One kind of place for models and adapters."""
 
     def claims(self, reference: str) -> bool:
-        """Whether `reference` is one of this source."""
+        """Whether `reference` belongs to this source."""
 
     def fetch(self, request: FetchRequest) -> Path:
-        """The local directory with what the request names; appears whole or not at all."""
+        """The local directory with the requested files; appears whole or not at all."""
 
     def read_text(self, request: FetchRequest, name: str) -> str | None:
-        """One small file of what the request names; None where it has no such file."""
+        """The text of one small file; None if there is no such file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +153,22 @@ class RepositoryFiles:
 
 
 class Repositories(Source, Protocol):
-    """The source of what is neither a path nor a URL: the ids of a hub, which an extra brings."""
+    """The source of ids of a hub, which are neither paths nor URLs; an extra has it."""
 
     def list_files(self, request: FetchRequest) -> RepositoryFiles:
-        """Every file of the repository that the request names; raises what an ObjectStore does."""
+        """Every file of the requested repository; raises the errors of an ObjectStore."""
 
 
 class Store(Source, Protocol):
-    """A source of one URL scheme, which an extra brings.
+    """A source of one URL scheme; an extra has it.
 
-    What lies below such a URL is a whole model directory: its options, code and adapters count,
-    while a hub model is weights alone.
+    Below such a URL is a whole model directory: its options, code and adapters count. A hub model
+    is only weights.
     """
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """How its URLs are written, for people: a prefix and an archive."""
+        """Example URLs for messages: a prefix and an archive."""
 
     @property
     def is_streamed_by_vllm(self) -> bool:
@@ -176,4 +176,4 @@ class Store(Source, Protocol):
 
     @property
     def make_store(self) -> Callable[[str, Mapping[str, str]], ObjectStore]:
-        """What opens the objects below one URL; it raises `DownloadError` for one that is none."""
+        """The opener of a URL's objects; it raises `DownloadError` for an invalid URL."""

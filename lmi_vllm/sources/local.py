@@ -1,4 +1,4 @@
-"""Paths of this machine, plain or as `file:` URLs: what is there already, and never fetched."""
+"""Local paths, plain or as `file:` URLs; they are never fetched."""
 
 from pathlib import Path
 from typing import Final
@@ -11,9 +11,9 @@ _THIS_MACHINE: Final = ("", "localhost")
 
 
 def file_url_path(reference: str) -> Path | None:
-    """The path that a `file:` URL names; None for any other text.
+    """The path of a `file:` URL; None for any other text.
 
-    `file:/x`, `file:///x` and `file://localhost/x` are one thing (RFC 8089).
+    `file:/x`, `file:///x` and `file://localhost/x` are the same (RFC 8089).
 
     Raises:
         ValueError: the URL names another machine, or is none at all.
@@ -27,7 +27,7 @@ def file_url_path(reference: str) -> Path | None:
 
 
 def without_file_scheme(reference: str) -> str:
-    """The path of a `file:` URL of this machine; any other text as it is."""
+    """The path of a local `file:` URL; any other text unchanged."""
     try:
         path = file_url_path(reference)
     except ValueError:
@@ -46,7 +46,7 @@ def is_url(reference: str) -> bool:
 
 
 def is_directory(path: Path | str) -> bool:
-    """Whether `path` is a directory; False for a text that cannot be a path at all."""
+    """Whether `path` is a directory; False for a text that cannot be a path."""
     try:
         return Path(path).is_dir()
     except (OSError, ValueError):  # too long, or with a zero byte
@@ -54,7 +54,7 @@ def is_directory(path: Path | str) -> bool:
 
 
 def is_file(path: Path | str) -> bool:
-    """Whether `path` is a file; False for a text that cannot be a path at all."""
+    """Whether `path` is a file; False for a text that cannot be a path."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):
@@ -62,10 +62,10 @@ def is_file(path: Path | str) -> bool:
 
 
 class LocalPaths:
-    """The source of everything that lies on this machine."""
+    """The source of local files."""
 
     def claims(self, reference: str) -> bool:
-        """Whether it exists here, or can be nothing but a path."""
+        """Whether it exists here, or can only be a path."""
         return looks_like_path(reference) or is_directory(reference) or is_file(reference)
 
     def fetch(self, request: FetchRequest) -> Path:

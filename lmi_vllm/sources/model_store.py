@@ -1,6 +1,6 @@
-"""Looking into the model store: which directory is the model directory.
+"""Finds the model directory in the model store.
 
-Only names are looked at; nothing is fetched, extracted or written.
+Only names are read; nothing is fetched, extracted or written.
 """
 
 import re
@@ -18,9 +18,9 @@ PROPERTIES_NAME: Final = "serving.properties"
 
 @dataclass(frozen=True, slots=True)
 class StoreFinding:
-    """What a store holds: at most one of `directory`, `archive`, `url` and `problem` is set.
+    """The content of a store: at most one of `directory`, `archive`, `url` and `problem` is set.
 
-    An archive that has been unpacked has a directory too.
+    An archive that has been unpacked has a directory, too.
     """
 
     directory: Path | None = None
@@ -39,7 +39,7 @@ class StoreFinding:
 
 
 def search_store(store: Path, load_models: str) -> StoreFinding:
-    """The one model that `load_models` chooses; `problem` when there are several."""
+    """The one model that `load_models` chooses; `problem` if there are several."""
     if load_models.strip().upper() == "NONE":
         return StoreFinding()
     if load_models.strip().upper() == "ALL":
@@ -48,7 +48,7 @@ def search_store(store: Path, load_models: str) -> StoreFinding:
 
 
 def _scan(store: Path) -> StoreFinding:
-    """The model in `store`: the root itself, or its only child that holds something."""
+    """The model in `store`: the root itself, or its only child with content."""
     try:
         children = sorted(store.iterdir()) if is_directory(store) else []
     except OSError as error:
@@ -101,7 +101,7 @@ def _listed(entries: list[str]) -> StoreFinding:
 
 
 def with_unpacked(finding: StoreFinding, environ: Mapping[str, str]) -> StoreFinding:
-    """`finding` with the directory of its archive, where that has been unpacked before."""
+    """`finding` with the directory of its archive, if that was unpacked before."""
     if finding.archive is None or finding.directory is not None:
         return finding
     try:

@@ -1,7 +1,7 @@
-"""What a running download reports, and the watcher that measures it.
+"""Progress of a download, and the watcher that measures it.
 
-Progress is measured on the disk rather than counted inside a client: the same few lines then serve
-huggingface_hub, its xet transfer, s5cmd and boto3, and what is reported is what has arrived.
+Progress is measured on the disk and not inside a client. The same few lines serve huggingface_hub,
+its xet transfer, s5cmd and boto3, and the progress is what has really arrived.
 """
 
 import threading
@@ -19,7 +19,7 @@ _THOUSAND: Final = 1000
 
 
 def human_size(size: float) -> str:
-    """`size` bytes with a decimal unit, as disk makers and `df -H` count."""
+    """`size` bytes with a decimal unit, as `df -H` prints them."""
     for power, unit in enumerate(_UNITS, start=1):
         scaled = size / 1000**power
         if 1 <= scaled < _THOUSAND:
@@ -29,7 +29,7 @@ def human_size(size: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """How far one download is; `seconds_left` is None until a rate is known."""
+    """The state of one download; `seconds_left` is None until a rate is known."""
 
     files: int
     files_total: int
@@ -40,7 +40,7 @@ class DownloadProgress:
 
     @property
     def text(self) -> str:
-        """One line for people: files, bytes, rate and time left."""
+        """A line of text: files, bytes, rate and time left."""
         percent = 100 * self.bytes // self.bytes_total if self.bytes_total else 100
         left = "" if self.seconds_left is None else f", {self.seconds_left:.0f} s left"
         return (
@@ -53,17 +53,17 @@ class ProgressSink(Protocol):
     """Receives progress a few times a second, from any thread; it must return quickly."""
 
     def __call__(self, progress: DownloadProgress, /) -> None:
-        """Take note of `progress`."""
+        """Receive one progress."""
         ...
 
 
 def ignore_progress(progress: DownloadProgress, /) -> None:
-    """Drop `progress`: the sink of callers that do not show any."""
+    """Drop `progress`, for callers that show none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How to see how far a download is: `current` returns files and bytes that are on the disk."""
+    """How to measure a download: `current` returns files and bytes on the disk."""
 
     files_total: int
     bytes_total: int
@@ -98,7 +98,7 @@ class _Meter:
         self._samples = deque([(time.monotonic(), measure.current()[1])])
 
     def read(self) -> DownloadProgress:
-        """Progress now."""
+        """The present progress."""
         files, size = self._measure.current()
         now = time.monotonic()
         while len(self._samples) > 1 and now - self._samples[0][0] > RATE_WINDOW_SECONDS:

@@ -1,4 +1,4 @@
-"""Disk space, directories, records, locks and retries: what every download needs around it."""
+"""Disk space, directories, manifests, locks and retries for every download."""
 
 import errno
 import hashlib
@@ -24,18 +24,18 @@ from lmi_vllm.sources.trusted_folders import per_user_sibling, trusted_folder
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_NAME: Final = ".lmi-fetch.json"  # what was fetched, in the directory itself
+MANIFEST_NAME: Final = ".lmi-fetch.json"  # the manifest, in the directory itself
 RETRY_PAUSES_SECONDS: Final = (0.5, 2.0)
 _Result = TypeVar("_Result")
 
 
 def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
-    """Where what `url` names is kept: `<root>/download/<hash>`, as the LMI container does.
+    """The cache folder for `url`: `<root>/download/<hash>`, as in the LMI container.
 
     Raises:
         StartupError: only the temporary directory can be written, and other users can change it.
     """
-    # An archive is unpacked here before there are settings: its serving.properties is part of them.
+    # An archive is unpacked here before settings exist: its serving.properties is part of them.
     root = environ.get("SERVING_DOWNLOAD_DIR") or environ.get("DJL_CACHE_DIR")
     if not root:
         home = Path("~/.djl.ai").expanduser()
@@ -46,13 +46,13 @@ def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
 
 
 def _temporary_root() -> Path:
-    """The folder below the temporary directory, whose name another user may have created first."""
+    """The folder below the temporary directory; another user may have created its name first."""
     usual = Path(tempfile.gettempdir()) / ".djl.ai"
     return trusted_folder(usual, per_user_sibling(usual), "what is fetched", "SERVING_DOWNLOAD_DIR")
 
 
 def skip_single_folders(directory: Path) -> Path:
-    """`directory`, or what lies below as long as its only child is a directory."""
+    """`directory`, or the directory below, as long as it is an only child."""
     children = [child for child in directory.iterdir() if child.name != MANIFEST_NAME]
     if len(children) == 1 and children[0].is_dir():
         return skip_single_folders(children[0])
@@ -69,7 +69,7 @@ def has_size(path: Path, size: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FetchManifest:
-    """What was fetched (`objects`: name -> size and ETag) and the files it became, with sizes."""
+    """The fetched objects (`objects`: name -> size and ETag) and their files with sizes."""
 
     source: str
     objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class FetchManifest:
 
     @classmethod
     def of(cls, source: str, objects: Sequence[StoredObject]) -> Self:
-        """The manifest of a directory that holds `objects` as they are."""
+        """The manifest of a directory whose files are the `objects`."""
         return cls(
             source,
             {stored.name: (stored.size, stored.etag) for stored in objects},
@@ -97,7 +97,7 @@ class FetchManifest:
 
 
 def read_manifest(directory: Path) -> FetchManifest | None:
-    """The manifest in `directory`, None when there is none that can be read."""
+    """The manifest in `directory`; None if there is none that can be read."""
     try:
         record = json.loads((directory / MANIFEST_NAME).read_bytes())
         objects = {name: (int(size), str(etag)) for name, (size, etag) in record["objects"].items()}
@@ -107,7 +107,7 @@ def read_manifest(directory: Path) -> FetchManifest | None:
 
 
 def written_size(path: Path) -> int:
-    """Bytes of `path` that are on the disk: parts arrive in any order, leaving holes."""
+    """Bytes of `path` on the disk: parts arrive in any order, with holes between."""
     try:
         status = path.stat()
     except FileNotFoundError:  # renamed meanwhile
@@ -116,7 +116,7 @@ def written_size(path: Path) -> int:
 
 
 def free_bytes(directory: Path) -> int:
-    """Free bytes where `directory` is or will be."""
+    """Free bytes at `directory`, which may not exist yet."""
     place = directory
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -141,7 +141,7 @@ def require_space(source: str, needed_bytes: int, directory: Path, advice: str) 
 def reporting_full_disk(
     source: str, needed_bytes: int, directory: Path, advice: str
 ) -> Iterator[None]:
-    """Turn "no space left on device" inside the block into an error that names both numbers."""
+    """Turn "no space left on device" in the body into an error with both numbers."""
     try:
         yield
     except OSError as error:
@@ -156,7 +156,7 @@ def reporting_full_disk(
 
 @contextmanager
 def file_lock(lock: Path, what: str) -> Iterator[None]:
-    """Hold the file lock `lock` while the block runs; the system frees it if we are killed."""
+    """Hold the file lock `lock` while the body runs; the system releases it if we are killed."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     held = FileLock(lock)
     try:
@@ -171,9 +171,9 @@ def file_lock(lock: Path, what: str) -> Iterator[None]:
 
 
 def with_retries(source: str, transfer: Callable[[int], _Result]) -> _Result:
-    """The result of `transfer`, tried again after each `InterruptedTransferError`.
+    """The result of `transfer`, retried after each `InterruptedTransferError`.
 
-    It is given the number of the attempt, from 0.
+    It gets the number of the attempt, from 0.
 
     Raises:
         DownloadError: it was interrupted every time.
@@ -193,7 +193,7 @@ def with_retries(source: str, transfer: Callable[[int], _Result]) -> _Result:
 
 
 def link_or_copy(present: str | Path, path: str | Path) -> None:
-    """Make `path` the file that `present` is, links followed; without copying where that works."""
+    """Make `path` the file `present`, with links followed; without copying if possible."""
     try:
         os.link(os.path.realpath(present), path)
     except OSError:  # another file system, or one without hard links
@@ -201,7 +201,7 @@ def link_or_copy(present: str | Path, path: str | Path) -> None:
 
 
 def replace_directory(ready: Path, target: Path) -> None:
-    """Rename the directory `ready` to `target`; an earlier version makes room only now."""
+    """Rename the directory `ready` to `target`, replacing an earlier version at the last moment."""
     old = target.with_name(f"{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -211,7 +211,7 @@ def replace_directory(ready: Path, target: Path) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """The first line of `text` without the query and the user part of URLs, which may be signed."""
+    """The first line of `text` without queries and users of URLs, which may be secret."""
     line = text.strip().split("\n", 1)[0]
     line = re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?***", line)
     return re.sub(r"(https?://)[^\s/@'\"]+@", r"\1***@", line)

@@ -1,7 +1,7 @@
-"""Where models and adapters come from, and what callers ask of it: paths, stores, the hub.
+"""The sources of models and adapters: paths, stores, the hub.
 
-A store is a row in `Extra.stores`: s3:// is one of the extra object_stores. What nothing else
-claims is an id for `Extra.repositories`: the extra hub.
+A store is a row in `Extra.stores`: s3:// is one, of the extra object_stores. A reference that no
+other source claims is an id for `Extra.repositories`: the extra hub.
 """
 
 import os
@@ -26,14 +26,14 @@ def stores() -> tuple[Store, ...]:
 
 
 def store_of(reference: str) -> Store | None:
-    """The store that `reference` is a URL of; None where it names something else."""
+    """The store of the URL `reference`; None for any other reference."""
     if _LOCAL.claims(reference):
         return None
     return next((store for store in stores() if store.claims(reference)), None)
 
 
 def source_of(reference: str) -> Source:
-    """What `reference` belongs to: the hub takes whatever nothing else has claimed."""
+    """The source of `reference`; the hub takes what no other source claims."""
     return _LOCAL if _LOCAL.claims(reference) else store_of(reference) or hub(reference)
 
 
@@ -64,11 +64,11 @@ def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
     on_progress: ProgressSink = ignore_progress,
     limits: Limits | None = None,
 ) -> Path:
-    """A local directory with the model or adapter that `reference` names. Blocks while it fetches.
+    """A local directory with the model or adapter `reference`. Blocks while it fetches.
 
     `revision`, `ignore_patterns` and `download_dir` (the hub's cache directory) apply to hub ids
-    only, as do the rules which files are left out. `destination` gets plain files, in place of any
-    cache and by the same rules: renamed when complete, left alone while the source is unchanged.
+    only, and so do the rules for files that are left out. `destination` gets plain files instead of
+    a cache, by the same rules. It is renamed when complete, and unchanged while the source is.
 
     Raises:
         DownloadError: the text names the source, the reason and what to do; or what `destination`
@@ -103,7 +103,7 @@ def _require_usable(destination: Path) -> None:
 def read_text(
     reference: str, name: str, environ: Mapping[str, str], revision: str | None = None
 ) -> str | None:
-    """One small file of what `reference` names, before anything is fetched; None without one.
+    """One small file of `reference`, before anything is fetched; None without one.
 
     Raises:
         DownloadError: the source refused, or is unreachable and has no cached copy.
@@ -113,7 +113,7 @@ def read_text(
 
 
 def is_store(reference: str) -> bool:
-    """Whether `reference` is a URL of a store, below which a whole model directory lies."""
+    """Whether `reference` is a URL of a store, below which is a whole model directory."""
     return store_of(reference.strip()) is not None
 
 
@@ -124,18 +124,18 @@ def is_streamed_by_vllm(reference: str) -> bool:
 
 
 def unclaimed_reason() -> str:
-    """The end of a message about a URL whose scheme no store has: which schemes there are."""
+    """The end of a message about a URL that no store has: the schemes there are."""
     if known := store_examples()[:1]:
         return f"is no URL of a store, such as {known[0]}"
     return f"needs the extra {_STORES}, which is not installed"
 
 
 def unknown_reference(reference: str) -> str:
-    """The message about a text that no source can have: which kinds of reference there are."""
+    """The message about a text that no source has: the kinds of references there are."""
     text = f"{reference!r} is neither an existing path, an s3:// URL nor a hub id (owner/name)"
     return text if _STORES in extras() else f"{text}; stores need the extra {_STORES}"
 
 
 def store_examples() -> tuple[str, ...]:
-    """How URLs of stores are written, for people: a prefix and an archive of each."""
+    """Example URLs of stores for messages: a prefix and an archive of each."""
     return tuple(example for store in stores() for example in store.examples)

@@ -1,4 +1,4 @@
-"""Checks of owner and mode: code is taken only from folders that root or this user controls."""
+"""Checks of owner and mode: code is loaded only from folders of root or this user."""
 
 import contextlib
 import functools
@@ -15,13 +15,13 @@ from lmi_vllm.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-MAX_ENTRIES: Final = 10_000  # of a folder that is looked through
+MAX_ENTRIES: Final = 10_000  # number of files examined in a folder
 
 
 def untrusted_reason(
     places: Iterable[Path], above: Iterable[Path], what: str, owned: Iterable[Path] | None = None
 ) -> str:
-    """Return why other users can change one of `places`; empty where they cannot.
+    """Return why other users can change one of `places`; empty if they cannot.
 
     `above` are their parent folders, which may be world-writable with the sticky bit, as /tmp is.
     The owner of `owned`, or else of `places`, has to be root or this process's user.
@@ -56,8 +56,8 @@ def untrusted_reason(
 def _others_of(group: int) -> frozenset[str]:
     """Return the users of a group besides root and this process's user.
 
-    A user's own private group has none, and neither has one that exists only as a number, which is
-    how containers get volumes that they may write.
+    A user's own private group has none. Neither has a group that is only a number, as for volumes
+    of containers.
     """
     own = {"root"}
     users = {user.pw_name for user in pwd.getpwall() if user.pw_gid == group and user.pw_uid}
@@ -69,9 +69,9 @@ def _others_of(group: int) -> frozenset[str]:
 
 
 def untrusted_code_reason(folder: Path, what: str) -> str:
-    """Return why Python files in `folder` are not to be run; empty where they may be.
+    """Return why Python files in `folder` must not run; empty if they may.
 
-    The folders around it count too: their owners could put another in its place.
+    Parent folders count, too: their owners could replace the folder.
     """
     real = folder.resolve()
     try:
@@ -89,12 +89,12 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def untrusted_folder_reason(folder: Path, what: str) -> str:
-    """Return why `folder`, which is made for this user alone if missing, is not safe for `what`."""
+    """Return why `folder` is not safe for `what`; it is created for this user if missing."""
     folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in (folder, *folder.parents):
-            # Who owns a link chooses the folder, which may well be one of ours.
+            # The owner of a link chooses the folder, which may be one of ours.
             if path.is_symlink() and path.lstat().st_uid not in (0, os.geteuid()):
                 return f"{path} is a link that belongs to user {path.lstat().st_uid}"
         real = folder.resolve()
@@ -106,7 +106,7 @@ def untrusted_folder_reason(folder: Path, what: str) -> str:
 
 
 def trusted_folder(usual: Path, other: Path, what: str, setting: str) -> Path:
-    """Return `usual`, or `other` with a warning where others can change it; made if missing.
+    """Return `usual`, or `other` with a warning if others can change it; created if missing.
 
     Raises:
         StartupError: others can change both; the text names the setting that chooses a third.
