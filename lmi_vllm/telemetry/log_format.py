@@ -1,4 +1,4 @@
-"""One format for every line of the log, vLLM's among them: for people, or JSON for machines."""
+"""One format for every line of the log, vLLM's included: text for people, or JSON."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ from lmi_vllm.telemetry.log_handler import QueuedHandler, ignore_dropped
 
 Format = Literal["text", "json"]
 
-# LMI's names of levels in ours.
+# LMI's names of levels and Python's.
 LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
     {
         "trace": logging.DEBUG,
@@ -32,12 +32,12 @@ Mask = Callable[[str], str]
 
 
 def no_mask(text: str) -> str:
-    """Return `text` unchanged: the mask that hides nothing."""
+    """Return `text` unchanged: a mask that hides nothing."""
     return text
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people."""
+    """Formats lines for people."""
 
     def __init__(self, mask: Mask = no_mask) -> None:
         super().__init__(TEXT)
@@ -49,7 +49,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what a record has as `fields` stands beside its message."""
+    """Formats each line as a JSON object; a record's `fields` are beside its message."""
 
     def __init__(self, mask: Mask = no_mask) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def chosen_format(asked: str, stream: TextIO) -> Format:
-    """Return what LMI_LOG_FORMAT asks for; `auto` is text on a terminal and JSON elsewhere."""
+    """Return the format of LMI_LOG_FORMAT; `auto` is text on a terminal and JSON elsewhere."""
     if asked == "text" or (asked == "auto" and stream.isatty()):
         return "text"
     return "json"
@@ -90,7 +90,7 @@ def configure_logging(
 ) -> None:
     """Send every line of this process to stderr in one format, warnings included.
 
-    `mask` hides what no line may show, libraries' lines included: vLLM prints its configuration.
+    `mask` hides secrets, also in libraries' lines: vLLM prints its configuration.
     """
     handler = QueuedHandler(sys.stderr.fileno(), count_dropped)
     handler.setFormatter(JsonFormatter(mask) if kind == "json" else TextFormatter(mask))

@@ -1,7 +1,7 @@
 """A log handler with a writer thread and a bounded queue: a stalled reader blocks nothing.
 
-stderr is mostly a pipe of 64 KiB. When its reader stalls (a log agent, a container runtime), a
-write to it waits; in the event loop that would be every stream, in the engine every token.
+stderr is most often a pipe of 64 KiB. When its reader stalls (a log agent, a container runtime), a
+write waits. In the event loop that would stop every stream, in the engine every token.
 """
 
 import logging
@@ -18,24 +18,24 @@ from lmi_vllm.clock import LOG_FLUSH_SECONDS
 
 GATHER_SECONDS: Final = 0.005  # the thread sleeps so long after a line: one write takes many
 PRINT_SECONDS: Final = 0.05
-MAX_QUEUED_BYTES: Final = 1 << 20  # of lines that wait; what comes then is dropped
+MAX_QUEUED_BYTES: Final = 1 << 20  # waiting lines; further ones are dropped
 _ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
-_LATE: Final = 100  # before what multiprocessing ends at a child's end
+_LATE: Final = 100  # before multiprocessing's own work at a child's end
 
 
 def write_within(
     seconds: float, write: Callable[..., object], *arguments: object, **options: object
 ) -> None:
-    """Call `write` on a thread, and wait no longer than that: what reads it may have stopped."""
+    """Call `write` on a thread, and wait at most this long: its reader may have stopped."""
     thread = threading.Thread(target=write, args=arguments, kwargs=options, daemon=True)
     thread.start()
     thread.join(seconds)
 
 
 def print_lines(*lines: str) -> None:
-    """Print lines on stdout at once, without ever waiting for what reads them.
+    """Print lines on stdout at once, without waiting for a stalled reader.
 
-    The short wait keeps the lines of a start in their order.
+    The short wait keeps the lines of a start in order.
     """
     write_within(PRINT_SECONDS, print, *lines, sep="\n", file=sys.stdout, flush=True)
 
@@ -45,10 +45,10 @@ def ignore_dropped(_lines: int) -> None:
 
 
 class QueuedHandler(logging.Handler):
-    """Writes lines to a file descriptor, in order, without ever waiting for it in `emit`.
+    """Writes lines to a file descriptor, in order; `emit` never waits for the reader.
 
-    What does not fit is dropped, given to `count`, and named in one line when the reader is back.
-    A fork goes on with a queue and a thread of its own, and counts nowhere.
+    Lines that do not fit are dropped and passed to `count`. One line names them when the reader is
+    back. A forked process has its own queue and thread, and counts nothing.
     """
 
     _thread: threading.Thread | None
@@ -69,7 +69,7 @@ class QueuedHandler(logging.Handler):
         os.register_at_fork(after_in_child=lambda: (method := renew()) and method())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue one line, or drop it where too many wait."""
+        """Queue one line, or drop it if too many wait."""
         try:
             line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
         except Exception:  # noqa: BLE001 (logging's own rule: a bad line harms nothing)
@@ -96,7 +96,7 @@ class QueuedHandler(logging.Handler):
                 self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all lines are written, but not for long."""
+        """Wait until all lines are written, for a short time at most."""
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
@@ -112,12 +112,12 @@ class QueuedHandler(logging.Handler):
         self._thread = None
 
     def _after_fork(self) -> None:
-        """After a fork: waiting lines are the parent's to write, and so is its metric."""
+        """After a fork the waiting lines, and the metric, belong to the parent."""
         self._count = ignore_dropped
         self._reset()
 
     def _new_thread(self) -> threading.Thread:
-        # A child of multiprocessing ends without logging's own last flush.
+        # A child of multiprocessing ends without logging's own flush.
         multiprocessing.util.Finalize(self, self.flush, exitpriority=_LATE)
         thread = threading.Thread(target=self._write_loop, name="lmi-vllm-log", daemon=True)
         thread.start()
@@ -134,28 +134,28 @@ class QueuedHandler(logging.Handler):
                 lines, self._lines, self._bytes = self._lines, deque(), 0
                 dropped, self._dropped = self._dropped, 0
                 self._writes = True
-            if dropped:  # after the lines that were waiting when it began
+            if dropped:  # after the lines that waited when it began
                 lines.append(self.notice(dropped))
             self._write(lines)
 
     def _write(self, lines: deque[bytes]) -> None:
-        """Write as many lines at a time as no other process can write between."""
+        """Write as many lines at a time as one atomic write may have."""
         while lines:
             block = lines.popleft()
             while lines and len(block) + len(lines[0]) <= _ATOMIC_BYTES:
                 block += lines.popleft()
             try:
                 self.put(block)
-            except OSError:  # the reader has gone for good
+            except OSError:  # the reader has closed the pipe
                 self._count(block.count(b"\n"))
 
     def put(self, block: bytes) -> None:
-        """Write whole lines, in the handler's thread, for as long as that takes."""
+        """Write whole lines, in the handler's thread; may take long."""
         while block:
             block = block[os.write(self._descriptor, block) :]
 
     def notice(self, dropped: int) -> bytes:
-        """Return the line that says how many are missing."""
+        """Return the line with the number of missing lines."""
         text = "%d lines of the log were dropped: what reads it had stopped"
         record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (dropped,), None)
         return (self.format(record) + "\n").encode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""Our own Prometheus metrics, all of them; vLLM's are in the same registry beside them.
+"""Our own Prometheus metrics, all of them; vLLM's are in the same registry.
 
-Labels are bounded: routes are patterns, statuses are those we send, and of the adapters' names,
-which clients choose, only the first `MAX_ADAPTERS` count by themselves.
+Labels are bounded: routes are patterns, and statuses are those we send. Clients choose adapters'
+names, so only the first `MAX_ADAPTERS` have their own label.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for
 _LATENCIES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_LATENCIES: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
-# With several processes the value that was set last counts: the first process sets them all.
+# With several processes the last value counts: the first process sets them all.
 _gauge = partial(Gauge, multiprocess_mode="mostrecent")
 
 REQUESTS: Final = Counter(
@@ -98,7 +98,7 @@ DRAINED: Final = Counter(
 )
 ENGINE_RESTARTS: Final = Counter("lmi_engine_restarts", "Engines started after one had died.")
 
-# Set when the metrics are asked for.
+# Set when the metrics are read.
 TASKS: Final = _gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
 IN_FLIGHT: Final = _gauge(
     "lmi_requests_in_flight",
@@ -153,7 +153,7 @@ DOWNLOAD_FILES_EXPECTED: Final = _gauge(
 )
 BUILD: Final = _gauge("lmi_build_info", "1; the label says what is running.", ("version",))
 BUILD.labels(__version__).set(1)
-for _of in ("adapter", "model"):  # a rate needs the count from before the first one
+for _of in ("adapter", "model"):  # a rate needs a count before the first one
     NOT_FINITE.labels(_of)
 
 ALL: Final[tuple[MetricWrapperBase, ...]] = (
@@ -168,13 +168,13 @@ ALL: Final[tuple[MetricWrapperBase, ...]] = (
 
 
 class Collectable(Protocol):
-    """Something that can be asked for its series."""
+    """An object with series."""
 
     def collect(self) -> Iterable[Metric]:
-        """Return them."""
+        """Return the series."""
         ...
 
 
 def own_series(names: Sequence[str] = ()) -> Collectable:
-    """Return what has the series of these names, or all, of this process."""
+    """Return the collector of this process's series of these names, or of all."""
     return REGISTRY.restricted_registry(names) if names else REGISTRY

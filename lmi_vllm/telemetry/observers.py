@@ -1,4 +1,4 @@
-"""Observers of finished requests and of the server's lifecycle, and those every server has."""
+"""Observers of finished requests and of the server's lifecycle; those of every server."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -29,16 +29,16 @@ BASE: Final = "base"
 OTHER: Final = "other"
 _OWN_LABELS: Final = frozenset({BASE, OTHER, SEVERAL})
 _MILLISECONDS: Final = 1000
-_POLLED: Final = "/console/state"  # by an open page, every other second: below info
+_POLLED: Final = "/console/state"  # by an open page, every other second: logged below info
 _FIRST_ERROR: Final = 400
 
 
 class RequestCounter:
-    """Counts requests that have ended; one for the life of a server."""
+    """Counts requests that have ended; one for each server."""
 
     def __init__(self) -> None:
         self._adapters: set[str] = set()
-        self._children: dict[tuple[object, ...], Any] = {}  # looking one up costs more than adding
+        self._children: dict[tuple[object, ...], Any] = {}  # a look-up costs more than an addition
 
     def __call__(self, summary: RequestSummary) -> None:
         """Count one request."""
@@ -61,7 +61,7 @@ class RequestCounter:
             (PROMPT_TOKENS, summary.prompt_tokens),
             (GENERATED_TOKENS, summary.generated_tokens),
         ):
-            child = self._child(counter, adapter)  # its series is there in any case
+            child = self._child(counter, adapter)  # its series exists in any case
             if tokens:
                 child.inc(tokens)
 
@@ -73,7 +73,7 @@ class RequestCounter:
         return child
 
     def _adapter_label(self, name: str) -> str:
-        """Return the name while there is room for another; a counter never forgets one."""
+        """Return the name while there is room for another; a counter never drops one."""
         if name in ("", SEVERAL):
             return name or BASE
         if name in _OWN_LABELS:  # an adapter's name
@@ -87,7 +87,7 @@ class RequestCounter:
 
 
 def log_request(summary: RequestSummary) -> None:
-    """Write the line: upstream's access line, then the request's id and figures."""
+    """Log the line of a request: LMI's access line, then the request's id and figures."""
     is_poll = summary.route == _POLLED and summary.status < _FIRST_ERROR
     level = logging.DEBUG if is_poll else logging.INFO
     if not request_logger.isEnabledFor(level):
@@ -120,7 +120,7 @@ def _fields(summary: RequestSummary) -> dict[str, object]:
 
 
 def _figures(summary: RequestSummary) -> dict[str, object]:
-    """Return what only some requests have."""
+    """Return the figures that only some requests have."""
     found: dict[str, object] = {}
     if summary.adapter:
         found["adapter"] = summary.adapter
@@ -149,7 +149,7 @@ def _always() -> list[Observer]:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Metrics and the log line for each request always; the rest as configured.
+    """Metrics and a log line for each request; other observers as configured.
 
     `start_span` gets a record and the request's headers; None while traces are off.
     """
@@ -160,7 +160,7 @@ class Telemetry:
     send_line: Callable[[str], None] | None = None
     on_level: list[Callable[[int], None]] = field(default_factory=list)  # told of log levels
     start_span: StartSpan | None = None
-    # What /metrics shows: the series of these names, or all.
+    # The series of these names, or all, for /metrics.
     series: Callable[[Sequence[str]], Collectable] = own_series
 
 

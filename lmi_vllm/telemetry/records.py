@@ -1,8 +1,8 @@
-"""What is known of one request: filled while it runs, reported once when it has ended.
+"""The record of one request: filled while it runs, reported once when it has ended.
 
-Nothing here costs anything per token. The engine hands over what it counts anyway (`EngineWork`),
-and it is read when the request ends. The record travels in a context variable, because vLLM's own
-handlers lie between the route and the engine on one of the two lanes.
+Nothing here costs anything per token. The engine passes its own counters (`EngineWork`), which are
+read when the request ends. A context variable holds the record, because on one lane vLLM's own
+handlers are between the route and the engine.
 """
 
 import asyncio
@@ -14,26 +14,26 @@ from typing import Any, Final, Protocol
 
 from lmi_vllm.errors import Fault
 
-DISCONNECTED: Final = 499  # as nginx writes it: no client was left to get a status
-SEVERAL: Final = "several"  # adapters, of a list
+DISCONNECTED: Final = 499  # as in nginx's log: no client was left to get a status
+SEVERAL: Final = "several"  # adapters of a list that are named
 
 
 @dataclass(frozen=True, slots=True)
 class WorkFigures:
-    """What the engine counted for one sequence; times in seconds, None where it did not happen."""
+    """The engine's figures of one sequence; times in seconds, None for what did not happen."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
     queue_seconds: float | None = None
     first_token_time: float | None = None  # as of time.time()
-    token_seconds: float | None = None  # mean after the first token
+    token_seconds: float | None = None  # mean, after the first token
 
 
 class EngineWork(Protocol):
     """One sequence of a request inside the engine."""
 
     def figures(self) -> WorkFigures:
-        """Return what has been counted so far."""
+        """Return the present figures."""
         ...
 
 
@@ -43,7 +43,7 @@ class RequestSummary:
 
     request_id: str
     method: str
-    route: str  # the pattern, never the path that was asked for
+    route: str  # the pattern, never the requested path
     shown_path: str
     remote: str
     status: int
@@ -56,12 +56,12 @@ class RequestSummary:
     token_seconds: float | None = None
     queue_seconds: float | None = None
     is_inference: bool = False
-    is_background: bool = False  # the part of a deferred request that ran after its answer
-    fault: Fault | None = None  # of the refusal, or of what ended a stream early
+    is_background: bool = False  # the part of a deferred request after its answer
+    fault: Fault | None = None  # of the refusal, or of the early end of a stream
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the client went away before the end."""
+        """Whether the client disconnected before the end."""
         return self.status == DISCONNECTED
 
 
@@ -73,11 +73,11 @@ class Span(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers that propagate the trace (W3C trace context)."""
+        """The headers that carry the trace (W3C trace context)."""
         ...
 
     def end(self, summary: RequestSummary) -> None:
-        """Finish the span with the outcome of the request."""
+        """End the span with the outcome of the request."""
         ...
 
 
@@ -97,11 +97,12 @@ class RequestRecord:
     is_background: bool = False
     fault: Fault | None = None
     span: Span | None = None
-    key: int | None = None  # which of the server's keys it brought
-    trace_headers: Mapping[str, str] | None = None  # what the engine's span continues
+    key: int | None = None  # which of the server's keys it had
+    trace_headers: Mapping[str, str] | None = None  # the trace that the engine's span continues
     decoded_pixels: int = 0  # of its images
     decoded_audio: int = 0  # bytes
-    # Takes a task that goes on after the answer: what the request holds is held until that ends.
+    # Called with a task that continues after the answer: the request's resources are kept until it
+    # ends.
     keep: Callable[[asyncio.Task[Any]], None] | None = None
     work: list[EngineWork] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -109,11 +110,11 @@ class RequestRecord:
 
     @property
     def source(self) -> str:
-        """The client: the position of its API key, else its address."""
+        """The client: the index of its API key, else its address."""
         return self.remote if self.key is None else f"key {self.key}"
 
     def use_adapter(self, name: str | None) -> None:
-        """Note the adapter that answers; a list of inputs may name several."""
+        """Record the adapter that answers; a list of inputs may name several."""
         if name:
             self.adapter = name if self.adapter in ("", name) else SEVERAL
 
@@ -137,7 +138,7 @@ class RequestRecord:
         )
 
     def end(self, status: int) -> None:
-        """Notify every observer; `status` is what the client got, or DISCONNECTED."""
+        """Notify every observer; `status` is the answer's, or DISCONNECTED."""
         summary = self.summary(status)
         self.work.clear()  # the context of an idle connection keeps the record
         self.keep = None
@@ -177,10 +178,10 @@ _CURRENT: Final[ContextVar[RequestRecord | None]] = ContextVar("lmi_vllm_request
 
 
 def current_record() -> RequestRecord | None:
-    """Return the record of the request that is being answered here, if one is."""
+    """Return the record of the current request; None outside of one."""
     return _CURRENT.get()
 
 
 def enter_record(record: RequestRecord | None) -> None:
-    """Make `record` the current one of this task, and of those it starts."""
+    """Make `record` the current one of this task and of the tasks that it starts."""
     _CURRENT.set(record)

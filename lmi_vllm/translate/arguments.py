@@ -1,7 +1,7 @@
-"""`Settings` + model + devices -> one `Translation`, made once for a start. vLLM is not imported.
+"""`Settings` + model + devices -> one `Translation`, made once for a start, without vLLM.
 
-Rows that map one to one are taken from the option table; everything that needs a rule of its own
-is one function in translate/rules.py or parallel.py.
+Rows that map one to one come from the option table. Each rule is a function in translate/rules.py
+or parallel.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -41,7 +41,7 @@ __all__ = [
 # What is known of a model's files before they are fetched.
 ModelReader = Callable[[ModelArtifacts], ModelFiles]
 
-# The order matters only where a rule looks at arguments that an earlier one put.
+# The order matters only if a rule reads arguments that an earlier one sets.
 _RULES: Final[tuple[Rule, ...]] = (
     engine_rules.model_dir,
     engine_rules.load_format,
@@ -58,11 +58,11 @@ _RULES: Final[tuple[Rule, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What the settings mean: `explain`, `validate` and the start are handed the same one.
+    """The meaning of the settings; `explain`, `validate` and the start use the same one.
 
-    `arguments` are the engine's as far as they could be built, `profile` is what answering
-    requests needs to know. `missing` says why there is no model where one is needed, `files` what
-    was known of its files.
+    `arguments` are the engine's, as far as they could be built. `profile` is for request handling.
+    `missing` says why there is no model although one is needed. `files` is what was known of its
+    files.
     """
 
     settings: Settings
@@ -82,10 +82,10 @@ def translate_start(
     devices: Devices,
     read: ModelReader = read_local_files,
 ) -> Translation:
-    """The translation for the model that the settings mean, with all that is wrong with both.
+    """The translation for the configured model, with all errors of both.
 
-    `read` is asked for the model's config.json, so that what it excludes is known before a byte of
-    the weights is fetched. That no model is named is no error of the configuration: it is only
+    `read` returns the model's config.json, so that arguments which it excludes are errors before
+    the weights are fetched. A missing model is no error of the configuration; it is only in
     `missing`.
     """
     model, missing = None, None
@@ -108,7 +108,7 @@ def translate_start(
 
 
 def _archive_warnings(model: ModelArtifacts | None) -> tuple[str, ...]:
-    """The warning for a model in an archive, whose files are not checked before it is unpacked."""
+    """The warning that a model in an archive is not checked before it is unpacked."""
     if model is None or model.directory is not None or not is_file(model.model):
         return ()
     return (f"{model.model} is unpacked when the server starts: the serving.properties that may "
@@ -121,10 +121,9 @@ def translate(
     devices: Devices,
     files: ModelFiles | None = None,
 ) -> Translation:
-    """The translation for a model that is known; raises nothing.
+    """The translation for a known model; raises nothing.
 
-    Without `files` those of a local model count. Errors already in `settings.errors` are not
-    repeated.
+    Without `files` those of a local model count. Errors in `settings.errors` are not repeated.
     """
     if files is None:
         files = ModelFiles() if model is None else read_local_files(model)
@@ -144,14 +143,14 @@ def translate(
 
 
 def _of_extras(point: Callable[[Extra], Iterable[Lazy[Rule]]]) -> list[Rule]:
-    """The rules that extras have at one point of the translation."""
+    """The rules of extras for one point of the translation."""
     return [rule.load() for extra in extras().values() for rule in point(extra)]
 
 
 def translate_checkpoint(
     settings: Settings, model: ModelArtifacts, devices: Devices, arguments: EngineArguments
 ) -> Translation:
-    """The translation again, for a model that has just been fetched: rules that read its files."""
+    """The translation of a model that was just fetched: applies the rules that read its files."""
     draft = ArgumentDraft(
         settings,
         model,
@@ -164,7 +163,7 @@ def translate_checkpoint(
 
 
 def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
-    """The translation of `draft` after the extras' rules that read the model's config.json."""
+    """The translation of `draft`, after the extras' rules that read the model's config.json."""
     for rule in _of_extras(lambda extra: extra.checkpoint_rules):
         rule(draft)
     shape = read_checkpoint(draft.config)

@@ -1,4 +1,4 @@
-"""Which devices there are, found without importing torch."""
+"""Finds the devices without importing torch."""
 
 import re
 import shutil
@@ -13,14 +13,14 @@ _NVIDIA_SMI_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Visible GPUs; without any, how many CPU ranks vLLM can place (None: as many as asked)."""
+    """Visible GPUs; without any, the number of CPU ranks that vLLM can place (None: any number)."""
 
     gpu_count: int = 0
     cpu_rank_limit: int | None = 1
 
 
 def detect_devices(environ: Mapping[str, str]) -> Devices:
-    """The GPUs this process may use: CUDA_VISIBLE_DEVICES, else what the driver shows."""
+    """The GPUs of this process: those in CUDA_VISIBLE_DEVICES, else those of the driver."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     installed = _installed_gpus()
     gpu_count = installed if visible is None else min(installed, _listed_gpus(visible))
@@ -28,7 +28,7 @@ def detect_devices(environ: Mapping[str, str]) -> Devices:
 
 
 def _listed_gpus(visible: str) -> int:
-    """How many GPUs the list names; as CUDA does, nothing counts after an invalid entry."""
+    """The number of GPUs in the list; as in CUDA, nothing counts after an invalid entry."""
     counted = 0
     for part in visible.split(","):
         text = part.strip()
@@ -39,7 +39,7 @@ def _listed_gpus(visible: str) -> int:
 
 
 def _installed_gpus() -> int:
-    """GPUs the NVIDIA driver shows as device files, else by nvidia-smi."""
+    """GPUs that the NVIDIA driver shows as device files, else those of nvidia-smi."""
     files = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     if files or shutil.which("nvidia-smi") is None:
         return len(files)
@@ -57,7 +57,7 @@ def _installed_gpus() -> int:
 
 
 def _cpu_rank_limit(environ: Mapping[str, str]) -> int | None:
-    """How many CPU ranks vLLM can place: one a NUMA node, or as many as threads are bound for."""
+    """The number of CPU ranks: one for each NUMA node, or for each binding of threads."""
     if environ.get("VLLM_CPU_OMP_THREADS_BIND"):
         return None
     nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))

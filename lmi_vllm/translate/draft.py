@@ -1,4 +1,4 @@
-"""The working copy that the translation rules write into."""
+"""The working copy that the translation rules change."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from lmi_vllm.translate.devices import Devices
 
 @dataclass(slots=True)
 class ArgumentDraft:
-    """What is configured, and the arguments, warnings and errors found so far."""
+    """The settings, and the arguments, warnings and errors so far."""
 
     settings: Settings
     model: ModelArtifacts | None
@@ -21,9 +21,9 @@ class ArgumentDraft:
     origins: dict[str, Origin] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    # The model's own config.json; empty where it is not known.
+    # The model's own config.json; empty if it is not known.
     config: Mapping[str, object] = field(default_factory=dict)
-    takes_copies: bool = True  # over free GPUs, where no setting asks for them
+    takes_copies: bool = True  # copies over free GPUs, if no setting asks for them
 
     def put(self, argument: str, value: object, origin: Origin) -> None:
         """Set an engine argument."""
@@ -31,7 +31,7 @@ class ArgumentDraft:
         self.origins[argument] = origin
 
     def put_if_unset(self, argument: str, value: object, origin: Origin) -> None:
-        """Set an engine argument that nothing has set yet."""
+        """Set an engine argument, unless it is set."""
         if argument not in self.values:
             self.put(argument, value, origin)
 
@@ -45,12 +45,12 @@ class ArgumentDraft:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The names that the model's config.json gives itself."""
+        """The architectures in the model's config.json."""
         named = self.config.get("architectures")
         return tuple(map(str, named)) if isinstance(named, list) else ()
 
     def given(self, name: str) -> Setting | None:
-        """Option `name`, the core's or an extra's, if it was written somewhere."""
+        """Option `name`, of the core or an extra, if it was written somewhere."""
         parts = (self.settings.model, *self.settings.extras)
         return next((found for part in parts if (found := part.given(name))), None)
 
@@ -59,5 +59,5 @@ class ArgumentDraft:
         return f"{argument} ({self.origins.get(argument, DEFAULT_ORIGIN)})"
 
 
-# Every rule of the translation, the core's and those of extras.
+# A rule of the translation, of the core or an extra.
 Rule = Callable[[ArgumentDraft], None]

@@ -1,4 +1,4 @@
-"""What the configuration means, as a table, JSON or markdown; secrets are masked in all of them."""
+"""The meaning of the configuration as a table, JSON or markdown, with secrets masked."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ _NO_MODEL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything `explain` prints; nothing in it is secret."""
+    """Everything that `explain` prints; it has no secrets."""
 
     engine_args: Mapping[str, object]
     server: Mapping[str, object]
@@ -37,7 +37,7 @@ class Explanation:
 
 
 def explain(translation: Translation) -> Explanation:
-    """What `explain` prints of a translation; its texts hold no secret."""
+    """The explanation of a translation, without secrets."""
     settings, hide = translation.settings, _secret_hider(translation.settings)
     return Explanation(
         engine_args=_masked(translation.arguments.values),
@@ -49,7 +49,7 @@ def explain(translation: Translation) -> Explanation:
 
 
 def _secret_hider(settings: Settings) -> Callable[[str], str]:
-    """A function that removes every secret value that was configured from a sentence."""
+    """A function that hides every configured secret in a sentence."""
     secrets = {
         str(setting.value)
         for setting in settings.all_details()
@@ -57,7 +57,7 @@ def _secret_hider(settings: Settings) -> Callable[[str], str]:
     }
 
     def hide(sentence: str) -> str:
-        """`sentence` without them."""
+        """`sentence` without secrets."""
         for secret in sorted(filter(None, secrets), key=len, reverse=True):
             sentence = sentence.replace(secret, MASK)
         return mask_urls(sentence)
@@ -71,7 +71,7 @@ def _masked(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _server(settings: Settings) -> dict[str, object]:
-    """Every setting that the server itself obeys, by its name in the specification."""
+    """Every setting that the server itself obeys, by its name in the table."""
     ours = [
         setting
         for setting in settings.all_details()
@@ -83,7 +83,7 @@ def _server(settings: Settings) -> dict[str, object]:
 def _rows(
     settings: Settings, translation: Translation, model: ModelArtifacts | None
 ) -> Iterable[dict[str, object]]:
-    """One row for each option with a value: those that were set first."""
+    """One row for each option with a value: written ones first."""
     brought = (row for one in _explained() for row in one.rows.load()(settings))
     known = [*settings.all_details(), *brought]
     if settings.model.model_id is None:
@@ -104,7 +104,7 @@ def _explained() -> Iterable[Explained]:
 
 
 def _model_row(model: ModelArtifacts | None) -> Setting:
-    """The row for a model that no id names."""
+    """The row for a model without a model id."""
     if model is None:
         return Setting("model_id", None, DEFAULT_ORIGIN, EffectWord.MAPS_TO, ("model",), _NO_MODEL)
     note = "The model directory itself."
@@ -118,7 +118,7 @@ def _shown_name(setting: Setting) -> str:
 
 
 def _note(setting: Setting, translation: Translation) -> str:
-    """The row's note, and the resulting engine argument where it differs from the value."""
+    """The row's note, and the engine argument if it differs from the value."""
     values = translation.arguments.values
     became = [
         f"{target}={_compact(mask_value(target, values[target]))}"

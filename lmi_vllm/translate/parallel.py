@@ -6,12 +6,12 @@ from lmi_vllm.config.setting import Setting
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.translate.draft import ArgumentDraft
 
-# Where copies come from that no setting asks for.
+# Origins of copies that no setting asks for.
 FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
 
 
 def assign_devices(draft: ArgumentDraft) -> None:
-    """Put the parallel sizes, the copies and the devices."""
+    """Set the parallel sizes, the copies and the devices."""
     nodes, model = _node_count(draft), draft.settings.model
     degree = model.details["tensor_parallel_degree"]
     pipeline = max(1, model.pipeline_parallel_degree)
@@ -37,7 +37,7 @@ def assign_devices(draft: ArgumentDraft) -> None:
 
 
 def _node_count(draft: ArgumentDraft) -> int:
-    """How many nodes serve the model together."""
+    """The number of nodes that serve the model."""
     asked = draft.values.get("nnodes")
     return max(1, asked) if isinstance(asked, int) else 1
 
@@ -45,7 +45,7 @@ def _node_count(draft: ArgumentDraft) -> int:
 def _tensor_size(
     draft: ArgumentDraft, is_set: bool, pipeline: int, nodes: int, first_devices: list[int]
 ) -> int:
-    """The number asked for, or what `max` and unset mean on these devices."""
+    """The number in the option, or the meaning of `max` and unset for these devices."""
     degree = draft.settings.model.tensor_parallel_degree
     if isinstance(degree, int) and degree > 0:
         return degree
@@ -62,7 +62,7 @@ def _tensor_size(
 
 
 def _assign_cpu_ranks(draft: ArgumentDraft, degree: Setting, span: int) -> None:
-    """Put copies only where asked for; fail beyond the CPU ranks that vLLM can place."""
+    """Set copies only if they are configured; fail above the CPU ranks that vLLM can place."""
     limit = draft.devices.cpu_rank_limit
     wanted = span * max(1, _put_copies(draft) or 1)
     if limit is not None and wanted > limit:
@@ -74,7 +74,7 @@ def _assign_cpu_ranks(draft: ArgumentDraft, degree: Setting, span: int) -> None:
 
 
 def _put_copies(draft: ArgumentDraft) -> int | None:
-    """Put the copies that are asked for, and return how many."""
+    """Set the configured copies, and return their number."""
     model = draft.settings.model
     if model.data_parallel_size is not None:
         origin = model.details["data_parallel_size"].origin
@@ -83,7 +83,7 @@ def _put_copies(draft: ArgumentDraft) -> int | None:
 
 
 def _leave_to_ray(draft: ArgumentDraft, first_devices: list[int]) -> None:
-    """Put copies only where asked for: the GPUs of a Ray cluster cannot be counted here."""
+    """Set copies only if they are configured: GPUs of a Ray cluster cannot be counted here."""
     _put_copies(draft)
     if first_devices:
         chosen = draft.settings.server.details["load_on_devices"]
@@ -91,7 +91,7 @@ def _leave_to_ray(draft: ArgumentDraft, first_devices: list[int]) -> None:
 
 
 def _assign_gpus(draft: ArgumentDraft, span: int, first_devices: list[int]) -> None:
-    """Put the copies that fit on the GPUs and the devices of each; warn of idle ones."""
+    """Set the copies that fit on the GPUs and the devices of each; warn of idle GPUs."""
     gpus = draft.devices.gpu_count
     if span > gpus:
         draft.fail(_not_enough(draft, span, gpus))
@@ -119,7 +119,7 @@ def _assign_gpus(draft: ArgumentDraft, span: int, first_devices: list[int]) -> N
 
 
 def _used_devices(draft: ArgumentDraft, span: int, first_devices: list[int]) -> list[int]:
-    """The devices of every copy that load_on_devices asks for; they must not overlap."""
+    """The devices of every copy in load_on_devices; they must not overlap."""
     used = [start + offset for start in first_devices for offset in range(span)]
     setting = draft.settings.server.details["load_on_devices"]
     if len(set(used)) < len(used) or max(used) >= draft.devices.gpu_count:
@@ -153,7 +153,7 @@ def worker_cap(draft: ArgumentDraft) -> tuple[int, str]:
 
 
 def _chosen_devices(draft: ArgumentDraft) -> list[int]:
-    """The first device of every copy that load_on_devices asks for; empty for all devices."""
+    """The first device of every copy in load_on_devices; empty for all devices."""
     setting = draft.settings.server.details["load_on_devices"]
     text = draft.settings.server.load_on_devices.strip()
     if text in ("*", "") or not setting.is_set:
@@ -173,7 +173,7 @@ def _chosen_devices(draft: ArgumentDraft) -> list[int]:
 
 
 def _not_enough(draft: ArgumentDraft, wanted: int, available: int) -> str:
-    """The sentence for more devices than there are."""
+    """The message for more devices than there are."""
     labels = [
         f"{name}={draft.values[name]} ({draft.origins[name]})"
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")

@@ -1,4 +1,4 @@
-"""Rows of the option table that become an engine argument as they are."""
+"""Rows of the option table that become an engine argument unchanged."""
 
 from lmi_vllm.config.options import EffectWord, Option
 from lmi_vllm.config.setting import Setting
@@ -17,14 +17,14 @@ def put_model(draft: ArgumentDraft) -> None:
 
 
 def _directory_origin(model: ModelArtifacts) -> Origin:
-    """Where a model comes from that no id names."""
+    """The origin of a model without a model id."""
     if model.directory is None:
         return DEFAULT_ORIGIN
     return Origin(OriginKind.DERIVED, str(model.directory))
 
 
 def _rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
-    """Every option that is set and that maps, with its row; vLLM's own have none."""
+    """Every option that is set and maps, with its row; arguments of vLLM have none."""
     own = [(one, find_option(one.name)) for one in draft.settings.model.details.values()]
     brought = [
         (one, row)
@@ -40,14 +40,14 @@ def _rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
 
 
 def put_plain(draft: ArgumentDraft) -> None:
-    """Options that become their argument as they are, pass-through ones included."""
+    """Set options that become their argument unchanged, passed-through ones included."""
     for setting, row in _rows(draft):
         if row is None or not (row.effect.is_computed or row.effect.is_fallback):
             draft.put(setting.targets[0], setting.value, setting.origin)
 
 
 def put_fallbacks(draft: ArgumentDraft) -> None:
-    """Other backends' options that fill an argument nothing else sets."""
+    """Set arguments from other backends' options, if nothing else sets them."""
     for setting, row in _rows(draft):
         if row is None or not row.effect.is_fallback:
             continue
@@ -61,7 +61,7 @@ def put_fallbacks(draft: ArgumentDraft) -> None:
 
 
 def put_defaults(draft: ArgumentDraft) -> None:
-    """The arguments LMI always passes."""
+    """Set the arguments that LMI always passes."""
     for setting in draft.settings.model.details.values():
         row = find_option(setting.name)
         if setting.is_set or row is None or setting.effect != EffectWord.MAPS_TO:

@@ -1,4 +1,4 @@
-"""Options whose engine arguments follow by a rule of their own."""
+"""Options with a rule of their own for their engine arguments."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +48,7 @@ def load_format(draft: ArgumentDraft) -> None:
 
 
 def model_dir(draft: ArgumentDraft) -> None:
-    """Name a directory of weights that something else takes the place of."""
+    """Warn of a directory of weights that is not used."""
     settings, model = draft.settings.model, draft.model
     if settings.model_dir is None or model is None:
         return
@@ -60,7 +60,7 @@ def model_dir(draft: ArgumentDraft) -> None:
 
 
 def tokenizer_mode(draft: ArgumentDraft) -> None:
-    """VLLM has no slow tokenizers any more."""
+    """Warn: vLLM no longer has slow tokenizers."""
     model = draft.settings.model
     if model.tokenizer_mode is None:
         return
@@ -71,7 +71,7 @@ def tokenizer_mode(draft: ArgumentDraft) -> None:
 
 
 def task(draft: ArgumentDraft) -> None:
-    """Runner and convert of the task; explicit ones win."""
+    """Set runner and convert of the task; explicit ones win."""
     named, setting = draft.settings.model.task, draft.settings.model.details["task"]
     text = named.replace("_", "-")
     if setting.is_set and text not in _TASKS:
@@ -93,7 +93,7 @@ def task(draft: ArgumentDraft) -> None:
 
 
 def batch_sizes(draft: ArgumentDraft) -> None:
-    """Warn of sizes of LMI's batches; those of its other engines go with the engine."""
+    """Warn of sizes of LMI's batches; those of embedding engines have no warning of their own."""
     server = draft.settings.server
     if server.engine in EMBEDDING_ENGINES:
         return
@@ -105,7 +105,7 @@ def batch_sizes(draft: ArgumentDraft) -> None:
 
 
 def quantization(draft: ArgumentDraft) -> None:
-    """The quantization method out of `quantize`, `load_in_8bit` and `load_in_4bit`."""
+    """Set the quantization method from `quantize`, `load_in_8bit` and `load_in_4bit`."""
     model = draft.settings.model
     chosen, result, origin = model.detail("quantize"), None, DEFAULT_ORIGIN
     if chosen is not None and model.quantize is not None:
@@ -127,7 +127,7 @@ def quantization(draft: ArgumentDraft) -> None:
 
 
 def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> str | None:
-    """VLLM's name for quantization `text`; what is not possible is said."""
+    """Return vLLM's name of quantization `text`; report methods that are not possible."""
     release = load_release()
     method = text.lower()
     if method in release.quantization_methods:
@@ -155,7 +155,7 @@ def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> s
 
 
 def lora(draft: ArgumentDraft) -> None:
-    """Ranks vLLM has, and slots that fit each other."""
+    """Set ranks that vLLM has; check that the slots fit each other."""
     model = draft.settings.model
     rank, said = model.max_lora_rank, model.details
     if rank is not None:
@@ -176,7 +176,7 @@ def lora(draft: ArgumentDraft) -> None:
 
 
 def parsers(draft: ArgumentDraft) -> None:
-    """Tool and reasoning parsers must be known where they are asked for."""
+    """Check that tool and reasoning parsers are known if they are needed."""
     release, model = load_release(), draft.settings.model
     if model.enable_auto_tool_choice and model.tool_parser_plugin is None:
         _check_parser(draft, "enable_auto_tool_choice", "tool_call_parser", release.tool_parsers)
@@ -188,7 +188,7 @@ def parsers(draft: ArgumentDraft) -> None:
 
 
 def _check_parser(draft: ArgumentDraft, switch: str, name: str, known: tuple[str, ...]) -> None:
-    """Fail where `switch` needs a parser and the one set is missing or unknown."""
+    """Fail if `switch` needs a parser that is missing or unknown."""
     said = draft.settings.model.details
     parser = said.get(name)
     if parser is None:
@@ -198,14 +198,14 @@ def _check_parser(draft: ArgumentDraft, switch: str, name: str, known: tuple[str
         names = f"known are {', '.join(known)}"
         if installed in (None, recorded):
             draft.fail(f"{parser.label}: parser {parser.value} is not known; {names}")
-        else:  # which may have more
+        else:  # which may add more
             draft.warn(f"{parser.label}: parser {parser.value} is not among those of vLLM "
                        f"{recorded}, whose names are recorded; {installed} is installed. There, "
                        f"{names}")  # fmt: skip
 
 
 def remote_code(draft: ArgumentDraft) -> None:
-    """Code from the hub should be pinned to what was looked at."""
+    """Warn of code from the hub without a pinned revision."""
     settings, model = draft.settings.model, draft.model
     if not settings.trust_remote_code or model is None:
         return
@@ -219,7 +219,7 @@ def remote_code(draft: ArgumentDraft) -> None:
 
 
 def entry_point(draft: ArgumentDraft) -> None:
-    """A local entry point must exist."""
+    """Check that a local entry point exists."""
     file, model = draft.settings.model.entry_point, draft.model
     if file is None or model is None:
         return
@@ -233,7 +233,7 @@ def entry_point(draft: ArgumentDraft) -> None:
 
 
 def served_task(values: Mapping[str, object]) -> str:
-    """What an engine with these arguments is served as: generate, embed or classify."""
+    """The served task of an engine with these arguments: generate, embed or classify."""
     if values.get("convert") in ("embed", "classify"):
         return str(values["convert"])
     return "embed" if values.get("runner") == "pooling" else "generate"

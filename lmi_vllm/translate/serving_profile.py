@@ -1,4 +1,4 @@
-"""`Settings` + model -> what request handling needs to know."""
+"""`Settings` + model -> the profile for request handling."""
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.messages import (
@@ -51,7 +51,7 @@ def build_serving_profile(
 
 
 def _limits(settings: Settings, engine: EngineArguments) -> RequestLimits:
-    """What one request may ask for; max_logprobs is the engine's."""
+    """Bounds on one request; max_logprobs is the engine's."""
     return RequestLimits(
         max_sequences=settings.server.lmi_max_sequences,
         max_stop_strings=settings.server.lmi_max_stop_strings,
@@ -65,7 +65,7 @@ def _limits(settings: Settings, engine: EngineArguments) -> RequestLimits:
 
 
 def _served_names(names: object) -> tuple[str, ...]:
-    """The names the model answers to."""
+    """The names of the model."""
     if isinstance(names, list) and names:
         return tuple(str(name) for name in names)
     return _DEFAULT_NAMES

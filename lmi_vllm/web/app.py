@@ -29,7 +29,7 @@ class ReverseProxy(Protocol):
     """A reverse proxy to the first front-end process, for the routes that this one lacks."""
 
     def takes(self, request: web.Request) -> bool:
-        """Whether the request is forwarded."""
+        """Whether the first process answers the request."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Forward the request and stream the response back."""
@@ -40,20 +40,20 @@ class WebOptions:
     """The part of the configuration that the HTTP layer uses."""
 
     max_request_size: int = 64 << 20  # bytes
-    request_id_header: str = REQUEST_ID_HEADER  # of requests; answers always use x-request-id
+    request_id_header: str = REQUEST_ID_HEADER  # the request's id; answers always use x-request-id
     api_keys: tuple[str, ...] = ()
     routes: Routes = Routes.ALL
-    default_accept: str = ""  # of /invocations and the like, where a request asks for nothing
-    allows_handler_override: bool = False  # LMI's switch: else a `handler` property is 400
+    default_accept: str = ""  # of /invocations and similar routes, if a request asks for none
+    allows_handler_override: bool = False  # LMI's switch: without it a `handler` property is 400
     timeouts: ClientTimeouts = field(default_factory=ClientTimeouts)
-    prefix: PathPrefix | None = None  # in front of paths
+    prefix: PathPrefix | None = None  # a prefix of paths
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    groups: tuple[RouteGroup, ...] = ()  # besides those of extras that every listener has
-    proxy: ReverseProxy | None = None  # None: this process answers everything itself
+    groups: tuple[RouteGroup, ...] = ()  # besides those of extras for every listener
+    proxy: ReverseProxy | None = None  # None: this process answers every request
 
 
 def create_app(service: InferenceService, options: WebOptions | None = None) -> web.Application:
-    """Return the application over `service`, whose engine may still be missing."""
+    """Return the application over `service`, whose engine may not have started yet."""
     options = options or WebOptions()
     app = web.Application(
         middlewares=[request_middleware(options)], client_max_size=options.max_request_size
@@ -68,7 +68,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
 
 
 def _add_routes(app: web.Application) -> None:
-    """Register every route that the application's options ask for: inference, then extras'."""
+    """Register every configured route: inference, then extras' routes."""
     options = app[OPTIONS]
     app[GROUPS] = groups_of(options)
     if options.routes is not Routes.MANAGEMENT:
@@ -83,6 +83,6 @@ def _add_routes(app: web.Application) -> None:
 
 
 def groups_of(options: WebOptions) -> tuple[RouteGroup, ...]:
-    """Return the routes of extras that a listener with these options has."""
+    """Return the routes of extras for a listener with these options."""
     everywhere = (group.load() for extra in extras().values() for group in extra.routes)
     return (*everywhere, *options.groups)

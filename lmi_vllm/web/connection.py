@@ -1,15 +1,14 @@
-"""One connection: how long a client may take, and how the rows of many streams are written.
+"""One connection: time limits for the client, and batched writes of rows.
 
-A client may not be slow for ever: at sending headers or bodies, or at reading.
+A client must not be slow for ever: neither at sending headers or bodies, nor at reading. aiohttp
+only bounds the size and number of headers (8190 bytes each, 128 of them), and closes connections
+that are idle for an hour. A client that reads too slowly stops the engine's output at that point
+(nothing is buffered beyond the socket). If that lasts, it is cut off.
 
-aiohttp bounds the size and number of headers (8190 bytes each, 128 of them) and closes what is idle
-for an hour; that is all. A client that reads too slowly stops the engine's output where it is
-(nothing is buffered beyond the socket), and is cut off when that lasts.
-
-A step of the engine brings one token to each of its streams. Written one by one in between the work
-on the others, each write finds its reader asleep and pays for waking it, several times what the
-write itself costs (DECISIONS.md 43); written in a row, the reader is still awake. Several rows of a
-stream that come in one turn are one write.
+A step of the engine has one token for each of its streams. A single write finds its reader asleep,
+and waking it costs several times the write itself (DECISIONS.md 43). In a series of writes the
+reader is still awake. So the writes of all streams are batched. Several rows of a stream in one
+turn are one write.
 """
 
 import asyncio
@@ -36,21 +35,21 @@ NO_CACHE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
         "Expires": "Thu, 01 Jan 1970 00:00:00 UTC",
     }
 )
-# Longer than any load balancer keeps a connection (Google's: 600 s), or it would race with us.
+# Longer than any load balancer keeps a connection (Google's: 600 s); else both might close it.
 KEEP_ALIVE_SECONDS: Final = 630.0
 TLS_HANDSHAKE_SECONDS: Final = 20.0
 BAD_REQUEST: Final = 400
-LONGEST_REASON: Final = 200  # characters of a parser's message, which may quote what it read
-FLUSH_BYTES: Final = 64 << 10  # as much as a transport takes before it wants a pause
+LONGEST_REASON: Final = 200  # characters of a parser's message, which may quote the input
+FLUSH_BYTES: Final = 64 << 10  # the amount at which a transport asks for a pause
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTimeouts:
-    """How long a client may take, in seconds, 0 being for ever; settings are LMI_<NAME>_TIMEOUT."""
+    """Time limits of a client in seconds, 0 for none; the settings are LMI_<NAME>_TIMEOUT."""
 
-    header: float = 30.0  # from the first byte of a request, or the connection, to its last header
+    header: float = 30.0  # from a request's first byte, or the connection, to its last header
     body: float = 120.0  # for the whole body
-    send: float = 60.0  # until what is waiting to be read has been read
+    send: float = 60.0  # until waiting data has been read
 
 
 class ClientConnection(web.RequestHandler):
@@ -65,34 +64,34 @@ class ClientConnection(web.RequestHandler):
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first request."""
+        """Start the time limit for the first request."""
         super().connection_made(transport)
         self._start("LMI_HEADER_TIMEOUT", self._timeouts.header)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget every timer."""
+        """Stop every timer."""
         for setting in tuple(self._timers):
             self._stop(setting)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Begin to wait for the rest of the headers with the first byte of a request."""
+        """Start the time limit for headers with the first byte of a request."""
         super().data_received(data)
         if self._is_idle and data and not self._messages:
             self._start("LMI_HEADER_TIMEOUT", self._timeouts.header)
 
     def pause_writing(self) -> None:
-        """Begin to wait for the client to read."""
+        """Start the time limit for the client to read."""
         super().pause_writing()
         self._start("LMI_SEND_TIMEOUT", self._timeouts.send)
 
     def resume_writing(self) -> None:
-        """The client has read enough for us to go on."""
+        """Stop the time limit: the client has read enough."""
         self._stop("LMI_SEND_TIMEOUT")
         super().resume_writing()
 
     def request_began(self) -> None:
-        """All headers have come."""
+        """Stop the time limit for headers: all have come."""
         self._is_idle = False
         self._stop("LMI_HEADER_TIMEOUT")
 
@@ -128,7 +127,7 @@ class ClientConnection(web.RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Log in one line how the rest of a body failed that was answered already."""
+        """Log in one line a failed body of a request that was answered before."""
         error = options.get("exc_info")
         if isinstance(error, (web.RequestPayloadError, SlowBodyError)):
             text = " ".join(str(error).split())[:LONGEST_REASON]
@@ -155,7 +154,7 @@ class ClientConnection(web.RequestHandler):
 
 
 def watch_body(request: web.Request, seconds: float) -> asyncio.TimerHandle | None:
-    """Make reading the body fail with SlowBodyError unless it has come within the time."""
+    """Let a read of the body fail with SlowBodyError unless it has come within the time."""
     if not seconds or not request.body_exists or request.content.is_eof():
         return None
     late = SlowBodyError(f"the body did not arrive within LMI_BODY_TIMEOUT ({seconds:g} s)")
@@ -183,13 +182,13 @@ class WriteBatch:
 
 
 class RowResponse(web.StreamResponse):
-    """A response whose headers wait for its first row: one packet less to send and to wake for."""
+    """A response whose headers wait for its first row, which saves a packet and a wake-up."""
 
     _send_headers_immediately = False
     is_sent = False  # to its end: a client that has all of it may leave before the request ends
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Send the end; a connection that has gone before is an error."""
+        """Send the end; raise an error if the client has disconnected."""
         await super().write_eof(data)
         self.is_sent = True
 
@@ -197,7 +196,7 @@ class RowResponse(web.StreamResponse):
 class RowWriter:
     """Writes the rows of one prepared response, each as one chunk of HTTP.
 
-    What aiohttp checks before a write is checked here: the transport is there and not closing.
+    It makes aiohttp's checks before a write: the transport exists and is not closing.
     """
 
     def __init__(self, request: web.Request, batch: WriteBatch) -> None:
@@ -211,11 +210,11 @@ class RowWriter:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client has to read first."""
+        """Whether the client has to read before more is written."""
         return self._protocol.writing_paused
 
     def write(self, row: bytes) -> None:
-        """Take a row; it is on its way when this turn of the event loop ends.
+        """Take a row; it is sent at the end of this turn of the event loop.
 
         Raises:
             ConnectionError: the client is gone.
@@ -226,7 +225,7 @@ class RowWriter:
         self.put(row)
 
     def put(self, row: bytes) -> None:
-        """Take a row as `write` does; for a client that is gone it is dropped."""
+        """Take a row as `write` does; drop it if the client has disconnected."""
         if not row or not self._has_body:
             return
         if not self._rows:
@@ -239,24 +238,24 @@ class RowWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has been taken; a client that is gone gets nothing."""
+        """Write the buffered rows; drop them if the client has disconnected."""
         rows, self._rows = self._rows, []
         size, self._size = self._size, 0
         transport = self._protocol.transport
         if not rows or transport is None or transport.is_closing():
             return
-        self._payload.send_headers()  # at first; they leave in one packet with the rows
+        self._payload.send_headers()  # the first time; they leave in one packet with the rows
         self._payload.output_size += size
         transport.write(rows[0] if len(rows) == 1 else b"".join(rows))
 
     def end(self) -> None:
-        """Write what is buffered, or only the headers; nothing may be written after it."""
+        """Write the buffered rows, or only the headers; nothing may be written after it."""
         self.flush()
         transport = self._protocol.transport
         if transport is not None and not transport.is_closing():
             self._payload.send_headers()
 
     async def drain(self) -> None:
-        """Wait until the client may be sent more."""
+        """Wait until more may be sent to the client."""
         self.flush()
         await self._payload.drain()

@@ -1,11 +1,12 @@
-"""Pages of other sites: what they may not do, and the CORS headers as configured.
+"""Requests from pages of other sites, and the CORS headers as configured.
 
-A page anywhere can post a form to 127.0.0.1, and a foreign DNS server can make its own name mean
-this machine (DNS rebinding). Browsers say where a request comes from (`Sec-Fetch-Site`), which is
-checked; other clients do not send that header and are not touched.
+Any page can post a form to 127.0.0.1, and a foreign DNS server can map its own name to this machine
+(DNS rebinding). Browsers say where a request comes from (`Sec-Fetch-Site`), which is checked. Other
+clients do not send that header and are not affected.
 
-Of CORS, one origin, or `*`, is sent with every answer, as LMI does. Of several, the one that asks
-is named; a page of another site gets no header, which its browser takes as a refusal.
+One CORS origin, or `*`, is sent with every answer, as in LMI. With several origins, the answer
+names the one that asks. A page of another site gets no header, which its browser takes as a
+refusal.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from aiohttp import web
 
 from lmi_vllm.errors import CrossSiteError
 
-PREFLIGHT_SECONDS: Final = "600"  # as vLLM's: how long a browser need not ask again
+PREFLIGHT_SECONDS: Final = "600"  # seconds until a browser asks again, as in vLLM
 _OWN_SITE: Final = ("same-origin", "none")
 _READING: Final = ("GET", "HEAD", "OPTIONS")
 _ORIGIN: Final = "Access-Control-Allow-Origin"
@@ -28,13 +29,13 @@ _ORIGIN_REFUSED: Final[Mapping[str, str]] = MappingProxyType({"Vary": "Origin"})
 
 
 def is_preflight(request: web.Request) -> bool:
-    """Whether a browser asks what it may send: it does so without credentials, always."""
+    """Whether the request is a browser's preflight, which never has credentials."""
     asks = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
     return request.method == "OPTIONS" and asks
 
 
 def preflight_answer(request: web.Request, configured: Mapping[str, str]) -> web.Response:
-    """Allow the headers that are asked for, unless the configured ones are named."""
+    """Allow the requested headers, unless the configuration has a list."""
     response = web.Response(body=b"{}\n", content_type="application/json")
     if _ORIGIN not in cors_headers(request, configured):
         return response
@@ -46,12 +47,12 @@ def preflight_answer(request: web.Request, configured: Mapping[str, str]) -> web
 
 
 def is_origin_allowed(request: web.Request, configured: Mapping[str, str]) -> bool:
-    """Whether the origin may send changing requests: it is one of the configured origins."""
+    """Whether the origin may send changing requests: it is configured."""
     return bool(configured) and cors_headers(request, configured) is not _ORIGIN_REFUSED
 
 
 def cors_headers(request: web.Request, configured: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers of an answer; none for a page of a site that is not allowed."""
+    """Return the CORS headers of an answer; none for a page of a site that is not allowed."""
     origins = [origin.strip() for origin in configured.get(_ORIGIN, "").split(",")]
     if len(origins) == 1:
         return configured
@@ -64,7 +65,7 @@ def cors_headers(request: web.Request, configured: Mapping[str, str]) -> Mapping
 
 
 def check_same_site(request: web.Request, *, allows_cors: bool) -> None:
-    """Check that another site's page only reads: the browser hides the answer from it.
+    """Check that another site's page sends no request that changes something.
 
     Raises:
         CrossSiteError: it does, and no CORS setting invites other sites.
@@ -77,5 +78,5 @@ def check_same_site(request: web.Request, *, allows_cors: bool) -> None:
 
 
 def is_cross_site(request: web.Request) -> bool:
-    """Whether a browser says that the page of another site sends this."""
+    """Whether a browser says that a page of another site sends this."""
     return request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITE

@@ -1,7 +1,7 @@
 """The engine's OpenAI routes, and all others of its own HTTP application.
 
-Completions and chat have a lane of their own. What it would read or refuse otherwise than the
-application does goes to the application, so that the answer is the engine's in any case.
+Completions and chat have a lane of their own. Bodies that the lane would read or refuse in another
+way go to the application, so every answer is the engine's.
 """
 
 from aiohttp import web
@@ -29,16 +29,16 @@ from lmi_vllm.web.request import (
     matched_route,
 )
 
-_VERSIONED = ("/v1/", "/v2/")  # where such routes are: before there is a model none is known
+_VERSIONED = ("/v1/", "/v2/")  # prefixes of such routes: before there is a model none is known
 
-_NO_WEBSOCKETS = (  # vLLM has one, for models that transcribe while one speaks
+_NO_WEBSOCKETS = (  # vLLM has one, for models that transcribe live speech
     "This server has no WebSockets, /v1/realtime among them: a sound goes to "
     "/v1/audio/transcriptions as a whole, whose text may be streamed"
 )
 
 
 def add_openai_routes(app: web.Application) -> None:
-    """Register the routes that have a lane of their own, and the list of models."""
+    """Register the routes with a lane of their own, and the list of models."""
     app.router.add_route("*", "/v1/models", _models)
     for path, kind in OPENAI_ROUTES.items():
         if kind != "models":
@@ -46,7 +46,7 @@ def add_openai_routes(app: web.Application) -> None:
 
 
 async def _models(request: web.Request) -> web.StreamResponse:
-    """List the served names, and the adapters, which the application knows nothing of."""
+    """List the served names and the adapters, which the application does not know."""
     service = request.app[SERVICE]
     if request.method != "GET" and service.find_route("GET", request.path):
         return await engine_route(request)
@@ -56,7 +56,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
 
 
 def _lane(kind: str) -> Handler:
-    """Return what answers one of the two routes with the engine's own bytes."""
+    """Return the handler of one of the two routes, which answers with the engine's own bytes."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         service = request.app[SERVICE]
@@ -75,7 +75,7 @@ def _lane(kind: str) -> Handler:
 
 
 async def engine_route(request: web.Request) -> web.StreamResponse:
-    """Let the engine's application answer, where it has such a route.
+    """Forward the request to the engine's application, if it has such a route.
 
     Raises:
         ResourceNotFoundError: it has none, or not for this listener.
@@ -112,9 +112,9 @@ async def _hand_on(
 
 
 def _check(request: web.Request, route: HttpRoute) -> None:
-    """Return where this listener has the route; the application refuses a wrong method.
+    """Return if this listener has the route; the application refuses a wrong method.
 
-    What acts on the server belongs to the management address, and needs a key in any case.
+    Routes that act on the server are on the management address, and always need a key.
     """
     options = request.app[OPTIONS]
     is_management = route.kind is RouteKind.MANAGEMENT

@@ -21,14 +21,14 @@ from lmi_vllm.errors import (
     tgi_error,
 )
 
-# Faults that inference routes answer in the handler-level shape; all others are the server's.
+# Faults that inference routes answer in the handler's format; others in the server's.
 _HANDLER_LEVEL: Final = frozenset({Fault.CLIENT, Fault.CUSTOM_CODE, Fault.ENGINE})
 
 
 def error_response(
     error: LmiError, dialect: Dialect, statuses: StatusTable = DEFAULT_STATUSES
 ) -> web.Response:
-    """Return the answer for an error that happened before the first byte."""
+    """Return the answer for an error before the first byte."""
     status = statuses.of(error, dialect)
     # The message may quote a client's header with bytes that are not UTF-8.
     text = error.text.encode("utf-8", "replace").decode()

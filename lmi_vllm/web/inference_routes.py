@@ -46,7 +46,7 @@ def add_inference_routes(app: web.Application) -> None:
 
 
 async def ping(request: web.Request) -> web.Response:
-    """Answer health: 200 only after a real token, 503 with the phase before."""
+    """Answer health: 200 after a real token, before that 503 with the phase."""
     check_method(request, PING_METHODS)
     status, body = request.app[SERVICE].lifecycle.ping()
     return json_answer(body, status)
@@ -60,7 +60,7 @@ async def live(request: web.Request) -> web.Response:
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:
-    """Answer an inference request of any payload family."""
+    """Answer an inference request with any kind of payload."""
     service = request.app[SERVICE]
     properties = request_properties(request.headers)
     name = (
@@ -82,13 +82,13 @@ async def invocations(request: web.Request) -> web.StreamResponse:
 
 
 def _with_accept(call: InferenceCall, default: str) -> InferenceCall:
-    """Return the call with SageMaker's default where it accepts anything."""
+    """Return the call with SageMaker's default if it accepts anything."""
     is_open = call.accept.strip() in ("", "*/*")
     return replace(call, accept=default) if default and is_open else call
 
 
 async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
-    """Write `reply`, each row as one chunk; whatever ends the writing aborts the generation."""
+    """Send `reply`, each row as one chunk; an end of the writing aborts the generation."""
     headers = CIMultiDict(reply.headers)
     if reply.content_type:
         headers["Content-Type"] = reply.content_type
@@ -114,7 +114,7 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
 
 
 def request_properties(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers by lower-case name, SageMaker's custom attributes split into theirs."""
+    """Return headers by lower-case name, and each of SageMaker's custom attributes as one."""
     properties = {name.lower(): value for name, value in headers.items()}
     if not "".join(properties.values()).isascii():
         properties = {name: _text(value) for name, value in properties.items()}
@@ -126,7 +126,7 @@ def request_properties(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _text(value: str) -> str:
-    """Return a header's value as text that can be encoded: other bytes become question marks."""
+    """Return a header's value as valid text: other bytes become question marks."""
     return value.encode("utf-8", "replace").decode()
 
 
@@ -137,7 +137,7 @@ def json_answer(document: object, status: int = 200) -> web.Response:
 
 
 async def read_call(request: web.Request, properties: Mapping[str, str]) -> InferenceCall:
-    """Return the call that `request` brings, its body read.
+    """Return the call of `request`, with its body.
 
     Raises:
         PayloadError: the body does not unpack, or has too many values.

@@ -1,4 +1,4 @@
-"""Metrics, and `/`: a short page for people, who followed the printed URL."""
+"""Metrics, and `/`: a short page for people who open the printed URL."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
     }
 )
 
-# What is there without any extra.
+# Links that need no extra.
 _PAGES = {"/ping": "whether the model answers", "/metrics": "Prometheus"}
 _HEADERS = {"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Options": "nosniff"}
 
@@ -37,9 +37,9 @@ def add_management_routes(app: web.Application) -> None:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Answer with every series of the process, vLLM's among them, as Prometheus text.
+    """Answer with every series of the process, vLLM's included, as Prometheus text.
 
-    `name[]` picks some of them, as in LMI.
+    `name[]` selects some of them, as in LMI.
     """
     service = request.app[SERVICE]
     _set_gauges(service)
@@ -60,20 +60,20 @@ def _set_gauges(service: InferenceService) -> None:
     ours.ADAPTERS_LOADED.set(sum(adapter.ref is not None for adapter in adapters))
     for phase, seconds in lifecycle.start.phase_seconds.items():
         ours.STARTUP_SECONDS.labels(str(phase)).set(seconds)
-    for name, gauge in DOWNLOAD.items():  # as `/ping` shows them; the last ones stay
+    for name, gauge in DOWNLOAD.items():  # as in `/ping`; the last figures stay
         number = lifecycle.start.download.get(name)
         gauge.set(number if isinstance(number, int | float) else 0)
 
 
 def add_front_page(app: web.Application) -> None:
-    """Register it; an extra that came before may have the path, and asks `front_page` itself."""
+    """Register it; an extra may already have the path, and calls `front_page` itself."""
     app.router.add_route("*", "/", front_page)
 
 
 async def front_page(request: web.Request) -> web.Response:
-    """Answer with what there is to look at, `OPTIONS` with nothing; other methods are not found.
+    """Answer with links, `OPTIONS` with nothing; other methods are not found.
 
-    Nothing of it is more than `/ping` says to anyone.
+    It has no more information than `/ping` gives to everyone.
     """
     if request.method == "OPTIONS":
         return web.Response(body=b"{}\n", content_type="application/json")

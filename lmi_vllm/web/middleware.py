@@ -1,4 +1,4 @@
-"""What every request passes: its id and record, who may ask, and errors becoming answers."""
+"""Middleware of every request: its id and record, its key, and answers for errors."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ def request_middleware(options: "WebOptions") -> Middleware:
             return await _forwarded(request, options.proxy, options)
         request[REQUEST_ID] = _request_id(request, options)
         record = request[RECORD] = begin_record(request, request[REQUEST_ID], service.telemetry)
-        status = DISCONNECTED  # unless an answer comes of it
+        status = DISCONNECTED  # unless it gets an answer
         timer = _began(request, options)
         try:
             if options.cors_headers and is_preflight(request):
@@ -104,7 +104,7 @@ def request_middleware(options: "WebOptions") -> Middleware:
 async def _forwarded(
     request: web.Request, proxy: "ReverseProxy", options: "WebOptions"
 ) -> web.StreamResponse:
-    """Let the other process answer; it checks, counts and logs the request as well."""
+    """Let the first process answer; it also checks, counts and logs the request."""
     request[REQUEST_ID] = _request_id(request, options)
     timer = _began(request, options)
     try:
@@ -117,7 +117,7 @@ async def _forwarded(
 
 
 def _began(request: web.Request, options: "WebOptions") -> asyncio.TimerHandle | None:
-    """Bound the time of the body from here on, no longer that of the headers."""
+    """Start the time limit of the body; that of the headers ends."""
     if isinstance(connection := request.protocol, ClientConnection):
         connection.request_began()
     return watch_body(request, options.timeouts.body)
@@ -133,7 +133,7 @@ def _ended(request: web.Request, timer: asyncio.TimerHandle | None) -> None:
 async def _answer(
     request: web.Request, handler: Handler, options: "WebOptions"
 ) -> web.StreamResponse:
-    """Return the answer of the handler, or of its error where the answer has not begun."""
+    """Answer with the handler, or with its error if the answer has not begun."""
     try:
         _check_headers(request, options)
         if isinstance(request.match_info.http_exception, web.HTTPNotFound):
@@ -152,14 +152,14 @@ async def _answer(
         if BEGUN in request:
             return _begun_answer(request, is_whole=is_gone)
         request.app[SERVICE].lifecycle.note_failure(LmiError().fault)
-        # An unknown fault's text may hold anything: it goes to the log only.
+        # An unknown error's text may have secrets: it is only logged.
         return error_answer(request, LmiError("Internal server error"))
 
 
 def _begun_answer(request: web.Request, *, is_whole: bool = False) -> web.StreamResponse:
-    """Return the answer that has begun, cut: no client may take it for whole."""
+    """Return the answer that has begun, cut, so that a client does not take it for complete."""
     if not is_whole and request.transport is not None:
-        request.transport.abort()  # a status line cannot follow one
+        request.transport.abort()  # no status line can follow one
     return request[BEGUN]
 
 
@@ -183,14 +183,14 @@ def _refusal(request: web.Request, error: LmiError, options: "WebOptions") -> we
 
 
 async def allow_body(request: web.Request) -> None:
-    """Let a client that waits send its body; other expectations are refused like all else."""
+    """Let a waiting client send its body; other expectations are refused like other errors."""
     if request.headers.get("Expect", "").lower() == CONTINUE:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the answer has sent nothing yet
+        request.writer.output_size = 0  # the answer has not begun
 
 
 class Router(web.UrlDispatcher):
-    """Has `allow_body` handle `Expect` on every path, those without a route included."""
+    """A router that lets `allow_body` handle `Expect` on every path, also without a route."""
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
         """Return the match; aiohttp's own handler fails at a value that is not UTF-8."""
@@ -200,7 +200,7 @@ class Router(web.UrlDispatcher):
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add what every answer carries."""
+    """Add the headers of every answer."""
     request[BEGUN] = response
     if request.get(FORWARDED):
         return
@@ -212,7 +212,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if response.status < FIRST_ERROR_STATUS:
         return
-    # A client that is refused while the server drains has to look for another one.
+    # A client that is refused during a drain has to connect to another server.
     is_draining = request.app[SERVICE].lifecycle.state is State.DRAINING
     if is_draining or not await _is_body_complete(request):
         response.force_close()
@@ -220,9 +220,9 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 async def _is_body_complete(request: web.Request) -> bool:
-    """Whether the body has arrived; the rest of a small one is waited for.
+    """Whether the body has arrived; waits for the rest of a small one.
 
-    A client that was to be told to go on may never send one.
+    A client that waits for `100 Continue` may never send its body.
     """
     if "Expect" not in request.headers and (request.content_length or 0) <= SMALL_BODY:
         with contextlib.suppress(web.RequestPayloadError, SlowBodyError, ConnectionError):
@@ -232,13 +232,13 @@ async def _is_body_complete(request: web.Request) -> bool:
 
 
 def _request_id(request: web.Request, options: "WebOptions") -> str:
-    """Return the client's id, or a new one where there is none that a header can give back."""
+    """Return the client's id, or a new one if there is none that a header can hold."""
     given = request.headers.get(options.request_id_header, "")
     return given if given and given.isascii() and given.isprintable() else str(uuid.uuid4())
 
 
 def key_of(request: web.Request, keys: Iterable[str]) -> int:
-    """Return which of `keys` the request brings, as a bearer token or in x-api-key.
+    """Return which of `keys` the request has, as a bearer token or in x-api-key.
 
     Raises:
         UnauthorizedError: none of them.
@@ -250,7 +250,7 @@ def key_of(request: web.Request, keys: Iterable[str]) -> int:
     found = None
     for text in given:
         shown = text.encode("utf-8", "surrogateescape")
-        for number, key in enumerate(keys):  # all, in full: the time taken says nothing about any
+        for number, key in enumerate(keys):  # all, in full: the time must not depend on the key
             if hmac.compare_digest(shown, key.encode()):
                 found = number
     if found is None:
@@ -259,7 +259,7 @@ def key_of(request: web.Request, keys: Iterable[str]) -> int:
 
 
 def check_expectation(request: web.Request) -> None:
-    """Check that the client expects nothing that this server does not support.
+    """Check that the client expects only what this server supports.
 
     Raises:
         ExpectationError: it expects something else than 100-continue.

@@ -1,7 +1,7 @@
 """Properties of one HTTP request: its dialect, its route group and its record.
 
-Labels are bounded, and a record holds nothing secret of the request's address. The typed keys are
-those under which the application and its requests keep things.
+Labels are bounded, and a record has no secret of the request's address. The typed keys are those of
+the application's and the requests' storage.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,9 +23,9 @@ from lmi_vllm.web.connection import WriteBatch
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions
 
-# Routes that a platform must reach without a key.
+# Routes for a platform's probes, without a key.
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
-# Routes whose streams have a way of their own -> the kind of call, and the list of models, to which
+# Routes whose streams have their own lane -> the kind of call; and the list of models, to which
 # adapters are added. All others of vLLM's are the engine's (web/engine_routes.py).
 OPENAI_ROUTES: Final = MappingProxyType(
     {
@@ -37,28 +37,28 @@ OPENAI_ROUTES: Final = MappingProxyType(
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
 PEER: Final = "x-lmi-vllm-peer"
-LONGEST_PATH: Final = 256  # characters of what a client typed
-# Values that cannot be secrets; `src` and `url` may hold a login or a signature.
+LONGEST_PATH: Final = 256  # characters of a client's text
+# Parameters that cannot be secret; `src` and `url` may have a login or a signature.
 SHOWN_QUERY: Final = frozenset(
     {
         "limit", "next_page_token", "name", "preload", "pin", "starting_after", "stream",
         "model_name", "synchronous", "min_worker", "max_worker", "level", "name[]",
     }
 )  # fmt: skip
-# Asked every few seconds.
+# Polled every few seconds.
 UNTRACED: Final = OPEN_PATHS | {
     "/metrics", "/server/metrics", "/v2/health/live", "/v2/health/ready"
 }  # fmt: skip
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 MakeRequest = Callable[..., web.BaseRequest]
-# Given an application and the socket that other processes of the server reach it by: what changes
-# how its requests are made.
+# Called with an application and the socket for other processes of the server; returns what changes
+# its requests.
 PathPrefix = Callable[[web.Application, str], Callable[[MakeRequest], MakeRequest]]
 
 
 class Routes(StrEnum):
-    """Which routes a listener has: all, or with a management address one half each."""
+    """The routes of a listener: all, or with a management address one half each."""
 
     ALL = "all"
     INFERENCE = "inference"
@@ -67,15 +67,15 @@ class Routes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RouteGroup:
-    """Routes of an extra, which come before all of the core's but inference, and may stand in.
+    """Routes of an extra, before all of the core's but inference; it may replace those.
 
-    Those below `prefix` have rules of their own, unless they are vLLM's. `is_open` says which of
-    them need no key; `check` raises what refuses a request. `title` is printed with the URL when
-    the server starts. Where there is an `error_body` it writes errors, with the statuses of
+    Paths below `prefix` have the group's own rules, unless they are vLLM's. `is_open` says which of
+    them need no key. `check` raises an error to refuse a request. `title` is printed with the URL
+    when the server starts. With `error_body` the group writes its errors, with the statuses of
     `error_dialect`.
 
-    Of all its paths, `dialect_of` says how a request is refused where the core has no dialect for
-    it, and `is_shared` which are inference that any process of this server may answer.
+    `dialect_of` gives the dialect of a path for which the core has none. `is_shared` says which
+    paths are inference, so that any process of this server may answer.
     """
 
     add: Callable[[web.Application], None]
@@ -88,11 +88,11 @@ class RouteGroup:
     error_dialect: Dialect = Dialect.SERVER
     dialect_of: Callable[[str, ServingProfile], Dialect | None] | None = None
     is_shared: Callable[[str], bool] = lambda _: False
-    # What people open in a browser, and what it is: linked from `/`.
+    # Pages for a browser, with a description: `/` links them.
     pages: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def owns(self, path: str) -> bool:
-        """Whether the rules of this group are those for `path`."""
+        """Whether this group's rules apply to `path`."""
         if not self.prefix or path in OPENAI_ROUTES:
             return False
         return path == self.prefix or path.startswith(self.prefix + "/")
@@ -104,13 +104,13 @@ GROUPS: "Final[web.AppKey[tuple[RouteGroup, ...]]]" = web.AppKey("groups")
 WRITE_BATCH: Final = web.AppKey("write_batch", WriteBatch)
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 RECORD: Final = web.RequestKey("record", RequestRecord)
-# The response whose status line is on its way.
+# The response whose status line has been sent.
 BEGUN: Final = web.RequestKey("begun", web.StreamResponse)
-# The dialect of a body, on a path that several share.
+# The dialect of the body, on a path of several dialects.
 DIALECT: Final = web.RequestKey("dialect", Dialect)
-# The route of the engine's own application that it means, once it was looked for.
+# The route of the engine's own application, once it was looked up.
 ENGINE_ROUTE: "Final[web.RequestKey[tuple[HttpRoute | None]]]" = web.RequestKey("engine_route")
-# The answer is another process's, headers and all.
+# The answer is another process's, with its headers.
 FORWARDED: Final = web.RequestKey("forwarded", bool)
 
 
@@ -127,41 +127,41 @@ def dialect_of(path: str, profile: ServingProfile, groups: tuple[RouteGroup, ...
 
 
 def path_dialect(request: web.Request) -> Dialect:
-    """Return the dialect in which a request is refused, as far as its path says."""
+    """Return the dialect of the path's errors."""
     if (route := _engine_route(request)) is not None:
         return route.dialect
     return dialect_of(request.path, request.app[SERVICE].profile, request.app[GROUPS])
 
 
 def _engine_route(request: web.Request) -> HttpRoute | None:
-    """Return the route of the engine's application that a request means, if it is none of ours."""
+    """Return the route of the engine's application for a request; None for a route of ours."""
     if request.match_info.http_exception is None:
         return None
     return matched_route(request)
 
 
 def matched_route(request: web.Request) -> HttpRoute | None:
-    """Return the route of the engine's application that method and path mean."""
+    """Return the route of the engine's application for a method and a path."""
     found = request.get(ENGINE_ROUTE)
-    if found is None:  # asked several times of a request
+    if found is None:  # called several times for a request
         found = (request.app[SERVICE].find_route(request.method, request.path),)
         request[ENGINE_ROUTE] = found
     return found[0]
 
 
 def group_of(request: web.Request) -> RouteGroup | None:
-    """Return the group whose rules are those for this path, if it is not one of the core's."""
+    """Return the group whose rules apply to this path; None for a path of the core."""
     if _engine_route(request) is not None:
         return None
     path = request.path
-    for group in request.app[GROUPS]:  # asked twice of each request
+    for group in request.app[GROUPS]:  # called twice for each request
         if group.prefix and path.startswith(group.prefix) and group.owns(path):
             return group
     return None
 
 
 def is_open(request: web.Request) -> bool:
-    """Whether the path is answered without a key: health, and the open pages of groups."""
+    """Whether the path needs no key: health, and the open pages of groups."""
     group = group_of(request)
     return request.path in OPEN_PATHS or (group is not None and group.is_open(request.path))
 
@@ -177,7 +177,7 @@ def check_method(request: web.Request, methods: Iterable[str]) -> None:
 
 
 def begin_record(request: web.Request, request_id: str, telemetry: Telemetry) -> RequestRecord:
-    """Return the record of a request that has just come; it is the current one from here on."""
+    """Return the record of a new request; it is the current one from here on."""
     resource = request.match_info.route.resource
     record = RequestRecord(
         request_id,
@@ -198,13 +198,13 @@ def begin_record(request: web.Request, request_id: str, telemetry: Telemetry) ->
 def peer_of(request: web.Request) -> str:
     """Return the client's address; for a forwarded request, that of the original client.
 
-    Only processes of this server, and those that may open its Unix socket, are believed.
+    Only processes of this server, and others that may open its Unix socket, are trusted.
     """
     return request.remote or request.headers.get(PEER) or "-"
 
 
 def shown_path(request: web.Request) -> str:
-    """Return path and query as they may be logged: of unknown parameters only the name."""
+    """Return path and query for the log: of unknown parameters only the name."""
     path = request.rel_url.raw_path[:LONGEST_PATH]
     if not request.rel_url.raw_query_string:
         return path
