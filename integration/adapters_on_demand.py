@@ -1,8 +1,8 @@
 """Adapters on demand, over plain HTTP on the real engine: no call registers anything.
 
-Proves that each way of naming an adapter brings it from S3 and gets its own answer (compared with
-the same weights registered by a call), that an object that changes is served after the refresh
-time, that a bad adapter is refused without harm, and what the metrics and listings say of it.
+Proves that each way of naming an adapter fetches it from S3 and gets its own answer, which is
+compared with the same weights registered by a call. An object that changes is served after the
+refresh time. A bad adapter is refused without harm. Metrics and listings are right.
 """
 
 import re

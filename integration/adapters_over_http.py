@@ -1,8 +1,8 @@
 """Adapters over plain HTTP on the real engine: the hosting flow, every refusal, restarts.
 
-Proves that the AWS hosting standard's calls work as its documentation shows them, that 20 local
-adapters answer rightly with two slots, that no bad adapter is listed or ends the engine, and that
-adapters registered over the API come back from the state file.
+Proves that the AWS hosting standard's calls work as its documentation shows them. 20 local adapters
+answer correctly with two slots. No bad adapter is listed or ends the engine. Adapters registered
+over the API are restored from the state file.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The console in a real browser: what a person sees of a start, of requests, adapters and settings.
 
 Proves that the page works while the model loads, in every dialect, on a phone, in the dark and
-without a mouse; that it shows refusals as the server says them, and nothing as markup.
+without a mouse. It shows the server's errors unchanged, and no text as markup.
 """
 
 import json

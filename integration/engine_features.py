@@ -1,7 +1,7 @@
 """Speculative decoding, chunked prefill and prefix caching, at work and without effect on answers.
 
-One server on the embedded model with all three; its counters and the steps that vLLM logs show that
-drafts, chunks and cached blocks did something; greedy tokens are those of a server without them.
+One server on the embedded model has all three. Its counters and the steps that vLLM logs show that
+drafts, chunks and cached blocks were used. Greedy tokens are those of a server without them.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Three servers behind HAProxy, nginx or Envoy, 24 adapters in S3: killed, rolled, a fourth joins.
 
-The short form of `make fleet`, on the scripted engine: proves that no request is lost (the proxy
-tries 503 and cut connections on another server), that each is answered by the adapter it names, and
-that every server has exactly what calls through the proxy have registered and not removed.
+The short form of `make fleet`, on the scripted engine. It proves that no request is lost, because
+the proxy retries 503 and cut connections on another server. Each request is answered by its
+adapter. Every server has exactly the adapters that calls through the proxy have registered and not
+removed.
 """
 
 import os

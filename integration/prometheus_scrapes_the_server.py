@@ -1,7 +1,7 @@
 """Prometheus and promtool, the real ones, with our configuration, rules and dashboard.
 
-Proves that what we export is read without complaint, that every expression of the dashboard and of
-the alert rules is about series this server has, and that Prometheus computes them.
+Proves that Prometheus reads our metrics without an error. Every expression of the dashboard and of
+the alert rules uses series of this server, and Prometheus evaluates it.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Two replicas on the real engine over one `option.adapters_state` in S3, by plain HTTP.
 
-Proves that what a call does on one the other does too, that `wait=true` is answered when it has,
-that a replica which starts is ready only with all of them, and what both do while S3 is away.
+Proves that a call on one replica changes the other, too, and that `wait=true` is answered after
+that. A new replica is ready only with all shared adapters. While S3 is unreachable both go on.
 """
 
 import json

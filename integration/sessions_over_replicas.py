@@ -1,7 +1,7 @@
 """Sticky sessions over two servers with disks of their own and one `sessions_s3url`, by HTTP.
 
-Proves that a session of one is used and closed on the other, that its expiry is on both that of its
-creation, and that a server which ends does not bring back what the other has closed.
+Proves that a session of one server is used and closed on the other. Its expiry is the same on both.
+A server that ends does not restore a session that the other has closed.
 """
 
 import json

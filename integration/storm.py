@@ -1,8 +1,8 @@
 """Isolation storm: no answer ever comes from another adapter, another version, or the base model.
 
-Clients send requests to random adapters and the base in every way there is, while managers
-register, update and remove the same names with ever different weights, also under one path. Each
-answer is compared with what those very weights answered alone, before the storm.
+Clients send requests to random adapters and the base model in every possible way. Meanwhile other
+clients register, update and remove the same names with changing weights, also under one path. Each
+answer is compared with the answer of the same weights alone, before the storm.
 
     python -m integration.storm --seconds 300
 """

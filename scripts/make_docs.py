@@ -1,8 +1,8 @@
 """Write the pages that follow from tables in the code; `--check` fails on stale ones.
 
-config/option-reference.md, config/metrics.md, docs/http-api.md and docs/vllm-routes.md are for
-people, config/serving.properties.schema.json is for editors, and names_of_extras.json tells the
-core what an extra would read that is not installed.
+The pages are config/option-reference.md, config/metrics.md, docs/http-api.md and
+docs/vllm-routes.md. config/serving.properties.schema.json is for editors. names_of_extras.json
+tells the core which settings an extra reads that is not installed.
 """
 
 import json

@@ -1,8 +1,8 @@
 """MkDocs hook: the site has the repository's own paths, so no page is copied and no link rewritten.
 
 Everything in docs/ and config/ is part of it, and the pages at the root. A line `<!-- include PATH
-NAME -->` is replaced by that file (from the page's folder), or by what stands in it between
-`<!-- NAME -->` and `<!-- end NAME -->`; by a sentence where there is no such file.
+NAME -->` is replaced by that file (from the page's folder), or by its part between `<!-- NAME -->`
+and `<!-- end NAME -->`. If the file does not exist, a sentence says so.
 """
 
 import re

@@ -2,8 +2,8 @@
 
     python -m integration.bench requests [--rounds 9] [--requests 400]
 
-Ours against vLLM's server, on the same engine arguments and at once, measured in turns; the engine
-cores are processes of their own and do not count, nor does this process, which is the client.
+Ours against vLLM's server: both run at once on the same engine arguments, measured in turns.
+The engine cores are processes of their own and do not count. Nor does this process, the client.
 """
 
 import argparse

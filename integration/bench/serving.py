@@ -2,9 +2,9 @@
 
     python -m integration.bench serving [--levels 1,16,64,256] [--rounds 3] [--tokens 64]
 
-Both run at once on the same engine arguments and are loaded in turns by `lmi-vllm bench`, a process
-of its own, all greedily. What the HTTP layer adds to the first token is told from one stream at a
-time over a bare socket (`first_token`), against the bare engine consumed in its own process.
+Both run at once on the same engine arguments. `lmi-vllm bench`, a process of its own, loads them in
+turns with greedy requests. `first_token` measures what the HTTP layer adds to the first token: one
+stream at a time over a bare socket, compared with the bare engine in its own process.
 """
 
 import argparse

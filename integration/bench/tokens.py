@@ -2,17 +2,17 @@
 
     python -m integration.bench tokens [--streams 64] [--tokens 128] [--rounds 5] [--step-ms 40]
 
-The floor is vLLM's AsyncLLM consumed without HTTP; vLLM's front end in Rust, `vllm-rs`, is asked
-the same where the wheel of this release can be had. All run at once on the same engine arguments
-and are measured in turns; the engine cores are processes of their own and do not count, nor does
-this process, which is the client. Figures are medians of the rounds. Each step of the
-engines takes `--step-ms` at least (0: as fast as they can), so that they leave the processor to the
-front ends and none of these lags behind.
+The floor is vLLM's AsyncLLM consumed without HTTP. vLLM's front end in Rust, `vllm-rs`, is
+measured, too, if the wheel of this release is available. All run at once on the same engine
+arguments and are measured in turns. The engine cores are processes of their own and do not count.
+Nor does this process, the client. Figures are medians of the rounds. Each step of the engines takes
+`--step-ms` at least (0: no limit), so that they leave the processor to the front ends and none of
+these lags.
 
-More figures say what such a cost is made of. `send` is one write of a row to each connection by a
-process that does nothing else; `relay` is one that reads each row from another process first, which
-is what any front end behind ours would add. And lanes are also measured with an eighth of the
-tokens: the difference tells what a request costs once, and what each of its tokens does.
+More figures show the parts of such a cost. `send` is one write of a row to each connection by a
+process that does nothing else. `relay` is a process that first reads each row from another one,
+which any front end behind ours would add. Lanes are also measured with an eighth of the tokens. The
+difference shows the cost of a request and the cost of each of its tokens.
 """
 
 import argparse

@@ -30,7 +30,7 @@ IN_MEMORY = (
 
 
 @pytest.mark.parametrize("names", [PUBLISHED, IN_MEMORY], ids=["published", "in memory"])
-def test_text_layers_are_found_and_numbered_anew(names: Iterable[str]) -> None:
+def test_text_layers_are_found_and_renumbered(names: Iterable[str]) -> None:
     """Layer 1 reads pictures and is left out, so layer 2 is layer 1; the eyes are left out."""
     model: Any = SimpleNamespace(
         config=SimpleNamespace(cross_attention_layers=[1], vocab_size=3),

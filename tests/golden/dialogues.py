@@ -1,7 +1,7 @@
 """Golden dialogues: requests that follow each other, with the exact answer to each.
 
-In an expected answer `<id:NAME>` stands for any UUID, the same one wherever the name comes again,
-also in later requests; `<time>` for a UTC time in whole seconds, `<version>` for ours.
+In an expected answer `<id:NAME>` stands for any UUID. The same name stands for the same UUID, also
+in later requests. `<time>` is a UTC time in whole seconds, and `<version>` our version.
 """
 
 import asyncio

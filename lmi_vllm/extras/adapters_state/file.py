@@ -1,8 +1,8 @@
 """The file that persists adapters across restarts: their registrations, never weights.
 
-An adapter that cannot be restored does not stop a start: the others are registered, the log names
-it, and its entry stays in the file until its name is registered again, since its source may only
-be unreachable for an hour.
+An adapter that cannot be restored does not stop a start. The others are registered, and the log
+names it. Its source may only be unreachable for an hour, so its entry stays in the file until its
+name is registered again.
 """
 
 import json

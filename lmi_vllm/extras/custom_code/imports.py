@@ -2,10 +2,10 @@
 
 `djl_python` is our package under that name; it is registered when code is loaded, not before.
 
-Two adapters may both bring a `model.py` and a `prompts.py`. Python keeps one module per name, so an
-adapter's files become submodules of a package with a name of its own, which no other code can see,
-and an import statement in one of them looks there first: each such file gets builtins whose
-`__import__` does so. Neither the Python path nor the modules of other code change.
+Two adapters may both have a `model.py` and a `prompts.py`, but Python keeps one module per name. So
+an adapter's files become submodules of a package with a name of its own, which no other code can
+see. Their import statements look there first: each such file gets builtins whose `__import__` does
+so. Neither the Python path nor the modules of other code change.
 """
 
 import builtins

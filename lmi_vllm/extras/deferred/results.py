@@ -1,7 +1,7 @@
 """Deferred results: a client starts a request now and polls for its result.
 
-A request with `x-synchronous: false` runs in the background and its pieces are kept here; they are
-read with the token that it was answered with, followed by a position.
+A request with `x-synchronous: false` runs in the background, and its pieces are kept here. The
+client reads them with the token of the first answer, followed by a position.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A further front-end process: one more client of the engine, behind the same port.
 
-Started by `front_ends.py` as `python -m`, with one end of a socket pair and the id of its parent;
-it ends when that line closes, and the kernel ends it with its parent.
+`front_ends.py` starts it as `python -m`, with one end of a socket pair and the id of its parent. It
+ends when the socket closes, and the kernel ends it with its parent.
 """
 
 import asyncio

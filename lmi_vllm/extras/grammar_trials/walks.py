@@ -1,8 +1,8 @@
 """Whether a grammar is cheap enough to serve: walked as an engine would, each token with its cost.
 
-Seconds depend on the machine, growth does not. The costs of an ambiguous grammar grow with a power
-of the answer's length (the square and more, seen with xgrammar 0.2.8), so a try that was cut is
-carried on by its own growth: a fast machine must not let pass what a slow one refuses.
+Seconds depend on the machine, but growth does not. The costs of an ambiguous grammar grow with a
+power of the answer's length (the square and more, seen with xgrammar 0.2.8). So a trial that was
+cut is extrapolated by its own growth: a fast machine must not accept what a slow one refuses.
 """
 
 import math

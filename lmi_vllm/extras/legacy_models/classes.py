@@ -1,8 +1,8 @@
 """Model classes of ours: classes of vLLM that read the weights of a family it dropped.
 
-Each is a class vLLM has and a generator that renames, splits or repeats tensors while they are
-loaded; architectures.py says which checkpoint gets which, and config/models.md shows that
-the answers are Transformers'. Quantized tensors of these families are not translated; adapters are.
+Each is a class that vLLM has, with a generator that renames, splits or repeats tensors while they
+are loaded. architectures.py says which checkpoint gets which class. config/models.md shows that the
+answers are Transformers'. Quantized tensors of these families are not translated; adapters are.
 """
 
 import re

@@ -1,8 +1,8 @@
 """`serve` on a follower: no port, only vLLM's workers, which end with the leader.
 
 vLLM's own headless ranks outlive their leader. The leader's first worker keeps torch's rendezvous
-store open for as long as it lives, so one idle connection to it is the liveness check; it also
-ends when the leader's engine restarts, whose workers these could not join.
+store open for as long as it lives. So an idle connection to the store is the liveness check. It
+also ends when the leader's engine restarts, because these workers cannot join the new one.
 """
 
 import asyncio

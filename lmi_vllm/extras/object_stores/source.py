@@ -1,8 +1,8 @@
 """Models in an object store: listed, fetched into a temporary sibling, verified, renamed last.
 
-An interrupted fetch leaves the sibling (`<hash>.partial`) for the next one to complete; one process
-at a time works on a destination; a cached result counts only while the store still lists the same
-sizes and ETags. Which store it is does not matter here: `StoreSource` is the same for all of them.
+An interrupted fetch leaves the sibling (`<hash>.partial`), which the next fetch completes. One
+process at a time works on a destination. A cached result counts only while the store lists the same
+sizes and ETags. `StoreSource` is the same for all stores.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""Events of vLLM's OpenAI streams, which differ in nothing but their text, without its handler.
+"""Events of vLLM's OpenAI streams that differ only in their text, made without its handler.
 
-The first event of a stream that carries text is the handler's own; where all else in it is constant
-it becomes the frame of those that follow. The first and the last events stay the handler's, and so
-does every stream with anything more to say of a token (log probabilities, token ids, usage so far,
-tools, reasoning, several choices). Text is encoded by pydantic, as there.
+The first event of a stream with text is the handler's own. If the rest of it is constant, it is the
+template of the next events. The handler also makes the last event, and every event of a stream with
+more than text: log probabilities, token ids, usage so far, tools, reasoning, several choices.
+pydantic encodes the text, as in vLLM.
 """
 
 from collections.abc import Mapping

@@ -1,15 +1,15 @@
 """Tokens of plain sequences go from the engine's outputs straight to their readers.
 
-vLLM's output processor makes a `RequestOutput` of each token, puts it into a queue and wakes the
-task that waits there, which hands it up through a generator for each layer. Nearly every token
-needs none of that: of a sequence of its own, text in and text out, with no log probability but that
-of the sampled token. The lane takes these from the engine's outputs before vLLM looks at them: a
-stream's reader is called at once, and of an answer that is wanted whole only the tokens are kept.
+vLLM's output processor makes a `RequestOutput` of each token and puts it into a queue. A task waits
+there, and passes it up through a generator for each layer. Nearly every token needs none of that,
+because its sequence is plain: text in and text out, with no log probability but that of the sampled
+token. The lane takes these from the engine's outputs before vLLM reads them. A stream's reader is
+called at once. Of an answer that is wanted whole only the tokens are kept.
 
-It takes nothing but the middle of a sequence. The first output, the last, whatever carries more
-than tokens, a stop string, a reader that is busy or slow: before any of these the lane hands over
-(vLLM's own state of the sequence is brought up to date) and vLLM goes on, as if it had seen every
-token. What it counts per step is counted here once per step.
+The lane takes only the middle of a sequence. It hands over before the first and the last output, an
+output with more than tokens, a stop string, and a busy or slow reader. Then vLLM's own state of the
+sequence is brought up to date, and vLLM goes on as if it had seen every token. What vLLM counts per
+step is counted here once per step.
 """
 
 from collections.abc import Container, Iterable, Mapping

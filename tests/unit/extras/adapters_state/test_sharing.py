@@ -301,7 +301,7 @@ async def test_tries_become_rarer(start: Start) -> None:
     assert tries == [0, 2, 6, 14, 30]
 
 
-async def test_another_version_begins_the_tries_anew(start: Start) -> None:
+async def test_another_version_restarts_the_retries(start: Start) -> None:
     """A version that fails once does not pay for one that was broken for good."""
     a, b = await start("a").begin(), await start("b").begin()
     b.refused |= {"/fr", "/fr2"}

@@ -110,9 +110,7 @@ async def test_start_that_waits_for_the_state_says_so(
     await until(lambda: running.detail == "")
 
 
-async def test_start_that_loads_for_long_is_not_unreachable(
-    running: Running, start: Start
-) -> None:
+async def test_start_that_loads_for_long_is_not_unreachable(running: Running, start: Start) -> None:
     """The state is read again and again meanwhile."""
     other = await start("other").begin()
     await other.registry.register(Adapter("fr", "/fr"))

@@ -53,7 +53,7 @@ def test_archive_is_a_model_once_unpacked(
     assert [path.name for path in store.iterdir()] == [name], "the store is only read"
 
 
-def test_archive_that_changes_is_unpacked_anew(store: Path, tmp_path: Path) -> None:
+def test_archive_that_changes_is_unpacked_again(store: Path, tmp_path: Path) -> None:
     """The copy in the cache belongs to one size and time of the archive."""
     environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
     (store / "m.zip").write_bytes(zip_file({"config.json": b"1"}))

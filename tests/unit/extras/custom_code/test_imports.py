@@ -50,7 +50,7 @@ def test_adapters_see_their_own_files_only(tmp_path: Path) -> None:
     assert answer_of(a) == ["a", "a-a", "a"]
 
 
-def test_adapter_code_is_forgotten_and_read_anew(tmp_path: Path) -> None:
+def test_adapter_code_is_dropped_and_read_again(tmp_path: Path) -> None:
     """A name that is registered again gets the code that is there now; nothing old is left."""
     path, meta = [*sys.path], [*sys.meta_path]
     old = load_adapter_code(write_adapter(tmp_path, "old"))
