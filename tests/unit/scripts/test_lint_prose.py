@@ -11,6 +11,8 @@ from tests.support.documentation import ROOT
 SCRIPT = ROOT / "scripts" / "lint_prose.py"
 LONG = " ".join(["word"] * 29)
 SHORT = " ".join(["word"] * 28)
+TABLE = "| write | not |\n| --- | --- |\n| no one | nobody |\n"
+GLOSSARY = f"# Words\n\n## Private words\n\n{TABLE}\n## Spellings\n\n{TABLE}"
 
 
 def lint(*pages: Path) -> subprocess.CompletedProcess[str]:
@@ -76,12 +78,50 @@ def test_allowed_texts(page: Path, text: str) -> None:
 
 
 def test_private_word_in_a_source(tmp_path: Path) -> None:
-    """Comments and messages of the code; the bound of a sentence is one of pages."""
+    """Comments and messages of the code; their sentences are not counted."""
     source = tmp_path / "source.py"
-    source.write_text(f'"""{LONG}."""\n\nX = "nobody"\nY = 1  # Nobody reads it.\n')
+    source.write_text(f'"""{SHORT}."""\n\nX = "nobody {LONG}"\nY = 1  # Nobody reads it. {LONG}\n')
     answer = lint(source)
     assert answer.returncode == 1
-    assert answer.stdout == f"{source}:4: 'Nobody': write no one, or the noun\n"
+    assert answer.stdout.splitlines() == [
+        f"{source}:3: 'nobody': write no one, or the noun",
+        f"{source}:4: 'Nobody': write no one, or the noun",
+    ]
+
+
+def test_long_sentence_in_a_docstring(tmp_path: Path) -> None:
+    """Of a module, a class or a function; a tree of classes is no sentence."""
+    source = tmp_path / "source.py"
+    source.write_text(
+        f'"""{LONG}.\n\n├── {LONG}\n"""\n\n'
+        f'class One:\n    """{SHORT}. {SHORT}."""\n\n'
+        f'    def two(self) -> None:\n        """Short.\n\n        {LONG}.\n        """\n'
+    )
+    answer = lint(source)
+    assert answer.returncode == 1
+    assert [line.partition(": word")[0] for line in answer.stdout.splitlines()] == [
+        f"{source}:1: a sentence of 29 words",
+        f"{source}:9: a sentence of 29 words",
+    ]
+
+
+def test_pages_beside_the_site_are_read(tmp_path: Path) -> None:
+    """The changelog and the page of the tests keep the rules, too."""
+    script = (ROOT / "scripts" / "lint_prose.py").read_text(encoding="utf-8")
+    copy = tmp_path / "scripts" / "lint_prose.py"
+    for name in ("docs/glossary.md", "tests/README.md", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{LONG}\n" if "glossary" not in name else GLOSSARY)
+    copy.parent.mkdir()
+    copy.write_text(script)
+    (copy.parent / "site_files.py").write_text((ROOT / "scripts" / "site_files.py").read_text())
+    answer = subprocess.run(
+        [sys.executable, str(copy)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert [line.partition(": ")[0] for line in answer.stdout.splitlines()] == [
+        "CHANGELOG.md:1",
+        "tests/README.md:1",
+    ]
 
 
 def test_names_in_a_source(tmp_path: Path) -> None:
