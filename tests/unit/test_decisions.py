@@ -61,9 +61,9 @@ def test_unknown_reference_is_found() -> None:
 
 @pytest.mark.parametrize("number", RECORDS)
 def test_record_is_complete(number: int) -> None:
-    """It has its four parts, and the index leads to its heading."""
+    """It has its four parts in order and no others, and the index leads to its heading."""
     page, heading, body = RECORDS[number]
-    assert [part for part in PARTS if f"- **{part}:** " not in body] == []
+    assert tuple(re.findall(r"^- \*\*([^:*]+):\*\* ", body, re.MULTILINE)) == PARTS
     anchor = slugify(heading.replace("`", ""), "-")
     assert f"- [{heading}]({page.relative_to(ROOT)}#{anchor})\n" in INDEX
 

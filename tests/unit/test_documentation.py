@@ -94,20 +94,6 @@ def test_page_opens_with_who_it_is_for(page: str) -> None:
     assert " After it you " in opening.replace("\n", " ")
 
 
-RECORDS = [
-    pytest.param(record, id=f"{path.stem}-{record.partition('.')[0]}")
-    for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    for record in path.read_text(encoding="utf-8").split("\n## ")[1:]
-]
-
-
-@pytest.mark.parametrize("record", RECORDS)
-def test_decision_has_the_four_parts_in_order(record: str) -> None:
-    """Context, decision, consequences and status, each once and none besides."""
-    parts = re.findall(r"^- \*\*([^:*]+):\*\*", record, re.MULTILINE)
-    assert parts == ["Context", "Decision", "Consequences", "Status"]
-
-
 def test_readme_is_short() -> None:
     """What is longer belongs into docs/."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
