@@ -37,12 +37,12 @@ REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
 @functools.cache
 def verbs() -> Mapping[str, Verb]:
     """Return every verb by name."""
-    found = {
+    verbs_by_name = {
         name: Verb(summary, f"lmi_vllm.commands.{name}") for name, summary in _SUMMARIES.items()
     }
     for extra in extras().values():
-        found |= extra.verbs
-    return MappingProxyType(found)
+        verbs_by_name |= extra.verbs
+    return MappingProxyType(verbs_by_name)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -300,8 +300,8 @@ class HttpCall:
     @property
     def content_type(self) -> str:
         """The body's type in the headers; empty without one."""
-        found = (value for name, value in self.headers if name.lower() == b"content-type")
-        return next(found, b"").decode("latin-1")
+        values = (value for name, value in self.headers if name.lower() == b"content-type")
+        return next(values, b"").decode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ def parts(body: bytes, boundary: bytes) -> Iterator[Part]:
         PayloadError: it has too many, or one whose headers are too many or too long.
     """
     # One more piece than fields comes before the first, and one after the last.
-    found = (_LINE + body).split(_LINE + b"--" + boundary, MAX_PARTS + 2)
-    wholes = [*itertools.takewhile(lambda whole: not whole.startswith(b"--"), found[1:])]
+    pieces = (_LINE + body).split(_LINE + b"--" + boundary, MAX_PARTS + 2)
+    wholes = [*itertools.takewhile(lambda whole: not whole.startswith(b"--"), pieces[1:])]
     if len(wholes) > MAX_PARTS:
         raise PayloadError(f"the form has more than {MAX_PARTS} fields")
     for whole in wholes:

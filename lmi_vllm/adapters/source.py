@@ -124,9 +124,9 @@ class AdapterSources:
             return
         if named:
             raise AdapterRefusedError(f"{src} is not below one of the folders of {ROOTS}")
-        found = self.policy.forbidden(path)
+        reason = self.policy.forbidden(path)
         place = f"secure mode takes adapters from the model directory and {ROOTS} only"
-        raise BadParameterError(f"{src}: {'; '.join((place, *found))}")
+        raise BadParameterError(f"{src}: {'; '.join((place, *reason))}")
 
     def _unpacked(self, path: Path, src: str) -> Path:
         """Return the folder of an archive's content; other paths unchanged."""

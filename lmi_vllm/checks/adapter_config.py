@@ -144,8 +144,8 @@ def _resolved(
     if not patterns:
         return {}
     keys, values = list(patterns), list(patterns.values())
-    found = _literal(keys, names) if _is_literal(keys) else _matched(keys, names, field, shown)
-    return {name: values[at] for name, at in zip(names, found, strict=True) if at is not None}
+    matches = _literal(keys, names) if _is_literal(keys) else _matched(keys, names, field, shown)
+    return {name: values[at] for name, at in zip(names, matches, strict=True) if at is not None}
 
 
 def _is_literal(keys: Collection[str]) -> bool:

@@ -105,8 +105,8 @@ def unsupported_quantization(shape: Checkpoint) -> Iterator[str]:
 
 def _has_plugins() -> bool:
     """Whether a package is installed that vLLM loads as a plug-in; none is imported."""
-    found = entry_points(group="vllm.general_plugins")
-    return any(one.dist is None or one.dist.name not in _KNOWN_PLUGINS for one in found)
+    plugins = entry_points(group="vllm.general_plugins")
+    return any(one.dist is None or one.dist.name not in _KNOWN_PLUGINS for one in plugins)
 
 
 def checkpoint_errors(

@@ -30,11 +30,11 @@ def main() -> None:
         except (re.error, RecursionError, OverflowError) as error:
             json.dump({"wrong": position, "error": str(error)[:200]}, sys.stdout)
             return
-    found = [
+    positions = [
         next((index for index, one in enumerate(compiled) if one.match(name)), None)
         for name in question["names"]
     ]
-    json.dump({"found": found}, sys.stdout)
+    json.dump({"found": positions}, sys.stdout)
 
 
 if __name__ == "__main__":

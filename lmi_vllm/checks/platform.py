@@ -41,12 +41,12 @@ def raise_open_files(job_queue_size: int) -> list[str]:
 
 def free_host_memory(root: Path = Path("/")) -> int | None:
     """Bytes that this process may still take: of the machine, or of its control group."""
-    found = [
+    limits = [
         bytes_free
         for bytes_free in (_available(root), *(_group(root, *names) for names in _CGROUP_FILES))
         if bytes_free is not None
     ]
-    return min(found, default=None)
+    return min(limits, default=None)
 
 
 def _available(root: Path) -> int | None:

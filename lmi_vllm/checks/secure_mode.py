@@ -35,14 +35,16 @@ def start_violations(
     settings: Settings, environ: Mapping[str, str], directory: Path | None
 ) -> tuple[str, ...]:
     """The violations of a start, from all extras."""
-    found = tuple(text for one in _checks() for text in one.start(settings, environ, directory))
-    return found or _unchecked(settings)
+    violations = tuple(
+        text for one in _checks() for text in one.start(settings, environ, directory)
+    )
+    return violations or _unchecked(settings)
 
 
 def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
     """The violations in the folder of one adapter, from all extras."""
-    found = tuple(text for one in _checks() for text in one.adapter(settings, folder))
-    return found or _unchecked(settings)
+    violations = tuple(text for one in _checks() for text in one.adapter(settings, folder))
+    return violations or _unchecked(settings)
 
 
 def _checks() -> Iterator[Checks]:

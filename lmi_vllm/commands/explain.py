@@ -103,8 +103,8 @@ def translation_of(
     read: ModelReader,
 ) -> Translation:
     """The translation for these devices, with errors of the listeners' files."""
-    found = translate_start(settings, environ, devices_of(arguments, environ), read)
-    return replace(found, errors=(*found.errors, *listener_errors(settings, environ)))
+    translation = translate_start(settings, environ, devices_of(arguments, environ), read)
+    return replace(translation, errors=(*translation.errors, *listener_errors(settings, environ)))
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

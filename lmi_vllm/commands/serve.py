@@ -98,8 +98,8 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
 
     SERVING_OPTS may set the level as in LMI: -Dai.djl.logging.level=debug.
     """
-    found = re.search(r"-Dai\.djl\.logging\.level=(\w+)", settings.server.opts or "")
-    level = LOG_LEVELS.get(found.group(1).lower(), logging.INFO) if found else logging.INFO
+    match = re.search(r"-Dai\.djl\.logging\.level=(\w+)", settings.server.opts or "")
+    level = LOG_LEVELS.get(match.group(1).lower(), logging.INFO) if match else logging.INFO
     configure_logging(_log_format(settings), level, mask_urls, DROPPED_LINES.inc)
     if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
         logging.getLogger("vllm").setLevel(name)

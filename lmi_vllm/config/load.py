@@ -99,8 +99,8 @@ class _Load:
         first = _Load(self.environ, self.command_line, ())
         server: ServerSettings = ServerSettings.read(*server_order, Reading(first._server_fields))
         finding = search_store(Path(server.model_store), server.load_models)
-        found = with_unpacked(finding, self.environ)
-        paths = serving_properties_paths(self.environ, self.command_line, found)
+        unpacked = with_unpacked(finding, self.environ)
+        paths = serving_properties_paths(self.environ, self.command_line, unpacked)
         return choose_properties(paths, extra_properties, self.report)
 
     def _model_fields(self, layers: Layers) -> Mapping[str, object]:
@@ -119,23 +119,23 @@ class _Load:
     def _server_fields(self, layers: Layers) -> Mapping[str, object]:
         """The fields of the server's settings from the winning texts."""
         self.server = Resolver(layers, self.server_report, self.model)
-        found = self.server.server_settings(SERVER_SETTINGS)
-        found |= self.server.variables(ENVIRONMENT_SETTINGS, self.environ)
+        values = self.server.server_settings(SERVER_SETTINGS)
+        values |= self.server.variables(ENVIRONMENT_SETTINGS, self.environ)
         if self.command_line.strict:
             origin = Origin(OriginKind.FLAG, "--strict")
-            found["LMI_STRICT"] = replace(found["LMI_STRICT"], value=True, origin=origin)
-        found["inference_address"] = resolve_address(
-            found["inference_address"], self.environ, self.command_line, self.server_report.fail
+            values["LMI_STRICT"] = replace(values["LMI_STRICT"], value=True, origin=origin)
+        values["inference_address"] = resolve_address(
+            values["inference_address"], self.environ, self.command_line, self.server_report.fail
         )
         rows = (*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
-        return {**_fields(rows, found), "details": MappingProxyType(found)}
+        return {**_fields(rows, values), "details": MappingProxyType(values)}
 
     def _extra(self, kind: type[ExtraSettings]) -> ExtraSettings:
         """The settings of one extra."""
         rows, resolver = Rows.of(kind.rows), self.server
-        found = self.brought[kind] | resolver.server_settings(rows.server)
-        found |= resolver.variables(rows.variables, self.environ)
-        fields = {**_fields(kind.rows, found), "details": MappingProxyType(found)}
+        values = self.brought[kind] | resolver.server_settings(rows.server)
+        values |= resolver.variables(rows.variables, self.environ)
+        fields = {**_fields(kind.rows, values), "details": MappingProxyType(values)}
         extra: ExtraSettings = kind.read(Reading(lambda _: fields))
         return extra
 

@@ -63,12 +63,12 @@ class Resolver:
         """Every server setting of these rows that is set or has a default."""
         resolved = {}
         for row in rows:
-            found = []
+            candidates = []
             if FILE in row.written:
-                found += self._texts_of(self.model, (row.name, *row.aliases))
-            if not found and row.written != (FILE,):
-                found += [raw for raw in (self.layers.winners.get(row.name),) if raw]
-            setting = self._resolve(row, found)
+                candidates += self._texts_of(self.model, (row.name, *row.aliases))
+            if not candidates and row.written != (FILE,):
+                candidates += [raw for raw in (self.layers.winners.get(row.name),) if raw]
+            setting = self._resolve(row, candidates)
             if setting is not None:
                 resolved[row.name] = setting
         return resolved
@@ -87,9 +87,9 @@ class Resolver:
     def _texts_of(self, layers: Layers, keys: Iterable[str]) -> list[RawValue]:
         """The texts under `keys`; late ones count only if the option is otherwise unset."""
         self.used.update(keys)
-        found = [layers.winners[key] for key in keys if key in layers.winners]
-        typed = [raw for raw in found if raw.origin.kind is not OriginKind.LATE]
-        return typed or found
+        candidates = [layers.winners[key] for key in keys if key in layers.winners]
+        typed = [raw for raw in candidates if raw.origin.kind is not OriginKind.LATE]
+        return typed or candidates
 
     def _resolve(self, row: Option, found: list[RawValue]) -> Setting | None:
         """The row's setting: the first of `found` that is valid, after effect and value rule."""

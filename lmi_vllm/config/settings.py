@@ -133,8 +133,8 @@ class Settings:
 
     def extra(self, kind: type[Extra]) -> Extra:
         """The settings of that extra; its defaults if they were not read."""
-        found = next((extra for extra in self.extras if isinstance(extra, kind)), None)
-        return kind() if found is None else found
+        instance = next((extra for extra in self.extras if isinstance(extra, kind)), None)
+        return kind() if instance is None else instance
 
     @property
     def environment_exports(self) -> Mapping[str, str]:

@@ -141,8 +141,8 @@ def resolve_address(
         if asked in ((None, None, None), (None, None, "")):
             return configured
         value = ""  # a platform that sets a host or port connects only there
-    found = read_address(value)
-    host, port = found.host, found.port
+    parsed = read_address(value)
+    host, port = parsed.host, parsed.port
     origins = []
     if command_line.host is not None:
         host = command_line.host
@@ -153,7 +153,7 @@ def resolve_address(
     elif environ.get("SAGEMAKER_BIND_TO_PORT"):
         origins.append("SAGEMAKER_BIND_TO_PORT")
         port = _platform_port(environ["SAGEMAKER_BIND_TO_PORT"], fail)
-    address = ListenAddress(found.scheme, host.strip("[]") or "127.0.0.1", port).url()
+    address = ListenAddress(parsed.scheme, host.strip("[]") or "127.0.0.1", port).url()
     if not origins:
         return replace(configured, value=address)
     if len(origins) == 1 and configured.is_set:

@@ -154,8 +154,8 @@ class RequestContext:
     @property
     def needs_parts(self) -> bool:
         """Whether prompts of a list have different adapters, and one of these has a formatter."""
-        found = [adapter.hooks for adapter in self.adapters if adapter]
-        has_hooks = any(one.input or one.output for one in (self.runtime.hooks, *found))
+        hooks = [adapter.hooks for adapter in self.adapters if adapter]
+        has_hooks = any(one.input or one.output for one in (self.runtime.hooks, *hooks))
         return has_hooks and _differ(self.adapters)
 
     @property

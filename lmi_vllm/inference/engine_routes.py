@@ -95,10 +95,10 @@ def plain_payload(call: InferenceCall) -> dict[str, Any] | None:
     if call.content_type.lower().split(";", 1)[0] != _JSON:
         return None
     try:
-        found = orjson.loads(call.body)
+        parsed = orjson.loads(call.body)
     except orjson.JSONDecodeError:
         return None
-    return found if isinstance(found, dict) and _is_plain(found) else None
+    return parsed if isinstance(parsed, dict) and _is_plain(parsed) else None
 
 
 def _is_plain(payload: Mapping[str, Any]) -> bool:
@@ -108,10 +108,10 @@ def _is_plain(payload: Mapping[str, Any]) -> bool:
         values = chain.from_iterable(
             each.values() if isinstance(each, dict) else each for each in level
         )
-        found = [value for value in values if type(value) in _LOOKED_AT]
-        if any(type(value) is float and abs(value) >= _LARGE for value in found):
+        nested = [value for value in values if type(value) in _LOOKED_AT]
+        if any(type(value) is float and abs(value) >= _LARGE for value in nested):
             return False
-        level = [value for value in found if type(value) is not float]
+        level = [value for value in nested if type(value) is not float]
         if not level:
             return True
     return False
@@ -137,13 +137,13 @@ def _payload(call: InferenceCall) -> Mapping[str, Any]:
     if boundary := boundary_of(call.content_type):
         return text_fields(call.body, boundary)
     try:
-        found = orjson.loads(call.body)
+        parsed = orjson.loads(call.body)
     except orjson.JSONDecodeError:
         try:
-            found = json.loads(call.body)
+            parsed = json.loads(call.body)
         except (ValueError, RecursionError):
             return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _reply(answer: OpenAIReply) -> Reply:

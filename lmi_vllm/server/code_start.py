@@ -124,8 +124,8 @@ def code_loader(settings: Settings) -> CodeLoader:
     """Return the extra's loader, or one that only warns: LMI_CUSTOM_CODE=none, or no such extra."""
     if settings.server.lmi_custom_code == "none":
         return SWITCHED_OFF
-    found = (extra.custom_code for extra in extras().values())
-    loader = next((place.load() for place in found if place is not None), None)
+    loaders = (extra.custom_code for extra in extras().values())
+    loader = next((place.load() for place in loaders if place is not None), None)
     return NOT_INSTALLED if loader is None else loader()
 
 

@@ -152,14 +152,14 @@ class ModelFetch:
         if self.is_streamed:  # only the small files were fetched, without the weights
             values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
         fetched = replace(self._arguments, values=values)
-        found = translate_checkpoint(self._settings, model, planned.devices, fetched)
-        if found.errors:
-            raise ConfigurationError(found.errors)
-        late = (*found.warnings, *self._unread(model))
+        translation = translate_checkpoint(self._settings, model, planned.devices, fetched)
+        if translation.errors:
+            raise ConfigurationError(translation.errors)
+        late = (*translation.warnings, *self._unread(model))
         new = [warning for warning in dict.fromkeys(late) if warning not in planned.warnings]
         for warning in new:
             logger.warning("%s", warning)
-        return model, replace(found, warnings=(*planned.warnings, *new))
+        return model, replace(translation, warnings=(*planned.warnings, *new))
 
     def _unread(self, model: ModelArtifacts) -> Iterator[str]:
         """Options that were found too late: in the only archive of a prefix."""

@@ -92,8 +92,8 @@ class ModelManager:
 
     async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
         """Serve as a healthy server without a model; POST /models loads one."""
-        found = (extra.without_model for extra in extras().values())
-        place = next((place for place in found if place is not None), None)
+        slots = (extra.without_model for extra in extras().values())
+        place = next((place for place in slots if place is not None), None)
         if place is None:
             raise StartupError(
                 "a server that is started without a model needs the extra management, which is "

@@ -50,7 +50,7 @@ async def complete_settings(
     if not is_archive(named):
         text = await asyncio.to_thread(read_text, named, _PROPERTIES, environ)
         origin = f"{named.rstrip('/*')}/{_PROPERTIES}"
-        found = None if text is None else parse_properties(text, origin)
+        properties = None if text is None else parse_properties(text, origin)
     else:
         start.enter(Phase.DOWNLOAD)
         fetch = partial(
@@ -59,8 +59,8 @@ async def complete_settings(
             environ=environ,
             on_progress=lambda progress: start.report(asdict(progress)),
         )
-        found = _properties_in(await asyncio.to_thread(fetch))
-    return settings if found is None else load_settings(environ, typed, found)
+        properties = _properties_in(await asyncio.to_thread(fetch))
+    return settings if properties is None else load_settings(environ, typed, properties)
 
 
 def _properties_in(directory: Path) -> PropertiesFile | None:

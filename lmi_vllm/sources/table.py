@@ -43,13 +43,13 @@ def hub(reference: str) -> Repositories:
     Raises:
         DownloadError: its extra is not installed.
     """
-    found = (extra.repositories for extra in extras().values())
-    place = next((place for place in found if place is not None), None)
-    if place is None:
+    hubs = (extra.repositories for extra in extras().values())
+    hub_source = next((hub_source for hub_source in hubs if hub_source is not None), None)
+    if hub_source is None:
         raise DownloadError(
             f"{reference!r} is no existing path; hub ids need the extra hub, which is not installed"
         )
-    return place.load()
+    return hub_source.load()
 
 
 def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows

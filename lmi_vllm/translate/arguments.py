@@ -94,14 +94,19 @@ def translate_start(
     except ModelSourceError as error:
         missing = error
     files = ModelFiles() if model is None else read(model)
-    found = translate(settings, model, devices, files)
+    translation = translate(settings, model, devices, files)
     is_fault = missing is not None and not isinstance(missing, NoModelError)
     is_unread = bool(files.problem) and model is not None and not is_directory(model.model)
     about_model = (files.unread_warning,) if is_unread else ()
     return replace(
-        found,
-        warnings=(*settings.warnings, *found.warnings, *about_model, *_archive_warnings(model)),
-        errors=(*settings.errors, *([str(missing)] if is_fault else []), *found.errors),
+        translation,
+        warnings=(
+            *settings.warnings,
+            *translation.warnings,
+            *about_model,
+            *_archive_warnings(model),
+        ),
+        errors=(*settings.errors, *([str(missing)] if is_fault else []), *translation.errors),
         missing=missing,
         files=files,
     )

@@ -148,8 +148,8 @@ def worker_cap(draft: ArgumentDraft) -> tuple[int, str]:
         del caps["gpu.maxWorkers"]
     else:
         caps["max_workers"] = server.max_workers
-    found = ((cap, server.details[name].label) for name, cap in caps.items() if cap)
-    return next(found, (0, ""))
+    caps_set = ((cap, server.details[name].label) for name, cap in caps.items() if cap)
+    return next(caps_set, (0, ""))
 
 
 def _chosen_devices(draft: ArgumentDraft) -> list[int]:

@@ -194,9 +194,9 @@ class Router(web.UrlDispatcher):
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
         """Return the match; aiohttp's own handler fails at a value that is not UTF-8."""
-        found = await super().resolve(request)
-        found.route._expect_handler = allow_body
-        return found
+        match = await super().resolve(request)
+        match.route._expect_handler = allow_body
+        return match
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -247,15 +247,15 @@ def key_of(request: web.Request, keys: Iterable[str]) -> int:
     given = [request.headers.get("x-api-key", "")]
     if scheme.lower() == "bearer":
         given.append(token.strip())
-    found = None
+    index = None
     for text in given:
         shown = text.encode("utf-8", "surrogateescape")
         for number, key in enumerate(keys):  # all, in full: the time must not depend on the key
             if hmac.compare_digest(shown, key.encode()):
-                found = number
-    if found is None:
+                index = number
+    if index is None:
         raise UnauthorizedError
-    return found
+    return index
 
 
 def check_expectation(request: web.Request) -> None:

@@ -142,11 +142,11 @@ def _engine_route(request: web.Request) -> HttpRoute | None:
 
 def matched_route(request: web.Request) -> HttpRoute | None:
     """Return the route of the engine's application for a method and a path."""
-    found = request.get(ENGINE_ROUTE)
-    if found is None:  # called several times for a request
-        found = (request.app[SERVICE].find_route(request.method, request.path),)
-        request[ENGINE_ROUTE] = found
-    return found[0]
+    cached = request.get(ENGINE_ROUTE)
+    if cached is None:  # called several times for a request
+        cached = (request.app[SERVICE].find_route(request.method, request.path),)
+        request[ENGINE_ROUTE] = cached
+    return cached[0]
 
 
 def group_of(request: web.Request) -> RouteGroup | None:

@@ -91,10 +91,10 @@ class Rows:
     @classmethod
     def of(cls, rows: Iterable[Option]) -> "Rows":
         """These rows; a variable belongs to its section, and a server setting has its places."""
-        found = tuple(rows)
-        variables = tuple(row for row in found if row.section == ENVIRONMENT)
-        server = tuple(row for row in found if row.written)
-        options = tuple(row for row in found if not row.written and row.section != ENVIRONMENT)
+        collected = tuple(rows)
+        variables = tuple(row for row in collected if row.section == ENVIRONMENT)
+        server = tuple(row for row in collected if row.written)
+        options = tuple(row for row in collected if not row.written and row.section != ENVIRONMENT)
         return cls(options, server, variables)
 
 

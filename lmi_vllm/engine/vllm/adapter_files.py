@@ -80,8 +80,8 @@ def _make_harmless(copy: Path, shown: str, limit: Limit) -> None:
 def _without_pickle(pickle: Path, weights: Path, shown: str) -> None:
     """Turn a pickle of tensors into safetensors, unless there are some: vLLM prefers those."""
     if not weights.is_file():
-        found = (extra.pickled_weights for extra in extras().values())
-        convert = next(filter(None, found), None)
+        converters = (extra.pickled_weights for extra in extras().values())
+        convert = next(filter(None, converters), None)
         if convert is None:
             raise AdapterRefusedError(
                 f"{shown} is a pickle, which needs the extra pickled_adapters, and that is not "

@@ -108,8 +108,8 @@ class EngineAdapters:
         return ActiveAdapters(slots.count, self._names(slots.taken), self._names(slots.awaited))
 
     def _names(self, engine_ids: Collection[int]) -> tuple[str, ...]:
-        found = {one.shown for one in self._loaded.values() if one.engine_id in engine_ids}
-        return tuple(sorted(found))
+        names = {one.shown for one in self._loaded.values() if one.engine_id in engine_ids}
+        return tuple(sorted(names))
 
     def find(self, engine_id: int, shown: str) -> LoadedAdapter:
         """Return a loaded adapter; see `UsableAdapters.find`."""

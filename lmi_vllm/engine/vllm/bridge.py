@@ -151,8 +151,8 @@ class Bridge:
 
     @functools.cached_property
     def _routes(self) -> tuple[APIRoute, ...]:
-        found = (route for route in self.app.routes if isinstance(route, APIRoute))
-        return tuple(route for route in found if route.path not in _OURS and not is_refused(route))
+        routes = (route for route in self.app.routes if isinstance(route, APIRoute))
+        return tuple(route for route in routes if route.path not in _OURS and not is_refused(route))
 
     @functools.cached_property
     def _exact(self) -> Mapping[tuple[str, str], HttpRoute]:
@@ -277,8 +277,8 @@ async def _unreadable(_: Request, error: Exception) -> Response:
     frames = traceback.walk_tb(error.__traceback__)
     if all(frame.f_code is not solve_dependencies.__code__ for frame, _ in frames):
         raise error
-    found = create_error_response(f"the request cannot be read: {error}")
-    return JSONResponse(found.model_dump(), found.error.code)
+    response = create_error_response(f"the request cannot be read: {error}")
+    return JSONResponse(response.model_dump(), response.error.code)
 
 
 def _stream_error(error: BaseException) -> LmiError:
@@ -292,10 +292,12 @@ def _stream_error(error: BaseException) -> LmiError:
         return _stream_error(error.__cause__)  # Starlette's own, where the answer has begun
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError()
-    found = create_error_response(error).error if isinstance(error, Exception) else None
-    if found is None or found.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return EngineFailureError("vLLM failed in a stream" if found is None else found.message)
-    return RequestError(found.message)
+    response = create_error_response(error).error if isinstance(error, Exception) else None
+    if response is None or response.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineFailureError(
+            "vLLM failed in a stream" if response is None else response.message
+        )
+    return RequestError(response.message)
 
 
 def _for_model(call: HttpCall, model: str) -> bytes:
@@ -308,8 +310,8 @@ def _for_model(call: HttpCall, model: str) -> bytes:
     if boundary := boundary_of(call.content_type):
         return with_field(call.body, boundary, "model", model)
     try:
-        found = json.loads(call.body).items()
-        payload = {name: value for name, value in found if name != "adapters"}
+        fields = json.loads(call.body).items()
+        payload = {name: value for name, value in fields if name != "adapters"}
     except (ValueError, AttributeError, RecursionError) as error:
         raise RequestError(
             "an adapter answers JSON objects and forms only, and the body is neither"

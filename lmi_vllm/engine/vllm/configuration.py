@@ -130,11 +130,11 @@ def _switch(action: Any, flag: str, value: object) -> list[str]:
 def _opposites(flag: str) -> list[str]:
     """The flags that may turn `flag` off; from 0.33 vLLM pairs --enable-x with --disable-x."""
     bare = flag.removeprefix("--")
-    found = ["--no-" + bare]
+    flags = ["--no-" + bare]
     for one, other in (("enable-", "disable-"), ("disable-", "enable-")):
         if bare.startswith(one):
-            found.append("--" + other + bare.removeprefix(one))
-    return found
+            flags.append("--" + other + bare.removeprefix(one))
+    return flags
 
 
 def _text(value: object) -> str:

@@ -55,8 +55,8 @@ class ExactRoutes:
         if route is None or scope.get("root_path"):
             await self._router.app(scope, receive, send)
             return
-        _, found = route.matches(scope)
-        scope.update(found, router=self._router, route=route)
+        _, match = route.matches(scope)
+        scope.update(match, router=self._router, route=route)
         await route.handle(scope, receive, send)
 
 

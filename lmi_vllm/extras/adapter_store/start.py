@@ -70,7 +70,7 @@ class OnDemandFinder:
             return
         max_bytes = int(self.settings.adapter_store_cache_gb * GIB)
         files = self._running.enter_context(locked_files(location, self._environ, max_bytes))
-        found = OnDemandAdapters(
+        on_demand = OnDemandAdapters(
             registry,
             open_adapter_store(location, sources, self._environ),
             files,
@@ -80,10 +80,10 @@ class OnDemandFinder:
                 lambda: self._service.profile.predict_timeout,
             ),
         )
-        self._running.callback(found.close)
+        self._running.callback(on_demand.close)
 
         async def find(name: str) -> None:
-            if await found.find(name):
+            if await on_demand.find(name):
                 self.cold.note()
 
         registry.find = find

@@ -97,13 +97,13 @@ class HubRepositories(_Remote):
         """Return the repository at its newest commit; None also where the hub hides it."""
         repository = f"{self.owner}/{name}"
         try:
-            found = hub(repository).list_files(FetchRequest(repository, self.environ))
+            files = hub(repository).list_files(FetchRequest(repository, self.environ))
         except MissingRepositoryError:  # any other refusal is none of the adapter: it is not gone
             return None
-        sizes = found.sizes
-        if CONFIG not in sizes or not found.commit:
+        sizes = files.sizes
+        if CONFIG not in sizes or not files.commit:
             return None
-        return StoredAdapter(name, repository, found.commit, len(sizes), sum(sizes.values()))
+        return StoredAdapter(name, repository, files.commit, len(sizes), sum(sizes.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ class ReplicatedAdapters:
             if document["version"] != VERSION:
                 raise ValueError(f"version {document['version']} is not known here")
             entries = document["adapters"]
-            found = [adapter_of(entry, str(entry["revision"])) for entry in entries]
+            adapters = [adapter_of(entry, str(entry["revision"])) for entry in entries]
             removed = {str(one): float(at) for one, at in document.get("removed", {}).items()}
-            return cls({one.name: one for one in found}, int(document["generation"]), removed)
+            return cls({one.name: one for one in adapters}, int(document["generation"]), removed)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelSourceError(
                 f"option.adapters_state {place} cannot be read ({type(error).__name__}: {error}). "

@@ -164,8 +164,8 @@ def _is_engine_route(operation: Operation) -> bool:
 
 def _lacks(engine: Engine, operation: Operation) -> bool:
     """Whether the loaded model has no such route."""
-    found = () if engine.http is None else (route.path for route in engine.http.routes)
-    return _is_engine_route(operation) and operation.path not in found
+    paths = () if engine.http is None else (route.path for route in engine.http.routes)
+    return _is_engine_route(operation) and operation.path not in paths
 
 
 def _add_tgi_form(entry: dict[str, Any], form: TgiForm) -> None:
@@ -236,17 +236,19 @@ def _responses(
     if operation.answer_example is not None:
         next(iter(content.values()))["example"] = operation.answer_example
     answer = {"description": "The answer.", "content": content}
-    found = {operation.status: answer}
+    answers = {operation.status: answer}
     if operation.is_open:
-        found |= {status: {**answer, "description": "Not ready."} for status in operation.statuses}
+        answers |= {
+            status: {**answer, "description": "Not ready."} for status in operation.statuses
+        }
     else:
-        found |= _errors(operation, service, options)
-        found |= {
+        answers |= _errors(operation, service, options)
+        answers |= {
             status: {**answer, "description": _phrase(status)}
             for status in operation.statuses
             if status < HTTPStatus.MULTIPLE_CHOICES
         }
-    return {str(status): found[status] for status in sorted(found)}
+    return {str(status): answers[status] for status in sorted(answers)}
 
 
 def _errors(

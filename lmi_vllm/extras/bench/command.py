@@ -252,9 +252,9 @@ def _prompts(path: Path | None) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
         raise LmiError(f"bench: --prompts {path}: {reason}") from error
-    if not (found := tuple(line for line in lines if line.strip())):
+    if not (prompts := tuple(line for line in lines if line.strip())):
         raise LmiError(f"bench: --prompts {path}: the file holds no prompt")
-    return found
+    return prompts
 
 
 def _adapters(given: list[str]) -> Mapping[str, float]:

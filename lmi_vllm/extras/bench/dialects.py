@@ -236,8 +236,8 @@ class Answer:
         if not self.is_streaming:
             self._whole.append(piece)
             return
-        found = [self.dialect.read_row(row) for row in self._rows.feed(piece)]
-        self._take(found, now)
+        pieces = [self.dialect.read_row(row) for row in self._rows.feed(piece)]
+        self._take(pieces, now)
 
     def end(self, now: float) -> None:
         """Finish the answer; one without its last row counts as a cut stream."""

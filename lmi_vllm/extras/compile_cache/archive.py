@@ -73,12 +73,12 @@ def _plain(value: object) -> object:
 
 def caches_of(names: Mapping[str, object]) -> frozenset[str]:
     """Return the caches that the files of these names belong to."""
-    found = set()
+    names_of_caches = set()
     for name in names:
         for parent in _NAMED_BY_HASH:
             if name.startswith(f"{parent}/"):
-                found.add(f"{parent}/{name[len(parent) + 1 :].split('/', 1)[0]}")
-    return frozenset(found.difference(_NAMED_BY_HASH))
+                names_of_caches.add(f"{parent}/{name[len(parent) + 1 :].split('/', 1)[0]}")
+    return frozenset(names_of_caches.difference(_NAMED_BY_HASH))
 
 
 def files_in(folder: Path) -> dict[str, Path]:

@@ -83,12 +83,12 @@ def compiled_code_exports(environ: Mapping[str, str]) -> Mapping[str, str]:
         if folder and (reason := untrusted_folder_reason(Path(folder).expanduser(), _WHAT)):
             logger.warning("%s=%s, whose code is run: %s", variable, folder, reason)
     root = compiled_code_folder(environ)
-    found = {} if environ.get(VLLM) else {VLLM: str(root)}
+    exports = {} if environ.get(VLLM) else {VLLM: str(root)}
     for variable, name in _FOLDERS.items():
         if not environ.get(variable):
             usual, other = root / OURS / name, _private() / name
-            found[variable] = str(trusted_folder(usual, other, _WHAT, variable))
-    return found | _moved(environ, root / OURS)
+            exports[variable] = str(trusted_folder(usual, other, _WHAT, variable))
+    return exports | _moved(environ, root / OURS)
 
 
 def _moved(environ: Mapping[str, str], ours: Path) -> dict[str, str]:

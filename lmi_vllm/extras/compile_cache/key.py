@@ -79,17 +79,17 @@ def _model_identity(model: ModelArtifacts) -> Mapping[str, object]:
 
 
 def _versions() -> Mapping[str, str]:
-    found = {
+    identity = {
         "lmi_vllm": __version__,
         "python": f"{sys.implementation.cache_tag} {platform.python_version()}",
         "libc": " ".join(platform.libc_ver()),
     }
     for name in _DISTRIBUTIONS:
         try:
-            found[name] = metadata.version(name)
+            identity[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return identity
 
 
 def device_identity(
@@ -134,8 +134,8 @@ def _fields(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 def _gpu_models(folder: Path) -> list[str]:
     """Return the distinct GPU names, read from /proc: NVML and CUDA stay uninitialised."""
-    found = set()
+    names = set()
     for path in folder.glob("*/information"):
         if name := _GPU_MODEL.search(path.read_text(encoding="utf-8", errors="replace")):
-            found.add(name[1])
-    return sorted(found)
+            names.add(name[1])
+    return sorted(names)

@@ -97,13 +97,13 @@ class BucketStore:
 
     def fetch(self, name: str, scratch: Path) -> Path | None:
         """Fetch the entry into `scratch`."""
-        found = self._store.find(name)
-        if found is None:
+        stored = self._store.find(name)
+        if stored is None:
             return None
-        if found.size > LIMITS.total_bytes:
+        if stored.size > LIMITS.total_bytes:
             raise UnusableEntryError("it is larger than an entry may be")
-        self._store.download((found,), scratch, attempt=0)
-        return scratch / found.name
+        self._store.download((stored,), scratch, attempt=0)
+        return scratch / stored.name
 
     def has(self, name: str) -> bool:
         """Whether the entry is there."""

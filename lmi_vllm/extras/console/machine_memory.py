@@ -30,13 +30,13 @@ def memory_in_use(
     if server is None:
         return {}
     engine = sum(_resident(proc, child) or 0 for child in _descendants(proc, own))
-    found = {"server": server, "engine": engine}
+    figures = {"server": server, "engine": engine}
     total, available = _machine_memory(proc)
     limit = _cgroup_limit(cgroup)
     if limit is not None and limit < total:
         used = _number(cgroup / "memory.current") or 0
-        return {**found, "total": limit, "available": max(0, limit - used)}
-    return {**found, "total": total, "available": available}
+        return {**figures, "total": limit, "available": max(0, limit - used)}
+    return {**figures, "total": total, "available": available}
 
 
 def gpus_in_use(visible: str | None = None) -> list[dict[str, object]]:

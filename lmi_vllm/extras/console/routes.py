@@ -205,22 +205,22 @@ def _model_state(service: InferenceService) -> dict[str, Any]:
 
 def _load_state(service: InferenceService) -> dict[str, Any]:
     """Return requests in flight, counters, KV cache and adapters."""
-    found = read_snapshot(service.telemetry.series(wanted_series()))
+    snapshot = read_snapshot(service.telemetry.series(wanted_series()))
     adapters = service.registered_adapters
     return {
         "queue": {
             "in_flight": service.queue.in_flight,
             "limit": service.queue.limit,
-            "running": found.gauges.get("running"),
-            "waiting": found.gauges.get("waiting"),
+            "running": snapshot.gauges.get("running"),
+            "waiting": snapshot.gauges.get("waiting"),
         },
-        "counters": found.counters,
-        "histograms": found.histograms,
-        "answers": found.answers,
+        "counters": snapshot.counters,
+        "histograms": snapshot.histograms,
+        "answers": snapshot.answers,
         "kv_cache": {
-            "usage": found.gauges.get("kv_usage"),
-            "tokens": _int_or_none(found.cache.get("kv_cache_size_tokens")),
-            "bytes": _int_or_none(found.cache.get("kv_cache_memory_bytes")),
+            "usage": snapshot.gauges.get("kv_usage"),
+            "tokens": _int_or_none(snapshot.cache.get("kv_cache_size_tokens")),
+            "bytes": _int_or_none(snapshot.cache.get("kv_cache_memory_bytes")),
         },
         "adapters": {
             "enabled": service.profile.enable_lora,

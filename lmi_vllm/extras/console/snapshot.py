@@ -50,31 +50,31 @@ def read_snapshot(source: Collectable) -> Snapshot:
     """Return the present values of the series in `source`."""
     sums: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
-    found = Snapshot()
+    snapshot = Snapshot()
     for metric in source.collect():
         for sample in metric.samples:
             if sample.name == CACHE:
-                found.cache = dict(sample.labels)
+                snapshot.cache = dict(sample.labels)
             elif sample.name == REQUESTS:
-                _count_answer(found.answers, sample.labels, sample.value)
+                _count_answer(snapshot.answers, sample.labels, sample.value)
             elif sample.name.endswith("_bucket"):
                 bounds = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
                 bound = float(sample.labels["le"])
                 bounds[bound] = bounds.get(bound, 0.0) + sample.value
             else:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-    found.counters = {
+    snapshot.counters = {
         name: next(sums[source] for source in sources if source in sums)
         for name, sources in COUNTERS.items()
         if any(source in sums for source in sources)
     }
-    found.gauges = {name: sums[source] for name, source in GAUGES.items() if source in sums}
-    found.histograms = {
+    snapshot.gauges = {name: sums[source] for name, source in GAUGES.items() if source in sums}
+    snapshot.histograms = {
         name: _rows(next(buckets[source] for source in sources if source in buckets))
         for name, sources in HISTOGRAMS.items()
         if any(source in buckets for source in sources)
     }
-    return found
+    return snapshot
 
 
 def wanted_series() -> list[str]:

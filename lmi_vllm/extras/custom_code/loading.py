@@ -179,20 +179,20 @@ def _sagemaker_functions(
     Raises:
         HookError: there is a `predict_fn`, which would silently never be called.
     """
-    found = {name: function for name in _SAGEMAKER if (function := _of_sagemaker(module, name))}
-    if "predict_fn" in found and not has_handle:
+    functions = {name: function for name in _SAGEMAKER if (function := _of_sagemaker(module, name))}
+    if "predict_fn" in functions and not has_handle:
         raise HookError(
             "predict_fn would never be called, since vLLM is the model: take it out, or write "
             "`async def handle(inputs)`, which answers instead of vLLM"
         )
-    if "model_fn" in found and not has_handle:
+    if "model_fn" in functions and not has_handle:
         logger.warning("%s: model_fn has no effect: vLLM loads the model", path)
     return FileFunctions(
-        input=InputFunction.of(found["input_fn"], is_sagemaker=True)
-        if "input_fn" in found
+        input=InputFunction.of(functions["input_fn"], is_sagemaker=True)
+        if "input_fn" in functions
         else None,
-        output=OutputFunction.of(found["output_fn"], is_sagemaker=True)
-        if "output_fn" in found
+        output=OutputFunction.of(functions["output_fn"], is_sagemaker=True)
+        if "output_fn" in functions
         else None,
     )
 

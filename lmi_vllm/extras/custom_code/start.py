@@ -163,9 +163,9 @@ def _properties(settings: Settings, model: ModelArtifacts, directory: Path) -> M
 
 
 def _summary(functions: FileFunctions) -> str:
-    found = {
+    properties = {
         "handler": functions.handle,
         "input hook": functions.input,
         "output hook": functions.output,
     }
-    return ", ".join(name for name, value in found.items() if value) or "no hooks in it"
+    return ", ".join(name for name, value in properties.items() if value) or "no hooks in it"

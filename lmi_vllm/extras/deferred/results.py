@@ -95,12 +95,12 @@ class DeferredResults:
         Raises:
             BadParameterError: the token is unknown, or `x-max-items` is not a positive number.
         """
-        found = _TOKEN.fullmatch(given.strip())
-        result = self._results.get(found[1]) if found else None
-        if found is None or result is None:
+        match = _TOKEN.fullmatch(given.strip())
+        result = self._results.get(match[1]) if match else None
+        if match is None or result is None:
             raise BadParameterError(f"Invalid {STARTING_TOKEN}: {given}")
         most = _max_items(properties)
-        token, start = found[1], int(found[2] or 0)
+        token, start = match[1], int(match[2] or 0)
         self._results.move_to_end(token)
         readable = len(result.pieces)
         if not result.is_done:

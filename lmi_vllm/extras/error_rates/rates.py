@@ -39,9 +39,9 @@ def error_rate(text: str) -> tuple[int, float]:
         ValueError: it cannot be parsed, or is zero.
     """
     match = _ERROR_RATE.fullmatch(text.strip())
-    found = match.groupdict() if match else {}
-    count = int(found.pop("count", None) or 0)
-    lengths = (float(found[unit] or 0) * _UNIT_SECONDS[unit] for unit in found)
+    parts = match.groupdict() if match else {}
+    count = int(parts.pop("count", None) or 0)
+    lengths = (float(parts[unit] or 0) * _UNIT_SECONDS[unit] for unit in parts)
     length = sum(lengths) if "/" in text else 60.0
     if not count or not length:
         raise ValueError("a number of errors and a time is needed, such as 5/PT1M or 5/60")

@@ -97,11 +97,11 @@ class TelemetryFile(logging.Handler):
 
     def report(self, text: str) -> None:
         """Append one line, unless it is malformed."""
-        found = _LINE.fullmatch(text)
-        if found is None:
+        match = _LINE.fullmatch(text)
+        if match is None:
             logger.warning("dropped from telemetry, not `Tag: name: value unit`: %.200s", text)
             return
-        tag, words, value, unit = found.groups()
+        tag, words, value, unit = match.groups()
         name = "".join(word[0].upper() + word[1:] for word in words.split())
         self._counts[name] += 1
         line = f"{tag}.Count:{self._counts[name]}|#lmi_vllm:{__version__},{name}:{value} {unit}"

@@ -51,8 +51,8 @@ def read_hub_text(source: HubRepository, name: str) -> str | None:
                 if answer.status_code == HTTPStatus.NOT_FOUND and reason == _NO_FILE:
                     return None
                 hf_raise_for_status(answer)
-                found = _content(answer, f"{name} of {source.label}", TEXT_BYTES)
-                return found.decode("utf-8", "replace")
+                content = _content(answer, f"{name} of {source.label}", TEXT_BYTES)
+                return content.decode("utf-8", "replace")
 
     with hiding_signed_urls():
         try:

@@ -192,10 +192,10 @@ def _verified(source: HubRepository, listing: _Listing, snapshot: Path) -> Path:
         path = snapshot / name
         actual = path.stat().st_size if path.is_file() else None
         if actual != size:
-            found = "is missing" if actual is None else f"has {actual} bytes instead of {size}"
+            problem = "is missing" if actual is None else f"has {actual} bytes instead of {size}"
             raise DownloadError(
-                f"{source.label}: {name} {found} in {snapshot}: delete that file (and the blob it "
-                "points to) and start again"
+                f"{source.label}: {name} {problem} in {snapshot}: delete that file (and the blob "
+                "it points to) and start again"
             )
     return snapshot
 

@@ -123,9 +123,9 @@ def _select_weights(names: Sequence[str], load_format: str) -> list[str]:
 
 def _first_format(names: Sequence[str], order: Sequence[str]) -> list[str]:
     for kind in order:
-        found = [name for name in names if _matches(_folder_and_base(name)[1], kind)]
-        if found:
-            return found
+        weights = [name for name in names if _matches(_folder_and_base(name)[1], kind)]
+        if weights:
+            return weights
     return []
 
 

@@ -64,11 +64,11 @@ def compatibility(environ: Mapping[str, str], folder: Path, driver: Path) -> Map
     if library is None or not driver.exists():
         return MappingProxyType({})
     text = driver.read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
     ours = library.name.removeprefix("libcuda.so.")
-    if found is None or _numbers(found[1]) >= _numbers(ours):
+    if match is None or _numbers(match[1]) >= _numbers(ours):
         return MappingProxyType({})
-    print(f"driver {found[1]} is older than {ours}: using {folder}", flush=True)
+    print(f"driver {match[1]} is older than {ours}: using {folder}", flush=True)
     path = [str(folder), *filter(None, [environ.get("LD_LIBRARY_PATH")])]
     return MappingProxyType({"LD_LIBRARY_PATH": ":".join(path)})
 

@@ -75,10 +75,10 @@ def _length(given: str | None, whole: int) -> int:
 
 
 def _object(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = document.get(name)
-    if found is not None and not isinstance(found, dict):
+    value = document.get(name)
+    if value is not None and not isinstance(value, dict):
         raise PayloadError(f"{name}: expected an object")
-    return dict(found or {})
+    return dict(value or {})
 
 
 def _outputs(given: object, *, is_binary: bool) -> dict[str, bool]:
@@ -126,11 +126,11 @@ def output_tensors(body: bytes) -> list[KserveTensor]:
         return [_texts(ANSWER, [body.decode("utf-8", "replace")])]
     results = document if isinstance(document, list) and document else [document]
     if all(isinstance(one, dict) and isinstance(one.get(TEXT), str) for one in results):
-        found = [_texts(TEXT, [one[TEXT] for one in results])]
+        tensors = [_texts(TEXT, [one[TEXT] for one in results])]
         if all(DETAILS in one for one in results):
             details = [orjson.dumps(one[DETAILS]).decode() for one in results]
-            found.append(_texts(DETAILS, details))
-        return found
+            tensors.append(_texts(DETAILS, details))
+        return tensors
     if all(isinstance(one, list) and len(one) == len(results[0]) for one in results):
         values = tuple(number for one in results for number in one)
         if values and all(isinstance(number, (int, float)) for number in values):

@@ -165,12 +165,12 @@ class MllamaTextForCausalLM(LlamaForCausalLM):
                 continue
             if name == "model.embed_tokens.weight":  # behind the vocabulary: the picture's tokens
                 weight = weight[: self.config.vocab_size]  # noqa: PLW2901
-            found = _LAYER.match(name)
-            if found is None:
+            match = _LAYER.match(name)
+            if match is None:
                 yield name, weight
-            elif (layer := int(found[1])) not in cross_attention:
+            elif (layer := int(match[1])) not in cross_attention:
                 behind = sum(number < layer for number in cross_attention)
-                yield name.replace(found[0], f"model.layers.{layer - behind}.", 1), weight
+                yield name.replace(match[0], f"model.layers.{layer - behind}.", 1), weight
 
 
 class DeciLMForCausalLM(LlamaForCausalLM):

@@ -44,7 +44,7 @@ def lmcache_variables(
     Raises:
         ConfigurationError: the configuration file is missing, or the model's size is unknown.
     """
-    found = _of_file(settings, model)
+    variables = _of_file(settings, model)
     asked = settings.extra(LmcacheSettings)
     if asked.lmcache_auto_config:
         auto = asked.details["lmcache_auto_config"]
@@ -57,11 +57,11 @@ def lmcache_variables(
                 ]
             )
         ranks = arguments.number("tensor_parallel_size", 1)
-        found |= _automatic(size, ranks, machine or measure_machine())
-    for name, value in found.items():
+        variables |= _automatic(size, ranks, machine or measure_machine())
+    for name, value in variables.items():
         if name.startswith(_PREFIX) and environ.get(name, value) != value:
             logger.warning("%s=%s is overwritten with %s", name, environ[name], value)
-    return found
+    return variables
 
 
 def measure_machine() -> Machine:

@@ -31,16 +31,16 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 def is_public(address: str) -> bool:
     """Whether the address belongs to the public internet, in whatever form it is written."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if found in _NAT64:
-        return _is_public(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
-    if isinstance(found, ipaddress.IPv6Address):
-        carried = (found.ipv4_mapped, found.sixtofour, *(found.teredo or ()))
+    if parsed in _NAT64:
+        return _is_public(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF))
+    if isinstance(parsed, ipaddress.IPv6Address):
+        carried = (parsed.ipv4_mapped, parsed.sixtofour, *(parsed.teredo or ()))
         if any(each is not None and not _is_public(each) for each in carried):
             return False
-    return _is_public(found)
+    return _is_public(parsed)
 
 
 def _is_public(address: IPAddress) -> bool:
@@ -144,14 +144,14 @@ def _check_url(url: str, domains: Collection[str]) -> None:
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    found = bytearray()
+    content = bytearray()
     if (response.content_length or 0) <= limit:
         async for piece in response.content.iter_chunked(CHUNK_BYTES):
-            found += piece
-            if len(found) > limit:
+            content += piece
+            if len(content) > limit:
                 break
         else:
-            return bytes(found)
+            return bytes(content)
     raise MediaRefusedError(
         f"the media is larger than {limit} bytes (LMI_MEDIA_MAX_SIZE, or vLLM's for its kind)"
     )

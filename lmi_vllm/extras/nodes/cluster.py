@@ -124,10 +124,12 @@ def _warn_of_one_node(draft: ArgumentDraft) -> None:
 
 def _warn_of_others(draft: ArgumentDraft, names: tuple[str, ...]) -> None:
     """Warn of settings that contradict the one that is used."""
-    found = [setting for name in names if (setting := _setting(draft.settings, name)) is not None]
-    for other in found[1:]:
-        if other.value != found[0].value:
-            draft.warn(f"{_stated(other)} has no effect: {_stated(found[0])} counts")
+    settings = [
+        setting for name in names if (setting := _setting(draft.settings, name)) is not None
+    ]
+    for other in settings[1:]:
+        if other.value != settings[0].value:
+            draft.warn(f"{_stated(other)} has no effect: {_stated(settings[0])} counts")
 
 
 def follows(settings: Settings) -> bool:
@@ -173,8 +175,8 @@ def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> st
     deadline = time.monotonic() + seconds
     while True:
         try:
-            found = socket.getaddrinfo(leader, port, type=socket.SOCK_DGRAM)
-            family, kind, protocol, _, address = found[0]
+            addresses = socket.getaddrinfo(leader, port, type=socket.SOCK_DGRAM)
+            family, kind, protocol, _, address = addresses[0]
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(address)
                 return str(probe.getsockname()[0])
@@ -191,13 +193,13 @@ def own_address(leader: str, port: int, seconds: float = _LOOK_UP_SECONDS) -> st
 
 def _warn_unless_we_lead(leader: str, port: int, own: str) -> None:
     """Warn of a leader's address that is not this machine's: a rank of 0 may be a rank left out."""
-    found = {str(entry[4][0]) for entry in socket.getaddrinfo(leader, port)}
-    if own not in found:
+    addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(leader, port)}
+    if own not in addresses:
         logger.warning(
             "this is node 0, so it leads, but the leader %s is %s and this machine %s: nodes "
             "behind the leader need DJL_NODE_RANK (1, 2, ...)",
             leader,
-            ", ".join(sorted(found)),
+            ", ".join(sorted(addresses)),
             own,
         )
 
@@ -219,8 +221,8 @@ def _setting(settings: Settings, name: str) -> Setting | None:
 
 def _first_set(settings: Settings, names: tuple[str, ...]) -> Setting | None:
     """Return the first of these settings that is set."""
-    found = (_setting(settings, name) for name in names)
-    return next((setting for setting in found if setting is not None), None)
+    candidates = (_setting(settings, name) for name in names)
+    return next((setting for setting in candidates if setting is not None), None)
 
 
 def _int_value(setting: Setting | None, default: int) -> int:

@@ -74,12 +74,12 @@ class S3Store:
             DownloadError: there are more than `most`, markers included; no more pages are read.
         """
         if self._is_archive:
-            found = self._head(self._prefix)
-            if found is None:
+            head = self._head(self._prefix)
+            if head is None:
                 raise DownloadError(
                     f"{self.url}: there is no such object in {self._bucket.place}: check the key"
                 )
-            return (found,)
+            return (head,)
         with self._bucket.requests(self.url) as client:
             pages = client.get_paginator("list_objects_v2").paginate(
                 Prefix=self._prefix, **self._bucket.arguments

@@ -82,8 +82,8 @@ def _find_s5cmd(environ: Mapping[str, str]) -> Path | None:
     """Return the s5cmd binary of the image, else the one on PATH; None without one."""
     if S5CMD_IN_IMAGE.is_file():
         return S5CMD_IN_IMAGE
-    found = shutil.which("s5cmd", path=environ.get("PATH", ""))
-    return Path(found) if found else None
+    binary = shutil.which("s5cmd", path=environ.get("PATH", ""))
+    return Path(binary) if binary else None
 
 
 def run_s5cmd(

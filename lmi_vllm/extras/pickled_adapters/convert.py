@@ -75,8 +75,8 @@ def main() -> None:
 
 def _reason(text: str) -> str:
     """Return what is wrong, without torch's advice to run the code that may be in the file."""
-    found = re.search(r"GLOBAL \S+|(?<=WeightsUnpickler error:)\s*.+", text)
-    return f"it holds more than tensors: {found[0].strip()}" if found else text
+    match = re.search(r"GLOBAL \S+|(?<=WeightsUnpickler error:)\s*.+", text)
+    return f"it holds more than tensors: {match[0].strip()}" if match else text
 
 
 def _limit(more_bytes: int) -> None:

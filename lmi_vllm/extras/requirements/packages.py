@@ -36,9 +36,9 @@ class Requirements:
 
     async def install_first(self) -> bool:
         """Install the requirements of a local directory; return whether a store's has some."""
-        found = requirements_of(self._model.directory)
-        if found is not None:
-            await self._install(found)
+        file = requirements_of(self._model.directory)
+        if file is not None:
+            await self._install(file)
             return False
         url = self._model.reference
         if not self._is_directory_fetched() or not is_store(url):
@@ -47,9 +47,9 @@ class Requirements:
 
     async def install_fetched(self, model: ModelArtifacts) -> None:
         """Install the requirements of a model directory that was fetched."""
-        found = requirements_of(model.directory) if self._is_directory_fetched() else None
-        if found is not None:
-            await self._install(found)
+        file = requirements_of(model.directory) if self._is_directory_fetched() else None
+        if file is not None:
+            await self._install(file)
 
     def with_failure(self, reason: str) -> str:
         """Return `reason`, with the failed installation that may explain it."""

@@ -112,15 +112,15 @@ def start_violations(
     if not mode.controls:
         return (f"{SWITCH} is on and {CONTROLS} is not set: it names the checks, out of "
                 f"{', '.join(KNOWN_CONTROLS)}",)  # fmt: skip
-    found = [
+    violations = [
         *_control_names(mode), *_options(settings, environ), *_python(settings),
         *(text for extra in settings.extras for text in extra.forbidden_in_secure_mode()),
         *_remote_code(mode, settings, environ), *_entry_point(mode, settings),
         *_model_directory(mode, directory), *_channels(mode, find_in_store(settings, environ)),
     ]  # fmt: skip
     for folder in _adapter_folders(settings, directory):
-        found += _adapter(mode, folder)
-    return tuple(dict.fromkeys(found))
+        violations += _adapter(mode, folder)
+    return tuple(dict.fromkeys(violations))
 
 
 def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:

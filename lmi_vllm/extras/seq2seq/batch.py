@@ -175,9 +175,9 @@ class RunningBatch:
         finish, reason, has_text = self._end_by_token(row, choice.token)
         if has_text:
             count = len(row.sampler.tokens)
-            found = row.text.add(choice.token, looks_for_stop=count > request.sampling.min_tokens)
-            if found is not None:
-                finish, reason = "stop", found
+            stop = row.text.add(choice.token, looks_for_stop=count > request.sampling.min_tokens)
+            if stop is not None:
+                finish, reason = "stop", stop
         piece = row.text.take(is_last=finish is not None)
         row.pieces.append(self._token(choice, piece))
         row.cumulative += choice.logprob or 0.0

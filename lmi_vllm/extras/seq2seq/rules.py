@@ -159,8 +159,8 @@ def remarks(own: str, arguments: EngineArguments, settings: Settings) -> Iterato
         if name in _IGNORED:
             stated = f"{name}={value} ({arguments.origin_of(name)})"
             yield f"{stated} has no effect on the Transformers engine, which {_IGNORED[name]}"
-    found = settings.server_details()  # by name: the extra that owns the variable may be missing
-    cache = next((setting for setting in found if setting.name == "LMI_CACHE_URI"), None)
+    details = settings.server_details()  # by name: the extra that owns the variable may be missing
+    cache = next((setting for setting in details if setting.name == "LMI_CACHE_URI"), None)
     if cache is not None and cache.value:
         yield "LMI_CACHE_URI has no effect on the Transformers engine, which compiles nothing"
 

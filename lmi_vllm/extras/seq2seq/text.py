@@ -58,14 +58,14 @@ class TextStream:
 
     def _cut(self, old: int) -> str | None:
         """Cut at the stop string that ends first after `old` characters, and return it."""
-        found = [
+        matches = [
             (start + len(stop), start, stop)
             for stop in self._stop
             if (start := self._text.find(stop, max(0, old - len(stop) + 1))) >= 0
         ]
-        if not found:
+        if not matches:
             return None
-        end, start, stop = min(found, key=lambda one: one[0])
+        end, start, stop = min(matches, key=lambda one: one[0])
         self._text = self._text[: end if self._includes_stop else start]
         return stop
 

@@ -67,9 +67,9 @@ class TextEvents:
         if not self._tries:
             return
         self._tries -= 1
-        found = _text_field(event)
-        if found is not None and event.count(found[0] + found[1]) == 1:
-            name, text = found
+        field = _text_field(event)
+        if field is not None and event.count(field[0] + field[1]) == 1:
+            name, text = field
             before, self._after = event.split(name + text)
             self._before = before + name
             self._tries = 0

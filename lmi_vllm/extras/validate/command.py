@@ -58,9 +58,9 @@ def validate(translation: Translation, files: ModelFiles, device_bytes: int | No
         said = dict.fromkeys((*explanation.warnings, files.unread_warning))
         return replace(explanation, warnings=tuple(said))
     shape = read_shape(files.config)
-    found = check_model(shape, arguments)
+    findings = check_model(shape, arguments)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
-    warnings, errors = [*found.warnings], [*found.errors]
+    warnings, errors = [*findings.warnings], [*findings.errors]
     if estimate is None:
         warnings.append("no memory estimate: config.json does not give the numbers for one")
     else:

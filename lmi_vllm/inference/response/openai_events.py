@@ -228,8 +228,8 @@ def _data(event: bytes) -> Mapping[str, Any]:
     """Return the object in an event; an empty one if there is none."""
     for line in event.splitlines():
         if line.startswith(_DATA):
-            found = orjson.loads(line[len(_DATA) :])
-            return found if isinstance(found, dict) else {}
+            parsed = orjson.loads(line[len(_DATA) :])
+            return parsed if isinstance(parsed, dict) else {}
     return {}
 
 

@@ -87,8 +87,8 @@ class GrammarGuard:
     @classmethod
     def of(cls, llm: Any, seconds: float, thread: ThreadPoolExecutor) -> Self:
         """Return the guard with an extra's trials; `thread` is the parent of their processes."""
-        found = (extra.grammar_trials for extra in extras().values())
-        make = next((place.load() for place in found if place is not None), None)
+        makers = (extra.grammar_trials for extra in extras().values())
+        make = next((place.load() for place in makers if place is not None), None)
         return cls(llm, None if make is None else make(seconds, thread))
 
     async def check(
@@ -162,8 +162,8 @@ class GuardedConnection(HTTPConnection):
         super().__init__()
         self._policy = policy
         self._domains = domains
-        found = (extra.media for extra in extras().values())
-        fetch = next((place.load() for place in found if place is not None), None)
+        fetchers = (extra.media for extra in extras().values())
+        fetch = next((place.load() for place in fetchers if place is not None), None)
         self._fetch = _fetch_none if fetch is None else fetch
 
     async def async_get_bytes(

@@ -74,10 +74,10 @@ class RequestContent:
         if self.content.is_empty():
             return None
         if key is not None:
-            found = self.content.get(key)
-            if found is None:
+            value = self.content.get(key)
+            if value is None:
                 raise KeyError(f"the request has no content {key}")
-            return found
+            return value
         body = self.content.get("data")
         return self.content.value_at(0) if body is None else body
 
@@ -103,8 +103,8 @@ class RequestContent:
         """Return the arrays of an .npz content."""
         import numpy  # noqa: PLC0415 (only where a hook uses it)
 
-        found = numpy.load(io.BytesIO(self.get_as_bytes(key)), allow_pickle=False)
-        return [found[name] for name in found.files]
+        arrays = numpy.load(io.BytesIO(self.get_as_bytes(key)), allow_pickle=False)
+        return [arrays[name] for name in arrays.files]
 
     def get_as_image(self, key: str | None = None) -> Any:
         """Return content as a PIL image."""
