@@ -76,7 +76,7 @@ def server(store: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
-def test_every_way_brings_the_adapter_that_it_names(
+def test_every_way_of_naming_an_adapter_loads_it(
     server: RunningServer, store: S3Server, weights: list[Path]
 ) -> None:
     """Its answer is that of the same weights under a name that a call has registered."""

@@ -165,7 +165,7 @@ def test_twenty_local_adapters_share_two_slots(server_process: StartServer, tmp_
     assert answers == [expected[name] for name in shuffled]
 
 
-def test_state_file_brings_adapters_back(server_process: StartServer, tmp_path: Path) -> None:
+def test_state_file_restores_adapters(server_process: StartServer, tmp_path: Path) -> None:
     """What was registered over the API is there after a restart; a broken entry is named."""
     state = str(tmp_path / "state" / "adapters.json")
     for name in ("one", "two"):

@@ -51,9 +51,7 @@ def figures(*words: str, **environ: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dialect", ["lmi", "completions", "chat"])
-def test_every_dialect_counts_what_the_engine_made(
-    demo_server: RunningServer, dialect: str
-) -> None:
+def test_every_dialect_counts_the_engines_tokens(demo_server: RunningServer, dialect: str) -> None:
     """Tokens are exact, whole and streamed; times are in order."""
     words = (demo_server.url, "--dialect", dialect, "-n", "6", "-c", "3", "--ignore-eos")
     # So many that a busy machine, which joins tokens that were not fetched, leaves some apart.

@@ -57,7 +57,7 @@ def test_sdk_reads_a_stream(sdk: Any) -> None:
         assert stream.get_final_message().stop_reason == "end_turn"
 
 
-def test_sdk_sends_what_an_agent_sends(sdk: Any) -> None:
+def test_sdk_sends_an_agents_requests(sdk: Any) -> None:
     """A system prompt in blocks with cache marks, tools, thinking switched off, a tool's result."""
     messages = [
         *QUESTION["messages"],

@@ -321,7 +321,7 @@ def test_the_page_asks_for_the_key_and_keeps_it_in_the_tab(
     assert KEY not in server.stderr
 
 
-def test_what_the_model_says_is_never_markup(
+def test_text_of_the_model_is_never_markup(
     shared_scripted_server: RunningServer, visit: Open
 ) -> None:
     """The scripted engine repeats the prompt: its tags stay text, here and in errors."""

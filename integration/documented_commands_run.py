@@ -50,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
-def test_command_runs_and_prints_what_is_shown(
+def test_command_runs_and_prints_the_shown_output(
     block: Block, folders: dict[str, Path], request: pytest.FixtureRequest
 ) -> None:
     """Exit code 0 unless an error is shown, and the shown output."""

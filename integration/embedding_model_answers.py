@@ -105,7 +105,7 @@ EMBEDDING_HOOKS = """
 """
 
 
-def test_hooks_stand_around_embeddings(server_process: StartServer, tmp_path: Path) -> None:
+def test_hooks_run_around_embeddings(server_process: StartServer, tmp_path: Path) -> None:
     """The client's own shape in, vLLM's answer to the hook, the hook's body out.
 
     vLLM's pooling handlers make bytes, not objects: the hook gets what they say as a dict.

@@ -18,7 +18,7 @@ CHECKS = (
 pytestmark = pytest.mark.vllm
 
 
-def test_suite_reports_what_passed_and_what_was_left_out(tmp_path: Path) -> None:
+def test_suite_reports_passed_and_skipped_checks(tmp_path: Path) -> None:
     """With one report; the exit code is the number of failures."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     command = [sys.executable, "-m", "integration.gpu", "--out", str(tmp_path)]

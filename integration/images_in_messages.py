@@ -154,7 +154,7 @@ def test_the_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
-def test_what_is_no_image_or_too_many_is_the_client_s_error(
+def test_invalid_or_too_many_images_are_the_client_s_error(
     server: RunningServer, path: str
 ) -> None:
     """Broken bytes and a third image are refused with a reason, and the engine lives."""

@@ -32,7 +32,7 @@ def more_tokens(url: str, path: str, body: dict[str, Any], adapter: str = "base"
     return [after - earlier for after, earlier in zip(tokens(url, adapter), before, strict=True)]
 
 
-def test_tokens_are_counted_alike_on_both_lanes(demo_server: RunningServer) -> None:
+def test_tokens_are_counted_equally_on_both_lanes(demo_server: RunningServer) -> None:
     """As `usage` counts them: whole and streamed, with `n`, lists and adapters."""
     url = demo_server.url
     completion = {"model": "lmi", "prompt": PROMPT, "max_tokens": 6, "ignore_eos": True}

@@ -25,7 +25,7 @@ def start(
     return server, url
 
 
-def test_model_comes_and_goes(server_process: StartServer, tmp_path: Path) -> None:
+def test_model_is_registered_and_unregistered(server_process: StartServer, tmp_path: Path) -> None:
     """Every answer on the way, with the engine that repeats the prompt."""
     _, url = start(server_process, tmp_path / "store", "--engine", "scripted")
     assert (call(url, "/ping").status, call(url, "/ping").body) == (200, b"{}\n")

@@ -38,7 +38,7 @@ main(["serve", "--demo", "--port", sys.argv[1]])
 
 
 @pytest.mark.vllm
-def test_what_was_imported_is_frozen(tmp_path: Path) -> None:
+def test_imported_objects_are_frozen(tmp_path: Path) -> None:
     """Almost everything is out of the collector's sight once the model is ready."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     command = [sys.executable, "-c", PROGRAM, str(unused_port())]

@@ -108,7 +108,7 @@ def _passes(machine: Machine, *words: str) -> None:
     print(said.rstrip().rpartition("\n")[2])
 
 
-def test_what_needs_no_engine_passes(machine: Machine) -> None:
+def test_requests_without_the_engine_pass(machine: Machine) -> None:
     """Unit, web and server tests."""
     _passes(machine, "-n", "2", "tests/unit", "tests/web", "tests/server")
 

@@ -58,13 +58,13 @@ def vllm_pooling_url(embedding_folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: each.name)
-def test_answers_are_alike(request_: Request, demo_server: RunningServer, vllm_url: str) -> None:
+def test_answers_are_equal(request_: Request, demo_server: RunningServer, vllm_url: str) -> None:
     """Where they are to differ, they do, and in nothing else."""
     compare(request_, demo_server.url, vllm_url)
 
 
 @pytest.mark.parametrize("request_", pooling_requests(), ids=lambda each: each.name)
-def test_answers_of_a_model_that_embeds_are_alike(
+def test_answers_of_a_model_that_embeds_are_equal(
     request_: Request, embedding_server: RunningServer, vllm_pooling_url: str
 ) -> None:
     """It has other routes."""

@@ -108,7 +108,7 @@ def _serving(port: int, folder: Path, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     "request_", [*switched_requests(), *keyless_requests()], ids=lambda each: each.name
 )
-def test_switched_routes_are_alike(
+def test_switched_routes_are_equal(
     request_: Request, switched: RunningServer, vllm_switched: str
 ) -> None:
     """Where they are to differ, they do, and in nothing else."""
@@ -128,7 +128,7 @@ def test_server_control_routes_match_vllm_serve(
 @pytest.mark.parametrize(
     "number", range(len(heard_requests(b""))), ids=[one.name for one in heard_requests(b"")]
 )
-def test_sounds_are_heard_alike(
+def test_transcriptions_are_equal(
     number: int, speech_server: RunningServer, vllm_speech: str
 ) -> None:
     """Forms, and what is none."""
@@ -138,6 +138,6 @@ def test_sounds_are_heard_alike(
 
 
 @pytest.mark.parametrize("request_", classed_requests(), ids=lambda each: each.name)
-def test_classes_are_alike(request_: Request, ranking: RunningServer, vllm_ranking: str) -> None:
+def test_classes_are_equal(request_: Request, ranking: RunningServer, vllm_ranking: str) -> None:
     """Classes of texts, and scores of pairs."""
     compare(request_, ranking.url, vllm_ranking)

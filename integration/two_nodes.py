@@ -209,7 +209,7 @@ def test_two_nodes_answer_as_one_and_end_together(
         pytest.param(terminate, 0, id="SIGTERM"),
     ],
 )
-def test_follower_that_goes_ends_the_leader(
+def test_lost_follower_ends_the_leader(
     cluster: Cluster, end: Callable[[ServerProcess], None], code: int | None
 ) -> None:
     """Requests get their error, health fails, the leader says why and exits 1; nothing is left."""

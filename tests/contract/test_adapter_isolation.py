@@ -128,7 +128,7 @@ def test_loaded_id_keeps_to_its_adapter(adapters: Loader, folders: list[Path]) -
         )
 
 
-def test_evicted_adapter_answers_after_its_folder_is_gone(
+def test_evicted_adapter_answers_without_its_folder(
     adapters: Loader, folders: list[Path], tmp_path: Path
 ) -> None:
     """The engine reads an evicted adapter again inside a step; it reads our copy."""
@@ -341,7 +341,7 @@ def test_harmful_content_never_reaches_the_engine(
     assert not [*adapters.engine.adapters.folder.path.glob("*/")]
 
 
-def test_pickle_is_loaded_as_what_it_holds(adapters: Loader, tmp_path: Path) -> None:
+def test_pickle_is_loaded_as_its_tensors(adapters: Loader, tmp_path: Path) -> None:
     """The engine gets its tensors, checked like others; what is more than tensors is refused."""
     import torch  # noqa: PLC0415 (slow to import)
     from safetensors.torch import load_file  # noqa: PLC0415

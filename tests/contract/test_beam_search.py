@@ -77,7 +77,7 @@ def test_beams_equal_transformers(run: LoopThread, vllm_engine: Engine) -> None:
     assert best.cumulative_logprob == pytest.approx(found.sequences_scores[0].item(), abs=1e-3)
 
 
-def test_beams_length_penalty_changes_what_is_best(run: LoopThread, vllm_engine: Engine) -> None:
+def test_beams_length_penalty_changes_the_order(run: LoopThread, vllm_engine: Engine) -> None:
     """A high length penalty prefers longer sequences than a low one."""
 
     def best_length(penalty: float) -> int:

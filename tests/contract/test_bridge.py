@@ -54,7 +54,7 @@ async def whole(reply: OpenAIReply) -> bytes:
     return b"".join([chunk async for chunk in reply.stream])
 
 
-def test_routes_say_what_they_do_and_how_they_refuse(application: HttpApplication) -> None:
+def test_routes_have_their_effect_and_their_error_format(application: HttpApplication) -> None:
     """All of it is read from the application: no list of ours."""
     found = {route.path: (route.kind, route.dialect) for route in application.routes}
     assert found["/v1/messages"] == (RouteKind.INFERENCE, Dialect.ANTHROPIC)

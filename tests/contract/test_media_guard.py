@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
     return allowed
 
 
-async def test_connector_refuses_what_is_not_public(url: str) -> None:
+async def test_connector_refuses_addresses_that_are_not_public(url: str) -> None:
     """The registered connector is ours; both of vLLM's ways to fetch are the request's fault."""
     guard_media(MediaPolicy())
     connector = MEDIA_CONNECTOR_REGISTRY.load("http")
@@ -99,7 +99,7 @@ class Budget:
             raise ValueError("Request media downloads exceed")
 
 
-async def test_what_a_request_may_download_is_counted(url: str) -> None:
+async def test_downloads_of_a_request_are_counted(url: str) -> None:
     """0.33 hands its count to every fetch of a request, older ones hand none."""
     guard_media(MediaPolicy(allows_private=True))
     connection = MEDIA_CONNECTOR_REGISTRY.load("http").connection

@@ -51,7 +51,7 @@ def configuration(tokens_in_flight: int) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("model", shapes())
-def test_longest_sequence_is_what_vllm_allocates(model: str) -> None:
+def test_longest_sequence_is_that_of_vllms_allocator(model: str) -> None:
     """To a thousandth: windows, groups of layers and latent attention included."""
     kv = pytest.importorskip("vllm.v1.core.kv_cache_utils")
     shape = read_shape(shapes()[model]["config"])

@@ -47,7 +47,7 @@ def test_record_is_that_of_the_installed_release() -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), TEXTS)
-def test_text_means_what_the_command_line_makes_of_it(name: str, text: str, parser: Any) -> None:
+def test_text_is_read_as_on_vllms_command_line(name: str, text: str, parser: Any) -> None:
     """The same value and type from our record as from vLLM's parser."""
     flag = f"--{name.replace('_', '-')}"
     argument = load_release().engine[name]
@@ -67,7 +67,7 @@ def test_booleans_are_vllms_switches(name: str, parser: Any) -> None:
     assert getattr(parser.parse_args([f"--no-{flag}"]), name) is coerce(argument, "FALSE")
 
 
-def test_every_switch_is_on_and_off_in_what_vllm_gets() -> None:
+def test_every_switch_reaches_vllm_on_and_off() -> None:
     """Both values of each arrive: no release's way to write `off` is lost, as 0.33's was."""
     from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
 

@@ -370,7 +370,7 @@ async def _choices(engine: Engine, kind: str, body: dict[str, object]) -> list[A
     return [choice for row in rows for choice in row["choices"]]
 
 
-def test_chat_goes_through_the_tokenizer_s_template(
+def test_chat_uses_the_tokenizer_s_template(
     run: LoopThread, t5_engine: Engine, reference: Reference
 ) -> None:
     """Messages become the template's text; its tokens are answered, streamed and not."""

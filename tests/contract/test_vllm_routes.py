@@ -79,7 +79,7 @@ def test_bridge_matches_the_route_table(bridge: Any) -> None:
         ("DELETE", "/adapters/mine"),
     ],
 )
-def test_no_route_goes_around_the_registry_of_adapters(bridge: Any, method: str, path: str) -> None:
+def test_no_route_bypasses_the_registry_of_adapters(bridge: Any, method: str, path: str) -> None:
     """Not even where vLLM's switch has them: a listener without ours would hand them on."""
     assert path.replace("mine", "{adapter_name}") in RECORDER.routes(bridge.app)
     assert bridge.find(method, path) is None

@@ -39,7 +39,7 @@ def direct_requirements(extra: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("extra", FILES)
-def test_what_pyproject_asks_for_is_pinned_within_its_range(extra: str) -> None:
+def test_requirements_of_pyproject_are_pinned_within_their_range(extra: str) -> None:
     """A dependency added or moved without new constraints is red here."""
     known = {name: version for file in FILES[extra] for name, version in pins(file).items()}
     for requirement in direct_requirements(extra):

@@ -76,7 +76,7 @@ def test_custom_resource_is_valid(name: str) -> None:
         jsonschema.validate(broken, CUSTOM[name])
 
 
-def test_pool_s_schema_refuses_what_its_definition_refuses() -> None:
+def test_pool_s_schema_refuses_as_its_definition_does() -> None:
     """Bounds, patterns and enums of each field, and the two rules beyond the schema."""
     pool = load("inference-pool.yaml")
     assert pool_problems(pool) == []

@@ -12,7 +12,7 @@ PLACE = re.compile(r"(?:tests|integration)/[\w/]+(?:\.py)?")
 
 
 @pytest.mark.parametrize("test", LONG)
-def test_what_is_left_out_exists(test: str) -> None:
+def test_long_tests_exist(test: str) -> None:
     """A file, or a test that its file defines."""
     file, _, name = test.partition("::")
     assert (ROOT / file).is_file()
@@ -46,6 +46,6 @@ def test_tests_named_in_security_run_in_make_test() -> None:
 
 
 @pytest.mark.parametrize("place", SLOW)
-def test_what_make_unit_leaves_out_exists(place: str) -> None:
+def test_tests_left_out_of_make_unit_exist(place: str) -> None:
     """A file, or a folder with its last slash."""
     assert (ROOT / place).is_dir() if place.endswith("/") else (ROOT / place).is_file()

@@ -47,7 +47,7 @@ def test_both_wait_for_the_drain() -> None:
     assert int(services()["lmi"]["stop_grace_period"].removesuffix("s")) >= drain_seconds() + 10
 
 
-def test_what_compose_mounts_exists() -> None:
+def test_mounts_of_compose_exist() -> None:
     """Files of the repository by their paths, volumes by their names."""
     volumes = yaml.safe_load(COMPOSE.read_text())["volumes"]
     mounts = [mount for service in services().values() for mount in service.get("volumes", [])]

@@ -62,7 +62,7 @@ def report(old: str, new: str) -> tuple[int, list[str]]:
     return done.returncode, [line.strip() for line in done.stdout.splitlines()]
 
 
-def test_a_replaced_name_that_is_gone_is_reported(tmp_path: Path) -> None:
+def test_a_missing_replaced_name_is_reported(tmp_path: Path) -> None:
     """What we replace is named by a text and not imported; it counts, too."""
     launch = {"v1/engine/core_client.py": "def launch_core_engines(): ..."}
     old, new = package(tmp_path / "a", OLD | launch), package(tmp_path / "b", OLD)
@@ -90,7 +90,7 @@ def test_fields_signatures_and_models_are_compared(tmp_path: Path) -> None:
         assert expected in lines
 
 
-def test_import_of_ours_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_import_of_ours_is_named(tmp_path: Path) -> None:
     """With the file that has it; the exit code is 1."""
     moved = {name: text for name, text in NEW.items() if name != "connections.py"}
     code, lines = report(package(tmp_path / "a", OLD), package(tmp_path / "b", moved))
@@ -98,7 +98,7 @@ def test_import_of_ours_that_is_gone_is_named(tmp_path: Path) -> None:
     assert any(line.startswith("- vllm.connections HTTPConnection  (") for line in lines)
 
 
-def test_every_place_of_an_import_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_every_place_of_a_missing_import_is_named(tmp_path: Path) -> None:
     """In one line: several of our modules make sampling parameters."""
     moved = {name: text for name, text in NEW.items() if name != "sampling_params.py"}
     _, lines = report(package(tmp_path / "a", OLD), package(tmp_path / "b", moved))
@@ -106,7 +106,7 @@ def test_every_place_of_an_import_that_is_gone_is_named(tmp_path: Path) -> None:
     assert line.count(".py:") > 1
 
 
-def test_import_that_is_tried_in_two_places_is_gone_only_from_both(tmp_path: Path) -> None:
+def test_import_from_two_places_is_missing_only_from_both(tmp_path: Path) -> None:
     """`try: from a import x; except ImportError: from b import x`, as our code has for 0.33."""
     old = package(tmp_path / "a", OLD)
     moved = {name: text for name, text in NEW.items() if name != MOVED[0]}

@@ -47,7 +47,7 @@ async def test_openai_selection_falls_back_to_model(
         assert "adapters" not in engine.calls[-1].body
 
 
-async def test_list_of_adapters_goes_with_list_of_inputs(
+async def test_list_of_adapters_belongs_to_a_list_of_inputs(
     lora: TestClient, engine: ScriptedEngine
 ) -> None:
     """One adapter per input, "" is the base model; other counts are 424."""

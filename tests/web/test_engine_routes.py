@@ -149,7 +149,7 @@ async def test_plain_body_takes_the_lane(
         ({"request_id": "mine"}, {"X-Request-Id": "given"}, ""),
     ],
 )
-async def test_id_in_the_body_stands_unless_one_is_in_the_header(
+async def test_id_in_the_header_wins_over_the_body(
     serve: ServeScripted,
     application: Application,
     body: dict[str, str],

@@ -118,7 +118,7 @@ class Marking:
 @pytest.mark.parametrize(
     ("model", "headers"), [("fr", {}), ("demo", HEADER)], ids=["model", "header"]
 )
-async def test_code_that_an_adapter_brings_sees_its_first_request(
+async def test_code_of_an_adapter_sees_its_first_request(
     lora: TestClient, engine: ScriptedEngine, model: str, headers: dict[str, str]
 ) -> None:
     """Also on a route of vLLM's, where the adapter was not known as the request came."""

@@ -109,7 +109,7 @@ async def test_a_body_of_too_many_values_is_not_read(
     assert (await client.post("/invocations", data=text, headers=JSON)).status == 200
 
 
-async def test_limits_let_a_list_pass_that_fits_the_queue(serve: ServeScripted) -> None:
+async def test_limits_admit_a_list_that_fits_the_queue(serve: ServeScripted) -> None:
     """Three sequences fit a queue of three; one prompt with n fits a queue of one."""
     client = await serve(PROFILE, limit=3)
     response = await client.post("/invocations", json={"inputs": ["a", "b", "c"]})

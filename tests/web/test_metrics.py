@@ -41,7 +41,7 @@ async def grown(client: TestClient, before: dict[Key, float]) -> dict[Key, float
     return {name: value - before.get(name, 0) for name, value in after.items()}
 
 
-async def test_a_request_is_counted_by_what_it_was(serve: ServeScripted) -> None:
+async def test_a_request_is_counted_by_its_outcome(serve: ServeScripted) -> None:
     """Once, under its route, dialect, adapter and status, with its tokens and times."""
     client = await serve()
     before = await samples(client)

@@ -90,7 +90,7 @@ FRAMINGS = {
 
 
 @pytest.mark.parametrize(("line", "is_chunked", "body"), FRAMINGS.values(), ids=FRAMINGS)
-async def test_rows_are_framed_as_the_version_of_http_wants(
+async def test_rows_are_framed_for_the_version_of_http(
     line: str, is_chunked: bool, body: bytes
 ) -> None:
     """Chunks are for HTTP/1.1; an older client reads until the end; an empty row is no chunk."""

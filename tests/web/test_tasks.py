@@ -7,7 +7,7 @@ from tests.conftest import ServeScripted
 
 
 @pytest.mark.parametrize("body", [{"inputs": "a"}, {"input": "a"}, {"prompt": "a"}])
-async def test_request_to_generate_names_what_the_model_is_for(
+async def test_request_to_generate_names_the_models_task(
     serve: ServeScripted, body: object
 ) -> None:
     """`/invocations` generates; vLLM's own routes are there in any case."""

@@ -127,7 +127,7 @@ def test_header_that_does_not_fit_its_file_is_damage(
         read_tensors(path)
 
 
-def test_only_what_the_engine_reads_is_copied(tmp_path: Path) -> None:
+def test_only_files_that_the_engine_reads_are_copied(tmp_path: Path) -> None:
     """A folder may hold any number of other files, of any size."""
     adapter = copy_adapter(tmp_path / "adapter")
     for number in range(3):

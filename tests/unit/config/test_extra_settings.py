@@ -61,7 +61,7 @@ def test_extra_variable_is_known_only_with_its_extra() -> None:
     assert without.extra(PetSettings).lmi_pets == 2
 
 
-def test_extra_settings_report_bad_values_and_what_does_not_fit() -> None:
+def test_extra_settings_report_bad_values_and_conflicts() -> None:
     """Errors stand beside those of the server's settings."""
     (bad,) = load_settings({"LMI_PETS": "cat"}, kinds=(PetSettings,)).errors
     assert bad.startswith("LMI_PETS=cat (LMI_PETS) cannot be used")

@@ -198,7 +198,7 @@ ALL_ROWS = (
 
 
 @pytest.mark.parametrize("row", ALL_ROWS, ids=lambda row: row.id)
-def test_row_becomes_what_the_specification_says(row: Row, explained: ExplainRun) -> None:
+def test_row_becomes_the_specified_argument(row: Row, explained: ExplainRun) -> None:
     """Every option, and each value that it treats apart."""
     check_row(row, explained)
 

@@ -69,7 +69,7 @@ def test_agrees_with_an_independent_reader_but_for_trailing_blanks(text: str) ->
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text(), max_size=5))
-def test_what_an_independent_writer_wrote_is_read_back(pairs: dict[str, str]) -> None:
+def test_files_of_an_independent_writer_are_read(pairs: dict[str, str]) -> None:
     """Any keys and values survive, protected blanks included."""
     plain = {k: v for k, v in pairs.items() if not any("\ud800" <= c <= "\udfff" for c in k + v)}
     text = javaproperties.dumps(plain, timestamp=False)

@@ -35,7 +35,7 @@ def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_new_private_folder_removes_what_a_killed_server_left(temporary_root: Path) -> None:
+def test_new_private_folder_removes_those_of_killed_servers(temporary_root: Path) -> None:
     """No process holds the lock of a dead server's folder: the next start removes it."""
     subprocess.run([sys.executable, "-c", MAKE_AND_DIE, str(temporary_root)], check=True)
     (left,) = temporary_root.iterdir()
@@ -66,7 +66,7 @@ def test_new_private_folder_does_not_wait_for_a_pipe(temporary_root: Path) -> No
     assert not left.exists()
 
 
-def test_new_private_folder_leaves_what_others_made(
+def test_new_private_folder_leaves_folders_of_others(
     temporary_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any user can make such names in the temporary directory: nothing there is opened."""

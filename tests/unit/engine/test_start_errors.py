@@ -19,7 +19,7 @@ from lmi_vllm.errors import EngineMemoryError
         ("Model architectures ['X'] are not supported for now", False),
     ],
 )
-def test_want_of_memory_is_an_error_of_its_own(text: str, *, is_memory: bool) -> None:
+def test_lack_of_memory_is_an_error_of_its_own(text: str, *, is_memory: bool) -> None:
     """In the words of torch, Python and vLLM; the text stays as it is."""
     error = start_error(text)
     assert (isinstance(error, EngineMemoryError), error.text) == (is_memory, text)

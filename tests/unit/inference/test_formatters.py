@@ -187,7 +187,7 @@ def test_formatters_full_text_is_prompt_and_answer() -> None:
     assert [token["text"] for token in result["details"]["tokens"]] == [" a"]
 
 
-def test_formatters_other_sequences_have_what_was_asked() -> None:
+def test_formatters_other_sequences_have_the_asked_details() -> None:
     """The keys prefill and top_tokens are in the other sequences too, where they were asked for."""
     top = GeneratedToken(5, " a", -0.5, top=(TokenLogprob(5, " a", -0.5),))
     chunk = GenerationChunk(0, (top,), " a", "stop", prompt_logprobs=(TokenLogprob(3, "p", -1.0),))

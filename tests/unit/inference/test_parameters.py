@@ -326,7 +326,7 @@ def test_beams_show_twice_as_many_tokens_at_most() -> None:
 @pytest.mark.parametrize(
     "neutral", [{"temperature": 0.0}, {"temperature": 1.0}, {"min_p": 0.0}, {"top_p": 1.0}], ids=str
 )
-def test_beams_take_what_means_nothing(neutral: dict[str, Any]) -> None:
+def test_beams_accept_neutral_values(neutral: dict[str, Any]) -> None:
     """A client that sends every default is served."""
     assert choose_candidates(parse_parameters({"num_beams": 2, **neutral})).generated == 2
 
@@ -338,7 +338,7 @@ def test_a_schema_of_another_kind_is_not_unpacked() -> None:
     assert fields(**given)["structured_outputs"] == {"json": value}
 
 
-def test_what_is_given_leaves_out_null_and_keeps_unknown_names() -> None:
+def test_given_parameters_leave_out_null_and_keep_unknown_names() -> None:
     """Names that are methods of the model too; the other name of a parameter is ours."""
     asked = {"min_tokens": 3, "top_k": None, "stop": "x", "given": 1, "copy": 2, "odd": None}
     assert parse_parameters(asked).given() == {

@@ -264,7 +264,7 @@ UNSTREAMABLE: dict[str, tuple[object, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("inputs", "parameters", "text"), UNSTREAMABLE.values(), ids=UNSTREAMABLE)
-def test_payload_what_cannot_stream_is_refused(
+def test_payload_that_cannot_stream_is_refused(
     inputs: object, parameters: dict[str, Any], text: str
 ) -> None:
     """More than one sequence needs a whole answer."""
@@ -349,7 +349,7 @@ NOT_WITH_BEAMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "text"), NOT_WITH_BEAMS.values(), ids=NOT_WITH_BEAMS)
-def test_payload_what_beam_search_does_not_read_is_refused(
+def test_payload_parameters_unread_by_beam_search_are_refused(
     given: dict[str, Any], text: str
 ) -> None:
     """VLLM's beam search looks at few parameters; the others are named, never dropped."""

@@ -17,7 +17,7 @@ def model(folder: Path, architecture: str) -> EngineArguments:
     return EngineArguments({"model": str(folder)})
 
 
-def test_vllm_runs_what_no_extra_takes(tmp_path: Path) -> None:
+def test_vllm_runs_models_that_no_extra_runs(tmp_path: Path) -> None:
     """`--engine vllm` is the usual one."""
     factory = engine_factory("vllm", EngineEnvironment({}, {}, "json"))
     assert factory.kind(model(tmp_path, "LlamaForCausalLM")) == "vllm"

@@ -53,7 +53,7 @@ def test_file_url_is_the_path_as_model(model: Path, tmp_path: Path, form: str) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_file_url_brings_its_options(model: Path, form: str) -> None:
+def test_file_url_has_its_own_options(model: Path, form: str) -> None:
     """The serving.properties of a directory that is named by URL is read like a path's."""
     url = form.format(path=str(model).replace(" ", "%20"))
     assert load_settings({"HF_MODEL_ID": url}).model.dtype == "float16"

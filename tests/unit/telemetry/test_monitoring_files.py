@@ -73,7 +73,7 @@ def test_every_metric_of_ours_that_can_move_is_on_the_dashboard() -> None:
     assert ours - shown == left_out
 
 
-def test_reader_finds_what_is_wrong() -> None:
+def test_reader_finds_errors() -> None:
     """A name or a label that is not exported is reported."""
     exported = Exposition.read('# TYPE lmi_a counter\nlmi_a{x="1",y="a b"} 2\nlmi_b 3 4\n')
     assert wrong_uses('sum by (x, instance) (rate(lmi_a{y="a"}[5m]))', exported) == []

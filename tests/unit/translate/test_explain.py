@@ -73,7 +73,7 @@ def test_translated_value_is_shown_beside_the_given_one(explained: ExplainRun) -
     )
 
 
-def test_missing_model_is_said_without_being_an_error(explained: ExplainRun) -> None:
+def test_missing_model_is_reported_and_no_error(explained: ExplainRun) -> None:
     """Configuration can be explained before there is a model."""
     run = explained()
     assert run.exit_code == 0
@@ -161,7 +161,7 @@ def test_devices_follow_cuda_visible_devices() -> None:
     assert detect_devices({"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}).cpu_rank_limit is None
 
 
-def test_serving_profile_holds_what_requests_need(tmp_path: Path) -> None:
+def test_serving_profile_has_the_settings_of_requests(tmp_path: Path) -> None:
     """Every field comes from its setting."""
     environ = {
         "SERVING_MODEL_STORE": str(tmp_path), "OPTION_OUTPUT_FORMATTER": "sse",

@@ -291,7 +291,7 @@ async def test_damaged_update_keeps_the_old_adapter_and_is_fetched_once(bench: B
     assert len(bench.s3.objects_sent) == fetched
 
 
-async def test_adapter_that_the_store_no_longer_has_is_gone(bench: Bench) -> None:
+async def test_adapter_missing_in_the_store_is_unloaded(bench: Bench) -> None:
     """Its files, too."""
     bench.put("fr")
     bench.open()
@@ -521,7 +521,7 @@ async def test_refused_token_unloads_nothing(
         ((451, {}), "", False),
     ],
 )
-async def test_only_what_the_hub_calls_missing_is_gone(
+async def test_only_the_hubs_not_found_unloads(
     bench: Bench,
     tmp_path: Path,
     refusal: tuple[int, dict[str, str]],

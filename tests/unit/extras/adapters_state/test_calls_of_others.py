@@ -18,7 +18,7 @@ async def pair(start: Start) -> tuple[Replica, Replica]:
     return await start("a").begin(), await start("b").begin()
 
 
-async def test_a_call_sees_what_another_servers_call_did(start: Start) -> None:
+async def test_a_call_sees_another_servers_call(start: Start) -> None:
     """Within the refresh time as well: its name is taken, updated as it is, or gone."""
     a, b = await pair(start)
     await a.registry.register(Adapter("fr", "/v1"))
@@ -48,7 +48,7 @@ async def test_a_call_waits_for_a_load_that_has_begun(start: Start) -> None:
     assert b.names == ["fr"]
 
 
-async def test_a_call_goes_by_what_is_known_where_the_store_is_away(
+async def test_a_call_uses_the_known_adapters_while_the_store_is_unreachable(
     start: Start, empty_store: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for a store that does not answer no longer than it has to."""

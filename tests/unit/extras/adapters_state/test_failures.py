@@ -217,7 +217,7 @@ async def test_change_of_a_call_that_then_fails_is_shared(
     assert await all_have("/new", a, b)
 
 
-async def test_removal_that_cannot_be_finished_stands_on_every_replica(
+async def test_unfinished_removal_holds_on_every_replica(
     start: Start, empty_store: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others, which may have dropped it already, do not load it again; here it is retried."""
@@ -254,7 +254,7 @@ async def test_write_with_a_lost_response_is_applied_once(
     assert b.engine.adapters["fr"].engine_id == load
 
 
-async def test_refresh_goes_on_after_an_error_of_any_kind(
+async def test_refresh_continues_after_an_error_of_any_kind(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server whose refresh has ended would serve old adapters for good."""

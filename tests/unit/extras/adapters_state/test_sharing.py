@@ -224,7 +224,7 @@ async def test_long_loads_leave_time_for_another_try(
     assert late.names == ["fr"]
 
 
-async def test_new_replica_has_what_calls_registered_while_it_loaded(start: Start) -> None:
+async def test_new_replica_has_adapters_registered_while_it_loaded(start: Start) -> None:
     """It reads again what was long ago, before it is ready."""
     a, late = await start("a").begin(), start("late")
     await a.registry.register(Adapter("fr", "/fr"))

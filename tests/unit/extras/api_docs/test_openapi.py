@@ -59,7 +59,7 @@ async def test_openapi_has_every_route_and_no_other(serve: ServeScripted) -> Non
     assert described - routes == set(), "these are described and not registered"
 
 
-async def test_allow_header_names_what_is_described(serve: ServeScripted) -> None:
+async def test_allow_header_names_the_described_methods(serve: ServeScripted) -> None:
     """Routes state their methods by themselves; both say the same. vLLM's have no HEAD."""
     client = await serve(TGI)
     described: dict[str, set[str]] = defaultdict(set)

@@ -99,7 +99,7 @@ def test_whole_answers_say_their_tokens(dialect: str, document: Any, tokens: int
     assert (outcome.error, outcome.output_tokens, outcome.first_token) == (None, tokens, None)
 
 
-def test_each_dialect_asks_for_what_was_planned() -> None:
+def test_each_dialect_asks_for_the_planned_request() -> None:
     """Length, adapter and end in its own words."""
     plan, request = LoadPlan(ignores_eos=True), LoadRequest("p", 7, "mine")
     bodies = {name: one.body(request, plan, "lmi") for name, one in DIALECTS.items()}

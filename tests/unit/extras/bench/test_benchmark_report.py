@@ -21,7 +21,7 @@ def test_throughput_has_a_file_of_its_own(tmp_path: Path) -> None:
     }
 
 
-def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
+def test_figures_not_measured_are_not_drawn(tmp_path: Path) -> None:
     """A run of another part leaves the README's plot alone."""
     write({"growth": plot("CPU per token")}, tmp_path)
     assert not (tmp_path / "throughput.png").exists()

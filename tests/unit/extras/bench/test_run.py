@@ -63,7 +63,7 @@ async def test_arrivals_do_not_wait_for_answers() -> None:
     assert len({round(gap, 6) for gap in gaps}) > 20, "arrivals are not evenly spread"
 
 
-async def test_an_interruption_keeps_what_was_done() -> None:
+async def test_an_interruption_keeps_the_results() -> None:
     """What was in flight is told apart and counts as nothing."""
     client, stop = Counting(4), asyncio.Event()
     run = LoadRun(LoadPlan(concurrency=4, number=100), client)
@@ -74,7 +74,7 @@ async def test_an_interruption_keeps_what_was_done() -> None:
     assert (run.outcomes, run.cut, client.at_once) == ([], 4, 0)
 
 
-def test_requests_are_drawn_alike_from_the_same_seed() -> None:
+def test_requests_from_the_same_seed_are_equal() -> None:
     """Lengths within their bounds, adapters by their weights, `base` as none."""
     plan = LoadPlan(
         prompt_words=LengthRange(3, 9),

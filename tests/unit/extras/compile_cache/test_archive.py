@@ -64,7 +64,7 @@ def test_entry_comes_back_as_it_was(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_entry_leaves_out_what_is_no_cache(tmp_path: Path) -> None:
+def test_entry_leaves_out_files_of_no_cache(tmp_path: Path) -> None:
     """Links lead anywhere; locks, scratch files and how GPUs are joined are this machine's own."""
     place = filled(tmp_path / "made", {"vllm/modelinfos/a.json": b"{}"})
     others = ("vllm/gpu_p2p_access_cache_for_0.json", "vllm/assets/a.jpg", "triton/a.lock", "x.tmp")
@@ -153,7 +153,7 @@ def test_too_much_is_not_packed(tmp_path: Path) -> None:
     assert not (tmp_path / "e.tar.gz").exists()
 
 
-def test_move_in_keeps_what_is_there(tmp_path: Path) -> None:
+def test_move_in_keeps_existing_files(tmp_path: Path) -> None:
     """A second server may be using the folder: files are replaced one by one, none is removed."""
     place = filled(tmp_path / "place", {"vllm/modelinfos/own.json": b"own"})
     unpack(packed(tmp_path), tmp_path / "ready", KEY, "the entry")
@@ -166,7 +166,7 @@ def test_move_in_keeps_what_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "ready").exists()
 
 
-def test_caches_are_what_vllm_names_by_hash() -> None:
+def test_caches_are_the_folders_that_vllm_names_by_hash() -> None:
     """One more file in a cache is no new cache; one more hash is."""
     one = caches_of({f"{AOT}/aa/x": 1, f"{AOT}/aa/y": 1, "triton/z": 1})
     assert one == {f"{AOT}/aa"}

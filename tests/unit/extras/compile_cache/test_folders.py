@@ -51,7 +51,7 @@ def test_libraries_get_folders_of_this_user(tmp_path: Path, scratch: Path) -> No
     assert not list(scratch.iterdir())
 
 
-def test_what_the_user_has_set_stays(
+def test_values_of_the_user_stay(
     tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A folder of his that others can change is used, with a warning that names the variable."""

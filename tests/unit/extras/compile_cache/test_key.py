@@ -47,7 +47,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
-def test_key_changes_with_what_shapes_the_code(changed: dict[str, object]) -> None:
+def test_key_changes_with_the_compiled_code(changed: dict[str, object]) -> None:
     """Any engine argument but the few that say who is asked and told."""
     assert key(**changed) != key()
 

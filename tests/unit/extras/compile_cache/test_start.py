@@ -96,7 +96,7 @@ def saved_once(tmp_path: Path, store: Path) -> Path:
     return entry
 
 
-def test_second_container_finds_what_the_first_made(
+def test_second_container_finds_the_firsts_compiled_code(
     tmp_path: Path, store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Saved, restored, and each said in one line with bytes and seconds."""

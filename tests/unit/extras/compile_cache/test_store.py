@@ -80,7 +80,7 @@ def test_folder_leaves_nothing_of_a_save_that_failed(tmp_path: Path, folder: Pat
     assert names(folder) == []
 
 
-def test_folder_removes_what_killed_savers_left(folder: Path, archive: Path) -> None:
+def test_folder_removes_files_of_killed_savers(folder: Path, archive: Path) -> None:
     """After a day; a younger one may still be written."""
     folder.mkdir(parents=True)
     old, young = folder / f"{NAME}.aa.partial", folder / f"{NAME}.bb.partial"

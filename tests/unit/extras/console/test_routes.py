@@ -47,7 +47,7 @@ async def test_console_is_there_only_where_it_is_on(serve: ServeScripted) -> Non
     assert [await status(client, path) for path in ("/console", *DATA)] == [200, 200, 200]
 
 
-async def test_page_loads_only_what_is_served_here(serve: ServeScripted) -> None:
+async def test_page_loads_only_files_of_this_server(serve: ServeScripted) -> None:
     """Every file the page names exists, each with a type and the policy that forbids the rest."""
     client = await serve(options=options())
     html = await (await client.get("/console")).text()
@@ -179,7 +179,7 @@ async def test_state_shows_a_start(serve: ServeScripted) -> None:
     assert spent["engine"] is None
 
 
-async def test_state_counts_what_was_answered(serve: ServeScripted) -> None:
+async def test_state_counts_the_answers(serve: ServeScripted) -> None:
     """Requests of clients count, the console's own do not."""
     client = await serve(options=options())
 

@@ -37,7 +37,7 @@ INPUT_STYLES: dict[str, tuple[Callable[..., Any], Any]] = {
 
 
 @pytest.mark.parametrize("style", INPUT_STYLES)
-def test_input_hook_gets_what_it_can_take(style: str) -> None:
+def test_input_hook_gets_the_arguments_it_takes(style: str) -> None:
     """The payload first; the tokenizer by keyword where there is room for it."""
     function, expected = INPUT_STYLES[style]
     assert InputFunction.of(function).call(TOLD) == expected
@@ -56,7 +56,7 @@ OUTPUT_STYLES: dict[str, tuple[Callable[..., Any], Any]] = {
 
 
 @pytest.mark.parametrize("style", OUTPUT_STYLES)
-def test_output_hook_gets_what_it_can_take(style: str) -> None:
+def test_output_hook_gets_the_arguments_it_takes(style: str) -> None:
     """VLLM's response first; a second argument is the request; keywords by name."""
     function, expected = OUTPUT_STYLES[style]
     assert OutputFunction.of(function).call("r", TOLD) == expected
@@ -97,12 +97,12 @@ class Plain:
     ],
     ids=["str", "bytes", "dict", "model_dump_json", "model_dump", "dataclass"],
 )
-def test_new_body_is_what_the_hook_returned(result: object, body: bytes) -> None:
+def test_new_body_is_the_hooks_result(result: object, body: bytes) -> None:
     """Text as it is, objects by their JSON dump, the rest as compact JSON."""
     assert new_body(result) == body
 
 
-def test_new_body_refuses_what_has_no_json() -> None:
+def test_new_body_refuses_values_without_json() -> None:
     """The message names the type."""
     with pytest.raises(HookError, match="set"):
         new_body({1, 2})

@@ -108,7 +108,7 @@ def test_failed_ping_stays_failed() -> None:
         ({}, True, 200),
     ],
 )
-async def test_settings_say_what_is_counted(
+async def test_settings_choose_the_counted_errors(
     environ: dict[str, str], is_first: bool, status: int
 ) -> None:
     """By the process that answers for health."""

@@ -96,7 +96,7 @@ def test_to_never_replaces_foreign_files(
     assert (tmp_path / "mine.txt").exists()
 
 
-def test_s3_prefix_goes_to_the_named_directory(empty_store: S3Server, tmp_path: Path) -> None:
+def test_s3_prefix_is_fetched_to_the_named_directory(empty_store: S3Server, tmp_path: Path) -> None:
     """--to works for S3 too, into an empty directory that exists."""
     (tmp_path / "out").mkdir()
     empty_store.put({"m/config.json": b"{}"})

@@ -74,7 +74,7 @@ def test_reserve_may_come_from_the_environment(machine: Path) -> None:
     assert "SERVING_RESERVED_MEMORY_MB" in error
 
 
-def test_control_group_limits_what_is_free(machine: Path) -> None:
+def test_control_group_limits_free_memory(machine: Path) -> None:
     """A container may have less than the machine has."""
     limit(machine, str(600 * MIB), 200)
     assert free_host_memory(machine) == 400 * MIB

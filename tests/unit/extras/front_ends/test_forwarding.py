@@ -119,7 +119,7 @@ async def test_shared_work_is_answered_here(
 
 
 @pytest.mark.parametrize(("method", "path", "headers"), FORWARDED)
-async def test_the_rest_goes_to_the_first(
+async def test_other_requests_are_forwarded_to_the_first(
     second: TestClient[Any, Any], method: str, path: str, headers: dict[str, str]
 ) -> None:
     """Method, path, query and headers as they came; the answer's headers as they are."""
@@ -144,7 +144,7 @@ async def test_unhealthy_front_end_forwards_every_request(
         assert answer.headers["x-request-id"] == "of the first"
 
 
-async def test_a_packed_body_arrives_as_it_was_meant(second: TestClient[Any, Any]) -> None:
+async def test_a_compressed_body_is_decompressed(second: TestClient[Any, Any]) -> None:
     """It is unpacked on the way, and no header says otherwise."""
     packed = gzip.compress(b"text")
     answer = await second.put("/x", data=packed, headers={"Content-Encoding": "gzip"})

@@ -101,7 +101,7 @@ async def test_sources_that_are_new_each_time_pass_none_that_waits(trials: Trial
     assert trials.began[-1] == "honest again"
 
 
-async def test_source_whose_trial_ends_waits_behind_those_that_waited(trials: Trials) -> None:
+async def test_source_with_a_recent_trial_waits_behind_the_others(trials: Trials) -> None:
     """Three that ask for much, against one that comes last: it has the first place."""
     for number in range(4):
         for name in ("a", "b", "c"):

@@ -51,7 +51,7 @@ def names_in(directory: Path) -> set[str]:
     return {str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()}
 
 
-def test_snapshot_holds_only_what_vllm_reads(hub: HubServer, environ: dict[str, str]) -> None:
+def test_snapshot_has_only_files_that_vllm_reads(hub: HubServer, environ: dict[str, str]) -> None:
     """One weight format, no original/, no papers; and it lies in the hub's own cache layout."""
     snapshot = fetch_model("acme/tiny", environ=environ)
 
@@ -121,7 +121,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("reference", "revision", "variables", "words"), REFUSALS)
-def test_refusal_says_what_to_do(
+def test_refusal_has_a_remedy(
     reference: str,
     revision: str | None,
     variables: dict[str, str],

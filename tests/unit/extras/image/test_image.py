@@ -43,13 +43,13 @@ def enter(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["explain", "--model", "acme/model"], 0),
     ],
 )
-def test_exit_code_is_that_of_what_ran(words: list[str], code: int) -> None:
+def test_exit_code_is_that_of_the_program(words: list[str], code: int) -> None:
     """A verb, or any other command, replaces the entry point."""
     assert enter(*words).returncode == code
 
 
 @pytest.mark.parametrize("words", [[], ["--port", "1"], ["serve"]])
-def test_serve_is_what_runs_unasked(words: list[str]) -> None:
+def test_serve_is_the_default_verb(words: list[str]) -> None:
     """Without words, or with flags alone, it is `serve`: it refuses what only serve refuses."""
     answer = enter(*words, LMI_STRICT="true", OPTION_NO_SUCH_OPTION="1")
     assert answer.returncode == 1

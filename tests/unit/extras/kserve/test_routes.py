@@ -161,7 +161,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("body", "said"), BAD.values(), ids=BAD)
-async def test_infer_names_what_is_wrong(serve: ServeScripted, body: object, said: str) -> None:
+async def test_infer_names_the_wrong_field(serve: ServeScripted, body: object, said: str) -> None:
     """A bad request is 400 with the protocol's error object."""
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await (await serve()).post(INFER, data=sent)

@@ -26,7 +26,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 
 @pytest.mark.parametrize("line", ASKS)
-def test_missing_package_is_an_error_that_says_what_to_install(
+def test_missing_package_is_an_error_with_the_install_command(
     explained: ExplainRun, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """Where vLLM is installed; on a machine without it, which serves nothing, a warning."""

@@ -167,7 +167,7 @@ async def test_models_are_not_loaded_while_draining(empty: Serving) -> None:
     assert await empty.ended() == (0, "")
 
 
-async def test_without_this_extra_the_start_says_what_is_missing(
+async def test_without_this_extra_the_start_names_it(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that nothing could ever load a model into would be healthy for nothing."""

@@ -37,7 +37,7 @@ def test_is_public_knows_every_private_form(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::808:808"]
 )
-def test_is_public_lets_the_internet_through(address: str) -> None:
+def test_is_public_accepts_internet_addresses(address: str) -> None:
     """The check is not simply no."""
     assert is_public(address)
 

@@ -342,7 +342,7 @@ def read_variables(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_environment_format_means_what_the_source_meant(
+def test_environment_format_keeps_the_meaning(
     sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Variables in, variables out: every option has the value it had."""
@@ -357,7 +357,7 @@ def test_environment_format_means_what_the_source_meant(
         assert after.model.details[name].value == setting.value, name
 
 
-def test_what_has_no_variable_is_left_to_the_file(tmp_path: Path) -> None:
+def test_settings_without_a_variable_stay_in_the_file(tmp_path: Path) -> None:
     """`maxWorkers` stands in serving.properties alone; the rest is variables."""
     text = "option.model_id=a/b\nmaxWorkers=2\njob_queue_size=9\n"
     migration = migrate_lmi({}, parse_properties(text, "serving.properties"))

@@ -152,7 +152,7 @@ def test_one_node_is_no_cluster() -> None:
         ),
     ],
 )
-def test_what_nodes_cannot_do_is_an_error(environ: dict[str, str], sentence: str) -> None:
+def test_settings_excluded_with_nodes_are_errors(environ: dict[str, str], sentence: str) -> None:
     """Each names the setting; nothing else is complained of."""
     result = translate(
         load_settings({"OPTION_TENSOR_PARALLEL_DEGREE": "2"} | environ), None, Devices(4)

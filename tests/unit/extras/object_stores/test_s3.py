@@ -141,7 +141,7 @@ def test_altered_bytes_are_noticed(store: S3Server, plain: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("client", ["s5cmd"], indirect=True)
-def test_auto_goes_on_with_boto3(store: S3Server, environ: dict[str, str]) -> None:
+def test_auto_falls_back_to_boto3(store: S3Server, environ: dict[str, str]) -> None:
     """In `auto`, what s5cmd could not fetch is tried by boto3, whose error is shown."""
     store.refuse_objects = Refusal(403, "AccessDenied")
     with pytest.raises(DownloadError, match=r"is denied .*s3:GetObject"):
@@ -187,7 +187,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("refusal", "words"), REFUSALS)
-def test_refusal_says_what_to_do(
+def test_refusal_has_a_remedy(
     refusal: Refusal, words: tuple[str, ...], store: S3Server, plain: dict[str, str]
 ) -> None:
     """Each answer of the store has its own text, with the URL and without any key."""

@@ -71,7 +71,7 @@ def test_code_is_refused_and_never_run(
     assert trace.exists()  # what it would have done
 
 
-def test_what_holds_no_tensors_is_refused(tmp_path: Path) -> None:
+def test_pickle_without_tensors_is_refused(tmp_path: Path) -> None:
     """A reason for the client, not a trace."""
     (tmp_path / "adapter_model.bin").write_bytes(b"no pickle")
     reason = convert(tmp_path / "adapter_model.bin", tmp_path / "made")

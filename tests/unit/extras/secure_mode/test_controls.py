@@ -257,7 +257,7 @@ def test_secure_mode_checks_adapters(tmp_path: Path, name: str, text: str, contr
     assert adapter_violations(off, tmp_path) == ()
 
 
-def test_secure_mode_scans_what_was_unpacked_out_of_a_channel(tmp_path: Path) -> None:
+def test_secure_mode_scans_archives_of_a_channel(tmp_path: Path) -> None:
     """A pickle inside an archive of a channel is found where it was unpacked to."""
     store, cache = tmp_path / "store", tmp_path / "cache"
     store.mkdir()
@@ -280,7 +280,7 @@ def test_secure_mode_scans_what_was_unpacked_out_of_a_channel(tmp_path: Path) ->
         ("DISALLOW_CHAT_TEMPLATE", "chat_template.jinja"),
     ],
 )
-def test_secure_mode_refuses_adapters_with_what_it_forbids(
+def test_secure_mode_refuses_adapters_with_forbidden_files(
     adapter: Path, control: str, name: str
 ) -> None:
     """In secure mode each control is a 400 naming file and control; else nothing is said."""

@@ -167,7 +167,7 @@ async def test_session_ids_are_no_paths(client: TestClient, tmp_path: Path) -> N
     assert (tmp_path / "elsewhere").is_dir()
 
 
-async def test_sessions_switched_off_refuse_only_what_needs_them(
+async def test_sessions_switched_off_refuse_only_their_requests(
     client: TestClient, tmp_path: Path
 ) -> None:
     """Requests without a session are served as ever."""

@@ -24,7 +24,7 @@ ROWS = (
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-def test_row_becomes_what_the_specification_says(row: Row, explained: ExplainRun) -> None:
+def test_row_becomes_the_specified_argument(row: Row, explained: ExplainRun) -> None:
     """The options of sessions."""
     check_row(row, explained)
 

@@ -118,7 +118,7 @@ def test_max_length_without_truncation_is_reported(
          "normalize=false", "option.normalize=true"),
     ],
 )  # fmt: skip
-def test_what_the_task_has_no_use_for_is_named(
+def test_options_without_use_for_the_task_are_named(
     lines: tuple[str, ...], label: str, reason: str, explained: ExplainRun
 ) -> None:
     """Nothing is read and then ignored: the warning says the option, its line and why."""

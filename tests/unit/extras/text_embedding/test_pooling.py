@@ -75,7 +75,7 @@ async def test_embedding_refusal_names_the_field(
         ("token_embed", {"inputs": "a"}, "pooling"),
     ],
 )
-async def test_pooling_payload_goes_to_its_handler(
+async def test_pooling_payload_reaches_its_handler(
     serve: ServeScripted, engine: ScriptedEngine, task: str, body: object, kind: str
 ) -> None:
     """LMI's by the model's task; of vLLM's own shapes its dispatch says which handler answers."""

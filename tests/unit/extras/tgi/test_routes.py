@@ -15,7 +15,7 @@ from tests.web.test_headers import check_allow
 from tests.web.test_tgi_compat import ADAPTER_IDS, TGI, check_adapter
 
 
-async def test_info_says_what_clients_may_ask(serve: ServeScripted) -> None:
+async def test_info_has_the_limits_of_requests(serve: ServeScripted) -> None:
     """GET /info has TGI 3's names; the bounds are those of our settings and the engine."""
     client = await serve(TGI)
     response = await client.get("/info")

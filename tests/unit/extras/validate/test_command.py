@@ -71,7 +71,7 @@ ERRORS = (  # config changes, options, gpus, a part of the error
 
 
 @pytest.mark.parametrize(("changes", "options", "gpus", "part"), ERRORS)
-def test_what_vllm_would_refuse_is_an_error(
+def test_arguments_that_vllm_refuses_are_errors(
     changes: dict[str, Any], options: dict[str, str], gpus: int, part: str, validated: Validate
 ) -> None:
     """Found before the engine starts, from config.json alone."""
@@ -94,7 +94,7 @@ FINE = (
 
 
 @pytest.mark.parametrize(("changes", "options", "gpus"), FINE)
-def test_what_works_has_no_error(
+def test_working_combinations_have_no_error(
     changes: dict[str, Any], options: dict[str, str], gpus: int, validated: Validate
 ) -> None:
     """Combinations vLLM accepts."""
@@ -190,7 +190,7 @@ def test_estimate_counts_quantization_dtype_lora_and_latent_attention() -> None:
     assert mla.kv_bytes_per_token == 32 * 576 * 2
 
 
-def test_what_cannot_fit_is_an_error_and_names_the_formula(validated: Validate) -> None:
+def test_model_that_cannot_fit_is_an_error_with_the_formula(validated: Validate) -> None:
     """On 16 GiB an 8B model has no room; on 80 GiB the estimate is a note."""
     code, document = validated(LLAMA_8B, {}, "--device-memory", "16")
     assert code == 2
@@ -209,7 +209,7 @@ def test_fixed_cache_size_is_the_limit(validated: Validate) -> None:
     assert "8192" in document["errors"][-1]
 
 
-def test_model_without_config_is_said_to_be_unchecked(validated: Validate) -> None:
+def test_model_without_config_is_reported_as_unchecked(validated: Validate) -> None:
     """Nothing is promised that was not looked at."""
     code, document = validated(None)
     assert code == 0
@@ -295,7 +295,7 @@ def test_config_of_an_s3_model_is_fetched_and_nothing_else(
     assert empty_store.environ["AWS_SECRET_ACCESS_KEY"] not in json.dumps(document)
 
 
-def test_overridden_architectures_are_what_vllm_looks_for() -> None:
+def test_overridden_architectures_are_those_vllm_looks_up() -> None:
     """`validate` then checks the name of hf_overrides and not the checkpoint's."""
     overrides = {"hf_overrides": {"architectures": ["LlamaForCausalLM"]}}
     assert served_architectures(("AquilaForCausalLM",), overrides) == ("LlamaForCausalLM",)

@@ -70,7 +70,7 @@ def test_tokens_of_the_cache_are_those_of_a_published_log() -> None:
     assert fp8.cache.longest(5.11 * GIB) == pytest.approx(33_504, rel=0.002)
 
 
-def test_what_fits_is_not_below_what_was_published() -> None:
+def test_estimate_is_not_below_published_figures() -> None:
     """Llama 3.1 8B on 24 GB: a published start had 43,296 tokens, eager, at 0.9."""
     shape = read_shape(shapes()["llama-3.1-8b"]["config"])
     found = estimated(shape, {"gpu_memory_utilization": 0.9}, 24)
@@ -97,7 +97,7 @@ def test_layers_with_a_window_are_counted_apart(
     assert layers == AttentionLayers(full, sliding, 8 if sliding else None)
 
 
-def test_window_bounds_what_a_sequence_holds() -> None:
+def test_window_bounds_the_blocks_of_a_sequence() -> None:
     """Up to the window every layer grows, beyond it only the full ones."""
     cache = kv_cache(AttentionLayers(10, 20, window=100), 2.0, in_flight=29)
     assert cache == KvCache(20, 40, window=128)
@@ -161,12 +161,14 @@ WHAT_FITS = (  # model, devices, GiB of each, what the page says
 
 
 @pytest.mark.parametrize(("model", "gpus", "device", "said"), WHAT_FITS)
-def test_what_is_known_not_to_fit_does_not(model: str, gpus: int, device: float, said: str) -> None:
+def test_model_known_not_to_fit_does_not_fit(
+    model: str, gpus: int, device: float, said: str
+) -> None:
     """70B in bf16 on 80 GB, DeepSeek V3 on eight of them, 28 heads over eight."""
     assert fits(model, gpus, device) == said
 
 
-def test_what_is_known_to_fit_does() -> None:
+def test_model_known_to_fit_fits() -> None:
     """gpt-oss-120b on one device of 80 GB, DeepSeek V3 on eight of 141 GB."""
     assert fits("gpt-oss-120b", 1, 79.2).startswith("131,072")
     assert fits("deepseek-v3", 8, 139.8).startswith("163,840")

@@ -43,7 +43,7 @@ async def test_registration_replaces_a_store_adapter(
     await check_registers_over(await serve(LORA), engine, "/v1/load_lora_adapter", body)
 
 
-async def test_calls_read_what_other_replicas_have_done(serve: ServeScripted) -> None:
+async def test_calls_read_changes_of_other_replicas(serve: ServeScripted) -> None:
     """Before they decide whether the name is there."""
     lora = await serve(LORA)
     lora.app[SERVICE].runtime.adapters.sharing = others = Others()
@@ -55,7 +55,7 @@ async def test_calls_read_what_other_replicas_have_done(serve: ServeScripted) ->
     assert others.heard == [("refresh", "fr"), ("changed", "fr")] * 2
 
 
-async def test_what_another_replica_found_is_unloaded(serve: ServeScripted) -> None:
+async def test_adapter_found_by_another_replica_is_unloaded(serve: ServeScripted) -> None:
     """Any of them takes the call: this one finds it first."""
     lora = await serve(LORA)
     finder_of(lora)
