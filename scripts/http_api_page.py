@@ -25,10 +25,10 @@ Generated from the description of the routes (`lmi_vllm/extras/api_docs/operatio
 
 [How a request is answered](requests.md) says what payloads mean, what streams look like and how they end.
 
-A running server has the same at `/docs`, with the fields of vLLM's own bodies, and for machines at `/openapi.json`. With
-`LMI_API_KEY` every route but the health ones wants `Authorization: Bearer KEY` or `x-api-key: KEY`. With a
-`management_address`, models, adapters, metrics and logging are on that address only. Inference routes also answer
-`OPTIONS`, for browsers of other origins.
+- A running server has this page at `/docs`, with the fields of vLLM's own bodies, and as OpenAPI at `/openapi.json`.
+- With `LMI_API_KEY` every route but health needs `Authorization: Bearer KEY` or `x-api-key: KEY`.
+- With a `management_address`, models, adapters, metrics and logging are on that address only.
+- Inference routes also answer `OPTIONS`, for browsers of other origins.
 
 ## Errors
 
@@ -40,15 +40,15 @@ The body of an error is that of the route's dialect, and its status says whose f
 MEANINGS: Final[Mapping[int, str]] = {
     400: "a parameter, or a body on `/v1`, cannot be used",
     401: "no key, or a wrong one (with `LMI_API_KEY`)",
-    403: "a page of another web site asks",
+    403: "a page of another web site sends the request",
     404: "no such route, model, adapter (on `/v1` and in management) or response",
     405: "the route has no such method",
     408: "the body did not arrive within `LMI_BODY_TIMEOUT`",
     409: "an adapter or a model of that name is there",
     413: "the body is larger than `max_request_size`",
     417: "an `Expect` header other than `100-continue`",
-    422: "what a client got wrong, in TGI mode; on `/v1` what vLLM refuses so",
-    424: "what a client got wrong on LMI's routes: the payload, an unknown adapter, a failing hook",
+    422: "an invalid request in TGI mode; on `/v1` some of vLLM's refusals",
+    424: "an invalid request on LMI's routes: the payload, an unknown adapter, a failing hook",
     429: "the queue is full, in TGI mode",
     500: "a fault of the server or of the engine",
     503: "loading, draining, the queue is full (with `Retry-After`), or the engine is gone",

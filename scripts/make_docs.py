@@ -55,7 +55,7 @@ An option is written in one of three ways:
 | environment | `OPTION_<NAME>` | `OPTION_MAX_ROLLING_BATCH_SIZE=64` |
 | environment, older names | see [Older variable names](#older-variable-names) | `MAX_BATCH_SIZE=64` |
 
-`lmi-vllm explain` shows every value with its origin and what became of it, without starting anything.
+`lmi-vllm explain` shows every value with its origin and its effect, without starting anything.
 [Configuration](../docs/configuration.md) says how values are read and which options have rules of their own.
 
 ## Which value counts
@@ -71,13 +71,18 @@ For options of the model, best first:
 7. {late}
 8. the default
 
-For settings of the server the environment wins: our flags, then SageMaker's `SAGEMAKER_BIND_TO_PORT`,
-`SAGEMAKER_MAX_REQUEST_SIZE` and `SAGEMAKER_MAX_PAYLOAD_IN_MB`, then `SERVING_*`, then `-s` and `-m`, then
-`config.properties`, then the default. `job_queue_size` and the other settings that may also stand in
-`serving.properties` count from there first.
+For settings of the server, best first:
 
-Two names of one option may both be set to the same value; different values stop the start. A name that
-is not known is a warning with the closest names, and an error with `--strict` or `LMI_STRICT=true`.
+1. for `job_queue_size` and the others that may be in `serving.properties`: that file
+2. our flags
+3. `SAGEMAKER_BIND_TO_PORT`, `SAGEMAKER_MAX_REQUEST_SIZE`, `SAGEMAKER_MAX_PAYLOAD_IN_MB`
+4. `SERVING_*`
+5. `-s` and `-m`
+6. `config.properties`
+7. the default
+
+Two names of one option may have the same value. Different values end the start. An unknown name is a warning with the closest
+names, and an error with `--strict` or `LMI_STRICT=true`.
 """  # noqa: E501 - lines of the page
 
 METRICS_INTRODUCTION: Final = """\
@@ -88,12 +93,15 @@ This page is for people who write queries or alerts. After it you know what each
 Generated from `lmi_vllm/telemetry/metrics.py` by `make docs`. Do not edit.
 
 `GET /metrics` and `GET /server/metrics` answer with these and with every metric of vLLM (`vllm:*`), in Prometheus'
-text format, always. `?name[]=lmi_requests_total&name[]=...` picks some. With `management_address` they are there only.
+text format. `?name[]=lmi_requests_total&name[]=...` selects some. With `management_address` they are on that address only.
 
-`route` is the pattern of a route and `other` for paths that are none; `dialect` is the family of the payload: `lmi`,
-`tgi`, `openai`, or `server` for everything that is no inference. `adapter` is `base` without one, `several` for a list
-that names more than one, and `other` beyond the first ones. An adapter that is really called so gets a `_` behind it.
-Whatever is counted for a request is counted once, when it ends; nothing is counted per token.
+| label | values |
+| --- | --- |
+| `route` | the pattern of a route; `other` for unknown paths |
+| `dialect` | the family of the payload: `lmi`, `tgi`, `openai`; `server` for requests that are no inference |
+| `adapter` | the adapter's name; `base` without one, `several` for a list of different adapters, `other` beyond the first ones |
+
+An adapter whose own name is `base`, `several` or `other` gets a `_` behind it. A request is counted once, when it ends.
 
 """  # noqa: E501 - lines of the page
 

@@ -49,38 +49,40 @@ KV a token = layers / PP x 2 x KV heads / min(TP, KV heads) x head size x bytes 
 LoRA slots = max_loras x max_lora_rank x (inputs + outputs of every linear layer) x 2 bytes / PP
 ```
 
-- **Weights** are the size of the files where they are known, otherwise they are counted: attention, MLP, experts, embeddings.
-  Quantization counts for linear layers, and embeddings stay as they are: an 8B model in FP8 takes 8.5 GiB, not 7.5. The
-  experts of an MXFP4 checkpoint are padded, to {mxfp4} GiB in all for gpt-oss-120b.
-- **Latent attention** (DeepSeek) keeps `kv_lora_rank + qk_rope_head_dim` numbers for each layer, on every GPU alike.
-- **Layers with a sliding window** keep the window and what the running steps add, not the whole sequence. vLLM keeps layers
-  in groups of one size, which rounds their number up; the estimate counts so, too.
-- **LoRA**: tensor parallelism splits one of the two matrices, with `fully_sharded_loras` both.
-- **2 GiB** stand for the CUDA context, activations and graphs. They are a guess. Published logs of 8B models
+- **Weights** are the size of the files if they are known. Otherwise the parameters are counted: attention, MLP, experts,
+  embeddings. Only linear layers are quantized, so an 8B model in FP8 takes 8.5 GiB, not 7.5. The experts of an MXFP4
+  checkpoint are padded, to {mxfp4} GiB in all for gpt-oss-120b.
+- **Latent attention** (DeepSeek) keeps `kv_lora_rank + qk_rope_head_dim` numbers for each layer, on every GPU.
+- **Layers with a sliding window** keep the window and the tokens of the running steps, not the whole sequence. vLLM groups
+  layers, which rounds their number up. The estimate does the same.
+- **LoRA**: tensor parallelism splits one of the two matrices, and with `fully_sharded_loras` both.
+- **2 GiB** are reserved for the CUDA context, activations and graphs. This figure is a guess. Published logs of 8B models
   show 1.35 GiB (eager, 24 GB), 2.4 GiB (24 GB), 3.0 GiB (80 GB) and 4.8 GiB (80 GB, tensor parallel 2). Large mixtures
-  have taken more. vLLM measures it when it starts, and what fits there is what counts.
+  take more. vLLM measures it when it starts.
 
-Only what could not fit into an otherwise empty device is an error of `validate`; the rest is a warning with the numbers.
-None of this was measured on a GPU by us.
+If a model cannot fit into an empty device, `validate` reports an error. Otherwise it prints the numbers as a warning. We have
+not measured any of this on a GPU.
 
 ## What fits
 
-With nothing set but the model: the longest sequence, and how many sequences of {sequence} tokens the KV cache holds at once
-(of the model's own length where that is shorter). Tensor parallelism over all devices, `gpu_memory_utilization` 0.92, bf16
-or as the checkpoint is quantized. Devices as their drivers count them: {devices}.
-*-*: the weights do not fit. *Heads do not divide*: `option.tensor_parallel_degree` has to be chosen. Quantization, `option.max_model_len` and `option.kv_cache_dtype=fp8` change the numbers: ask `validate`.
+The tables show the longest sequence, and how many sequences of {sequence} tokens the KV cache holds at once (of the model's
+own length if that is shorter). Only the model is set. Tensor parallelism is over all devices, `gpu_memory_utilization` is
+0.92, and weights are bf16 or as the checkpoint is quantized. Drivers report these sizes of devices: {devices}.
+
+*-* means that the weights do not fit. *Heads do not divide* means that you have to choose `option.tensor_parallel_degree`.
+Quantization, `option.max_model_len` and `option.kv_cache_dtype=fp8` change the numbers; `validate` shows them.
 
 """  # noqa: E501 - lines of the page
 CHECKED: Final = """\
 ## Checked against published figures
 
-Every config.json in `config/shapes/` was written from public facts, and tests hold the estimate to these figures: weights
-to 0.3 %, the KV cache exactly. How many tokens fit into the cache is compared with vLLM's own allocator
-(`tests/contract/test_memory_estimate.py`), to one thousandth, layers with a window too.
+Every config.json in `config/shapes/` was written from public facts. Tests compare the estimate with these figures: weights
+agree to 0.3 %, and the KV cache exactly. The number of tokens in the cache agrees with vLLM's own allocator to one thousandth
+(`tests/contract/test_memory_estimate.py`), also for layers with a window.
 
 """  # noqa: E501 - lines of the page
 LOGS: Final = """
-Logs of vLLM that were published, against the estimate:
+Published logs of vLLM, and the estimate:
 
 """
 

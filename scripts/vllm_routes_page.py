@@ -17,19 +17,20 @@ This page is for people who call routes of `vllm serve`. After it you know which
 
 Generated from `config/vllm-routes/` by `make docs`. Do not edit.
 
-Every route that the HTTP application of vLLM {releases} can have, and what this server does with it:
+The table has every route that the HTTP application of vLLM {releases} can have. *Answered by* says what this server does:
 
-- **ours**: a route of this server's own, with vLLM's body where it is an OpenAI route.
-- **vLLM**: [handed to vLLM's own application](requests.md#vllm-routes), which runs inside of this server. Routes of
-  inference wait in the queue, and have its limits and its adapters. Routes of information are answered at once.
-- **vLLM, with a key**: a route that acts on the server. It is there only with vLLM's own switch, refuses to work without
-  `LMI_API_KEY`, and is on the management address where there is one.
-- **refused**: 404, with the reason in the last column.
+| answered by | meaning |
+| --- | --- |
+| ours | A route of this server. An OpenAI route answers with vLLM's body. |
+| vLLM | [vLLM's own application](requests.md#vllm-routes) in this server. Inference waits in the queue, with limits and adapters; *information* does not. |
+| vLLM, with a key | It acts on the server. It needs vLLM's own switch and `LMI_API_KEY`. If there is a management address, it is there. |
+| refused | 404, with the reason in the last column. |
 
-A route that a column *there with* names something for is missing otherwise (404), but the routes of `--enable-scale-out`,
-which are 403 then. The switches that are arguments have options of their names, such as `option.enable_scale_out=true`.
-Tests hold the table to the application of the installed release and to the recorded routes of the others
-(`scripts/record_vllm_routes.py`). Which of them a server has, it reads from the application that it loads.
+If *there with* names a switch or a task, the route is 404 without it. Routes of `--enable-scale-out` are 403 without it. A
+switch that is an argument has an option of its name, such as `option.enable_scale_out=true`.
+
+Tests compare the table with the application of the installed release, and with the recorded routes of the others
+(`scripts/record_vllm_routes.py`). A server reads its routes from the application that it loads.
 """  # noqa: E501 - lines of the page
 WORDS: Final[Mapping[str, str]] = {
     "inference": "vLLM",

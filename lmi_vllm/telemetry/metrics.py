@@ -26,8 +26,8 @@ _gauge = partial(Gauge, multiprocess_mode="mostrecent")
 
 REQUESTS: Final = Counter(
     "lmi_requests",
-    "Requests that have ended, of every route; status 499 is a client that went away. Of adapters, "
-    f"the first {MAX_ADAPTERS} have a label of their own.",
+    "Requests that have ended, of every route; status 499 is a client that disconnected. Of "
+    f"adapters, the first {MAX_ADAPTERS} have a label of their own.",
     ("route", "dialect", "adapter", "status"),
 )
 REQUEST_SECONDS: Final = Histogram(
@@ -61,7 +61,7 @@ PROMPT_TOKENS: Final = Counter(
 )
 GENERATED_TOKENS: Final = Counter(
     "lmi_generated_tokens",
-    "Tokens the engine generated, also for clients that went away.",
+    "Tokens the engine generated, also for clients that disconnected.",
     ("adapter",),
 )
 STREAM_ERRORS: Final = Counter(
@@ -71,7 +71,7 @@ STREAM_ERRORS: Final = Counter(
 )
 DISCONNECTS: Final = Counter(
     "lmi_client_disconnects",
-    "Clients that went away before the end of their answer; their generation was aborted.",
+    "Clients that disconnected before the end of their answer; their generation was aborted.",
     ("dialect",),
 )
 DROPPED_LINES: Final = Counter(
