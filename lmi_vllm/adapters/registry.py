@@ -356,7 +356,9 @@ class AdapterRegistry:
                     if adapter.pin or not adapter.is_from_store:
                         moved = await self._loads.load(moved)
                 except AdapterRefusedError as error:
-                    logger.error("adapter %s did NOT come back: %s", name, error.text)
+                    logger.error(
+                        "adapter %s could NOT be loaded into the new engine: %s", name, error.text
+                    )
                 self._adapters[name] = moved
 
     @contextlib.asynccontextmanager

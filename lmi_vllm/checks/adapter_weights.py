@@ -199,7 +199,7 @@ def _numbers(file: BinaryIO, tensor: Tensor, first: int, count: int) -> Any:
     file.seek(tensor.start + first * tensor.item_bytes)
     data = file.read(count * tensor.item_bytes)
     if len(data) < count * tensor.item_bytes:
-        raise OSError(None, "its weights have become shorter while they were read")
+        raise OSError(None, "the file of its weights was truncated while it was read")
     match tensor.dtype:
         case "BF16":
             return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")

@@ -158,7 +158,7 @@ class Supervisor:
 
         It must have ended before another engine takes its memory.
         """
-        logger.error("the engine is ended: %s", reason)
+        logger.error("the engine is killed: %s", reason)
         self._processes.engine_died()
         self._can_restart = await engine.kill()
         if not self._can_restart:

@@ -111,7 +111,7 @@ class ClientConnection(web.RequestHandler):
             raise ConnectionError("an answer has begun already")
         if status == BAD_REQUEST:
             kind, text = "BadRequestException", (message or "not HTTP")[:LONGEST_REASON]
-            logger.info("%s sent no readable request: %s", request.remote, text.splitlines()[:1])
+            logger.info("%s sent malformed HTTP: %s", request.remote, text.splitlines()[:1])
         else:
             kind, text = "InternalServerException", "Internal server error"
             logger.error("request failed outside its handler", exc_info=exc)
@@ -131,7 +131,7 @@ class ClientConnection(web.RequestHandler):
         error = options.get("exc_info")
         if isinstance(error, (web.RequestPayloadError, SlowBodyError)):
             text = " ".join(str(error).split())[:LONGEST_REASON]
-            logger.info("%s sent no readable body: %s", self.peername, text)
+            logger.info("%s sent a malformed body: %s", self.peername, text)
             return
         super().log_exception(*args, **options)
 

@@ -111,7 +111,7 @@ class AdapterCache:
         if cached is None or cached.key != key:
             await self.forget(key)
             return
-        logger.info("adapter %s makes room for another", name)
+        logger.info("adapter %s is evicted from the cache", name)
         eviction = self._evictions[name] = asyncio.create_task(self.drop(name, cached))
         eviction.add_done_callback(lambda _: self._evictions.pop(name))
         await asyncio.wait({eviction})

@@ -159,7 +159,7 @@ class OnDemandAdapters:
         A failure that may pass is 503, so that a client retries: another replica may have it.
         """
         reason = "no answer in time" if isinstance(error, TimeoutError) else error
-        logger.error("adapter %s cannot be had from the store: %s", name, reason)
+        logger.error("adapter %s cannot be fetched from the store: %s", name, reason)
         failure = NotReadyError if may_pass else RequestError
         text = f"The adapter {name} cannot be had from the store of adapters now"
         if name not in self._registry:

@@ -182,7 +182,7 @@ class AdapterReconciler:
             self._failures.pop(name, None)
         else:
             text = error.text if isinstance(error, LmiError) else repr(error)
-            logger.error("adapter %s cannot be made as it is shared: %s", name, text)
+            logger.error("the shared adapter %s cannot be applied: %s", name, text)
             before = self._failures.get(name)
             is_repeated = before is not None and are_equal(before.wanted, wanted)
             tries = before.tries + 1 if before is not None and is_repeated else 1

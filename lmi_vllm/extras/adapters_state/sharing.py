@@ -279,7 +279,7 @@ class ReplicaAdapters:
                 self._reconciler.reconcile()
                 continue
             self._wanted.written(changes, new)
-        raise UnreachableError(f"{MAX_CONFLICTS} writes in a row were another's")
+        raise UnreachableError(f"{MAX_CONFLICTS} writes in a row were lost to other replicas")
 
     async def _report(self) -> None:
         """Write the report if it has changed, or is due again; none once this server ends."""

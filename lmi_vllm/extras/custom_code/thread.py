@@ -51,7 +51,7 @@ async def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any
         result = function(*arguments)
         return await result if inspect.isawaitable(result) else result
     except (SystemExit, KeyboardInterrupt) as error:  # would end the loop
-        raise RuntimeError(f"the code called for the end of the process ({error!r})") from error
+        raise RuntimeError(f"the code called exit ({error!r})") from error
 
 
 async def _next(items: Any) -> Any:

@@ -106,7 +106,7 @@ def _watch(connection: socket.socket, node: str) -> None:
         if hello != HELLO:
             return
         wait_for_end(connection)
-    logger.error("node %s has gone: the engine is ended", node)
+    logger.error("node %s has gone: the engine is killed", node)
     end_children()
 
 

@@ -110,7 +110,9 @@ class AnswerWatchdog:
                     return MODEL_CORRUPTED
 
     async def _is_corrupted(self, known: int) -> bool:
-        logger.error("the model's own numbers were not finite for a request: it is asked again")
+        logger.error(
+            "a request to the base model had NaN or infinite numbers: the warm-up is repeated"
+        )
         try:
             await warm_up(self._engine)
         except LmiError as error:

@@ -37,7 +37,7 @@ def hide_unfit_companions() -> tuple[str, ...]:
         sys.modules[name] = None  # type: ignore[assignment]
     if hidden:
         logger.warning(
-            "left out, builds that do not fit this CPU torch: %s (pip uninstall %s ends this)",
+            "not used, builds for another torch: %s (pip uninstall %s removes them)",
             ", ".join(hidden),
             " ".join(hidden),
         )

@@ -498,7 +498,9 @@ async def test_refused_token_unloads_nothing(
         repository.is_gated, repository.token = True, "another"
         bench.time += REFRESH
         assert await use(bench, "fr") == load
-        assert "adapter fr cannot be had from the store: hub model acme/fr is gated" in caplog.text
+        assert (
+            "adapter fr cannot be fetched from the store: hub model acme/fr is gated" in caplog.text
+        )
         repository.is_gated, repository.token = False, None
         bench.time += REFRESH
         assert await use(bench, "fr") == load
