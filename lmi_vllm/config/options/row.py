@@ -90,7 +90,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Iterable[Option]) -> "Rows":
-        """These rows; a variable belongs to its section, and a server setting has its places."""
+        """These rows, grouped by where they may be written."""
         collected = tuple(rows)
         variables = tuple(row for row in collected if row.section == ENVIRONMENT)
         server = tuple(row for row in collected if row.written)

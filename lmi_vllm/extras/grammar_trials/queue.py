@@ -1,7 +1,7 @@
 """Fair scheduling of grammar trials: a few at a time, fair between sources.
 
 A trial may take its whole time limit. So that a client that asks for many does not make others
-wait, one source (a key, or a client's address) never has all places. A free place goes to the
+wait, one source (a key, or a client's address) never has all slots. A free slot goes to the
 source that has the fewest, and of these to the one that waited longest since its last trial.
 """
 

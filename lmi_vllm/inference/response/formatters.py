@@ -198,8 +198,8 @@ class StreamFormatter:
         sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
         row = {"index": 0, "token": _as_row(self.request, self.schema)(sample)}
         framed = frame(self.framing, row).replace(b"%", b"%%")
-        places = framed.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
-        self._templates[has_logprob] = template = places, framed.count(_LOGPROB)
+        pattern = framed.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
+        self._templates[has_logprob] = template = pattern, framed.count(_LOGPROB)
         return template
 
     def error(self, text: str, code: int) -> bytes:
