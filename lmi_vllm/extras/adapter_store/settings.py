@@ -24,12 +24,12 @@ class AdapterStoreSettings(ExtraSettings):
     # fmt: off
     adapter_store: str | None = option(parse.plain_text, ours(),
         values="URL of a store, folder, `hf://owner/`",
-        note="Where an adapter is found that a request names and no call has registered.")
+        note="Store of adapters that are loaded when a request names them.")
     adapter_store_cache_gb: float = option(parse.gigabytes, ours(), default=20.0, values="GiB",
-        note="Most that is kept of them; the least recently used makes room.")
+        note="Size of their files on disk. The least recently used adapters are removed.")
     adapter_store_refresh_seconds: float = option(parse.seconds, ours(), default=60.0,
-        values="seconds", note="After so long the next request has its adapter compared with the "
-        "store; 0: each does.")
+        values="seconds", note="After this time a request compares its adapter with the store. "
+        "0: every request does.")
     # fmt: on
 
 

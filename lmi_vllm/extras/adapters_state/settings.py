@@ -19,7 +19,7 @@ class AdaptersStateSettings(ExtraSettings):
 
     # fmt: off
     adapters_state: str | None = option(parse.plain_text, ours(), values="path, URL of an object",
-        note="File that remembers adapters registered over the API, or object that replicas share.")
+        note="File that keeps registered adapters, or S3 object that replicas share.")
     adapters_state_refresh_seconds: float = option(parse.seconds, ours(), default=5.0,
         values="seconds", note="How often `option.adapters_state` is read where it is in S3.")
     # fmt: on

@@ -319,14 +319,17 @@ _TGI_TOKENIZE: Final = TgiForm("TgiTokenize", "TgiTokens", {"inputs": "The moon"
 _TEXTS: Final = ["the moon is a ball", "rain"]
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
-    *_health("/ping", "Whether requests are answered, and the phase before.", "Health", _READY),
+    *_health("/ping", "Readiness, and the phase of a start.", "Health", _READY),
     *_health("/ready", "As /ping.", "Health", _READY),
     *_health("/health", "As /ping.", "Health", _READY),
     *_health(
-        "/live", "Whether the process can still become ready.", "Liveness", {"status": "Healthy"}
+        "/live",
+        "Liveness: whether the process can still become ready.",
+        "Liveness",
+        {"status": "Healthy"},
     ),
     _options("/", SERVER),
-    Operation("get", "/", SERVER, "What there is to look at, for people.", {"text/html": "Text"}),
+    Operation("get", "/", SERVER, "A page with links, for a browser.", {"text/html": "Text"}),
     *_inference(
         "/invocations",
         "Answer a payload of any family: inputs, prompt, messages; on embedding models inputs, "
@@ -344,7 +347,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "get",
         "/info",
         INFERENCE,
-        "TGI's account of the model and its limits.",
+        "TGI's description of the model and its limits.",
         {JSON: "TgiInfo"},
         is_tgi=True,
         extra="tgi",
@@ -392,7 +395,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     *(
-        _openai(path, "score", "How alike texts are.", {"text_1": "rain", "text_2": _TEXTS})
+        _openai(path, "score", "Similarity of texts.", {"text_1": "rain", "text_2": _TEXTS})
         for path in ("/score", "/v1/score")
     ),
     _openai("/classify", "classify", "A text's class, as vLLM.", {"input": "rain"}),
@@ -408,7 +411,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "post",
         "/v1/load_lora_adapter",
         ADAPTERS,
-        "Load an adapter, in vLLM's words.",
+        "vLLM's route that loads an adapter.",
         {PLAIN: "Text"},
         takes="LoadLora",
         example={"lora_name": "capitals", "lora_path": "/adapters/capitals"},
@@ -443,7 +446,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "post",
         "/models",
         MODELS,
-        "Load a model, where the server was started without one.",
+        "Load a model into a server that started without one.",
         {JSON: "Status"},
         takes="NewModel",
         query=("url", "model_name", "synchronous"),
@@ -468,7 +471,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "put",
         "/models/{model}",
         MODELS,
-        "Change how many workers are shown: one engine serves whatever comes.",
+        "Change the number of workers that is shown. There is one engine.",
         {JSON: "Status"},
         query=("min_worker", "max_worker"),
         answer_example={
@@ -481,7 +484,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "delete",
         "/models/{model}",
         MODELS,
-        "Unload a model that POST /models loaded; 405 for the one of the start.",
+        "Unload a model that POST /models loaded; the model of the start is 405.",
         {JSON: "Status"},
         answer_example={"status": 'Model or workflow "model" unregistered'},
         extra="management",
@@ -516,7 +519,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     _kserve(
         "/v2/health/live",
-        "As /live, in KServe's words.",
+        "KServe's liveness probe, as /live.",
         "KServeReady",
         {"live": True},
         is_open=True,
@@ -524,7 +527,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     _kserve(
         "/v2/health/ready",
-        "As /ping, in KServe's words.",
+        "KServe's readiness probe, as /ping.",
         "KServeReady",
         {"ready": True},
         is_open=True,

@@ -61,7 +61,7 @@ def _window() -> str | None:
         ours(),
         values="`5/PT1M`, `5/60`",
         written=SERVER_LEVEL,
-        note="So many failures within so long make /ping 503 until a restart.",
+        note="After this many failures within this time /ping is 503 until a restart.",
     )
 
 

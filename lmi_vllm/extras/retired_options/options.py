@@ -30,7 +30,7 @@ def dropped(text: str = "vLLM has dropped it and has nothing in its place") -> s
     return option(parse.any_text, warns(text))
 
 
-def ignored(text: str = "it steered the Java server") -> str | None:
+def ignored(text: str = "it belonged to the Java server") -> str | None:
     """Return a field for a server key that has no meaning without the Java server."""
     return option(parse.any_text, no_effect(text), written=SERVER_LEVEL)
 
@@ -77,15 +77,15 @@ class ForeignOptions(ExtraSettings):
     device_map: str | None = foreign("option.tensor_parallel_degree places the model",
         "Accelerate.")
     decoding_strategy: str | None = foreign("sampling is decided per request", "Accelerate.")
-    max_sparsity: str | None = foreign("it steered the removed scheduler", "Accelerate.")
-    max_splits: str | None = foreign("it steered the removed scheduler", "Accelerate.")
+    max_sparsity: str | None = foreign("it belonged to the removed scheduler", "Accelerate.")
+    max_splits: str | None = foreign("it belonged to the removed scheduler", "Accelerate.")
     disable_flash_attn: str | None = foreign(
         "option.attention_backend chooses the attention kernel", "Accelerate.")
     paged_attention: bool | str | None = option(parse.boolean_or_text,
         warns("vLLM's attention is always paged", quiet_for=(True,)), note="LMI-Dist.")
-    unroll: str | None = foreign("it steered the Neuron compiler", "Neuron.")
-    neuron_optimize_level: str | None = foreign("it steered the Neuron compiler", "Neuron.")
-    context_length_estimate: str | None = foreign("it steered the Neuron compiler", "Neuron.")
+    unroll: str | None = foreign("it belonged to the Neuron compiler", "Neuron.")
+    neuron_optimize_level: str | None = foreign("it belonged to the Neuron compiler", "Neuron.")
+    context_length_estimate: str | None = foreign("it belonged to the Neuron compiler", "Neuron.")
     compiled_graph_path: str | None = foreign("it held Neuron's compiled graphs", "Neuron.")
     batch_scheduler_policy: str | None = foreign("vLLM schedules by itself", "TensorRT-LLM.")
     enable_trt_overlap: str | None = foreign("closest is option.async_scheduling", "TensorRT-LLM.")
@@ -159,7 +159,7 @@ class DroppedArguments(ExtraSettings):
 
 
 class JavaServerKeys(ExtraSettings):
-    """What steered LMI's Java server."""
+    """Settings of LMI's Java server."""
 
     section: ClassVar[str] = "Server"
 

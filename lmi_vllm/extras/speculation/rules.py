@@ -32,17 +32,17 @@ _NAMED_METHODS: Final = (("eagle-", "eagle"), ("eagle3", "eagle3"))
 
 
 class SpeculationSettings(ExtraSettings):
-    """Tokens guessed ahead: LMI's names, vLLM's own and vLLM's older ones."""
+    """Draft tokens: LMI's names, vLLM's own and vLLM's older ones."""
 
     section: ClassVar[str] = "Speculative decoding"
 
     # fmt: off
     speculative_draft_model: str | None = option(parse.plain_text, computes("speculative_config"),
         aliases=("draft_model_id",), values="hub id, URL of a store, path",
-        note="The small model that guesses ahead.")
+        note="The draft model.")
     speculative_length: int | None = option(parse.count, computes("speculative_config"),
         aliases=("spec_length",), values="number",
-        note="Tokens guessed per step; 5 when a draft model is set, 0: none are guessed.")
+        note="Draft tokens per step; 5 if a draft model is set. 0 turns speculation off.")
     draft_model_tp_size: int | None = option(parse.positive_int, computes("speculative_config"),
         values="1 or the tensor parallel degree",
         note="GPUs the draft model uses; 1 when a draft model is set.")
@@ -147,7 +147,7 @@ def configure(draft: ArgumentDraft) -> None:
     elif model is not None:
         length, degree = _length(draft), draft.given("draft_model_tp_size")
         if length is not None and length.value == 0:
-            draft.warn(f"{length.stated}: nothing is guessed, {model.label} is not loaded")
+            draft.warn(f"{length.stated}: speculation is off, and {model.label} is not loaded")
             return
         value = {
             "model": model.value,

@@ -104,4 +104,4 @@ def test_speculation_length_zero_turns_it_off(name: str, explained: ExplainRun) 
     run = explained(f"option.model_id=a/b\noption.draft_model_id=a/c\noption.{name}=0")
     assert run.errors == []
     assert "speculative_config" not in run.engine_args
-    assert any("nothing is guessed" in warning for warning in run.warnings)
+    assert any("speculation is off" in warning for warning in run.warnings)
