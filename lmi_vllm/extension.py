@@ -2,10 +2,9 @@
 
 An extra is a package `lmi_vllm/extras/<name>/` whose `__init__.py` declares `EXTRA = Extra(...)`.
 The folder is the registration: deleting it removes what it adds, and nothing else breaks. Extras
-import the core. The core imports none of them and calls `extras()` where it can be extended.
-
-An `__init__.py` imports this module and nothing slow. A `Lazy` names a value that needs a library,
-or a package of the core. It is imported when it is used, so `explain` and `--help` stay fast.
+import the core. The core imports none of them and calls `extras()` where it can be extended. An
+`__init__.py` imports this module and nothing slow. A `Lazy` names a value that needs a library, or
+a package of the core. It is imported when it is used, so `explain` and `--help` stay fast.
 """
 
 import functools

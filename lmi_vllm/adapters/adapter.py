@@ -18,10 +18,9 @@ class Adapter:
     """A registered adapter: `src` as given, `path` on disk; preload and pin as requested.
 
     `ref` is set while its weights are loaded. `hooks` are those of its own model.py. `options` are
-    the other parameters of its registration, which the server keeps and does not use.
-
-    An adapter of the model directory is `is_local`: the next start registers it again. With
-    `is_from_store` an extra registered it because a request named it, and has checked `path`.
+    the other parameters of its registration, which the server keeps and does not use. An adapter of
+    the model directory is `is_local`: the next start registers it again. With `is_from_store` an
+    extra registered it because a request named it, and has checked `path`.
     """
 
     name: str

@@ -74,13 +74,11 @@ class AdapterRegistry:
 
     `AdapterLoads` loads them (`resolve`, `load_code`). `on_change` gets all adapters after each
     change. A change that has begun is completed, even if its client disconnects: half a change
-    would leave weights that no call can remove.
-
-    `publish` is awaited after each change of what requests find. It returns when no request in
-    another process uses another load of an adapter, or after a time limit.
-
-    `find`, which an extra may set, is awaited with each name that a request gives, before the name
-    is looked up. It may register the adapter (`is_from_store`), renew it, or refuse the request.
+    would leave weights that no call can remove. `publish` is awaited after each change of what
+    requests find. It returns when no request in another process uses another load of an adapter, or
+    after a time limit. `find`, which an extra may set, is awaited with each name that a request
+    gives, before the name is looked up. It may register the adapter (`is_from_store`), renew it, or
+    refuse the request.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """Refuses adapter weights that could put NaN into the KV cache.
 
 A weight that is not finite, or a product far larger than the weight it is added to, makes hidden
-states that are not finite. They stay in blocks of the KV cache, which other requests get later.
-
-So the size (root mean square) of alpha / rank x B x A is compared with that of the base's weight.
-It is computed from small matrices: the sum over (B'B) * (AA') is the squared Frobenius norm of BA.
+states that are not finite. They stay in blocks of the KV cache, which other requests get later. So
+the size (root mean square) of alpha / rank x B x A is compared with that of the base's weight. It
+is computed from small matrices: the sum over (B'B) * (AA') is the squared Frobenius norm of BA.
 Weights are read in blocks, without torch.
 """
 

@@ -35,16 +35,14 @@ def start_violations(
     settings: Settings, environ: Mapping[str, str], directory: Path | None
 ) -> tuple[str, ...]:
     """The violations of a start, from all extras."""
-    violations = tuple(
-        text for one in _checks() for text in one.start(settings, environ, directory)
-    )
-    return violations or _unchecked(settings)
+    texts = tuple(text for one in _checks() for text in one.start(settings, environ, directory))
+    return texts or _unchecked(settings)
 
 
 def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
     """The violations in the folder of one adapter, from all extras."""
-    violations = tuple(text for one in _checks() for text in one.adapter(settings, folder))
-    return violations or _unchecked(settings)
+    texts = tuple(text for one in _checks() for text in one.adapter(settings, folder))
+    return texts or _unchecked(settings)
 
 
 def _checks() -> Iterator[Checks]:

@@ -44,9 +44,8 @@ def load_settings(
     """All configured settings with origins; errors are collected in them and never raised.
 
     `extra_properties` is the serving.properties of the directory that HF_MODEL_ID names, once it is
-    fetched. It counts if the model store has none. A local directory's is read without it.
-
-    `kinds` are the settings of extras; by default those of the installed ones.
+    fetched. It counts if the model store has none. A local directory's is read without it. `kinds`
+    are the settings of extras; by default those of the installed ones.
     """
     kinds = extra_settings() if kinds is None else kinds
     return _Load(environ, command_line, kinds).settings(extra_properties)

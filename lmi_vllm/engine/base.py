@@ -266,9 +266,8 @@ class Engine(EngineProcess, Protocol):
         """Yield the chunks of `job`; each sequence ends with a finish reason.
 
         While `direct` is open it may get chunks instead. Direct and yielded chunks are in order.
-        The first and the last chunk of a stream are always yielded.
-
-        Closing the iterator, or cancelling its consumer, frees the request within a second.
+        The first and the last chunk of a stream are always yielded. Closing the iterator, or
+        cancelling its consumer, frees the request within a second.
 
         Raises:
             PayloadError: the job itself is at fault (prompt too long, bad sampling value).

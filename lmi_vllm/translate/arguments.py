@@ -97,15 +97,11 @@ def translate_start(
     translation = translate(settings, model, devices, files)
     is_fault = missing is not None and not isinstance(missing, NoModelError)
     is_unread = bool(files.problem) and model is not None and not is_directory(model.model)
-    about_model = (files.unread_warning,) if is_unread else ()
+    unread = (files.unread_warning,) if is_unread else ()
+    warnings = (*translation.warnings, *unread, *_archive_warnings(model))
     return replace(
         translation,
-        warnings=(
-            *settings.warnings,
-            *translation.warnings,
-            *about_model,
-            *_archive_warnings(model),
-        ),
+        warnings=(*settings.warnings, *warnings),
         errors=(*settings.errors, *([str(missing)] if is_fault else []), *translation.errors),
         missing=missing,
         files=files,

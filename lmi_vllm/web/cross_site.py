@@ -2,11 +2,9 @@
 
 Any page can post a form to 127.0.0.1, and a foreign DNS server can map its own name to this machine
 (DNS rebinding). Browsers say where a request comes from (`Sec-Fetch-Site`), which is checked. Other
-clients do not send that header and are not affected.
-
-One CORS origin, or `*`, is sent with every answer, as in LMI. With several origins, the answer
-names the one that asks. A page of another site gets no header, which its browser takes as a
-refusal.
+clients do not send that header and are not affected. One CORS origin, or `*`, is sent with every
+answer, as in LMI. With several origins, the answer names the one that asks. A page of another site
+gets no header, which its browser takes as a refusal.
 """
 
 from collections.abc import Mapping

@@ -72,10 +72,8 @@ class RouteGroup:
     Paths below `prefix` have the group's own rules, unless they are vLLM's. `is_open` says which of
     them need no key. `check` raises an error to refuse a request. `title` is printed with the URL
     when the server starts. With `error_body` the group writes its errors, with the statuses of
-    `error_dialect`.
-
-    `dialect_of` gives the dialect of a path for which the core has none. `is_shared` says which
-    paths are inference, so that any process of this server may answer.
+    `error_dialect`. `dialect_of` gives the dialect of a path for which the core has none.
+    `is_shared` says which paths are inference, so that any process of this server may answer.
     """
 
     add: Callable[[web.Application], None]

@@ -3,10 +3,8 @@
 Each name that a user may write is one field, and is described only there. Parsing, translation,
 `explain`, the reference page and the JSON schema are made from these rows. The settings are
 instances of the same classes. To add an option, add a field to its section. To add an alias, add it
-to the field's `aliases`.
-
-A field has the name of its option. If that is no Python identifier, or is in camel case, `name` has
-it. The name of an environment variable is the field's name in upper case.
+to the field's `aliases`. A field has the name of its option. If that is no Python identifier, or is
+in camel case, `name` has it. The name of an environment variable is the field's name in upper case.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -23,9 +23,8 @@ def copy_adapter(source: Path, target: Path, limit: Limit, most_bytes: int) -> N
 
     The copy is checked, because the source may have changed since the registration. In the copy,
     module names replace regular expressions, and safetensors replace a pickle. Other files of the
-    folder are not copied, whatever their number and size.
-
-    `limit` is the largest product for each module, `most_bytes` the size of all files.
+    folder are not copied, whatever their number and size. `limit` is the largest product for each
+    module, `most_bytes` the size of all files.
 
     Raises:
         NotADirectoryError: there is no such folder.

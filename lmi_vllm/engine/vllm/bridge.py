@@ -2,10 +2,9 @@
 
 It is built as in `vllm serve`, with the same arguments, so its answers are vLLM's bytes. Its paths,
 the kind of each route and the form of its errors are read from the loaded application. A route of a
-new release therefore needs no change here.
-
-This server does what `vllm serve` does around the application: keys, CORS, limits, the drain. So
-vLLM's own middleware for keys, CORS and counts is left out; middleware of `--middleware` stays.
+new release therefore needs no change here. This server does what `vllm serve` does around the
+application: keys, CORS, limits, the drain. So vLLM's own middleware for keys, CORS and counts is
+left out; middleware of `--middleware` stays.
 """
 
 import asyncio
@@ -292,12 +291,10 @@ def _stream_error(error: BaseException) -> LmiError:
         return _stream_error(error.__cause__)  # Starlette's own, where the answer has begun
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError()
-    response = create_error_response(error).error if isinstance(error, Exception) else None
-    if response is None or response.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return EngineFailureError(
-            "vLLM failed in a stream" if response is None else response.message
-        )
-    return RequestError(response.message)
+    answer = create_error_response(error).error if isinstance(error, Exception) else None
+    if answer is None or answer.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineFailureError("vLLM failed in a stream" if answer is None else answer.message)
+    return RequestError(answer.message)
 
 
 def _for_model(call: HttpCall, model: str) -> bytes:

@@ -2,10 +2,8 @@
 
 A row of `WORKAROUNDS` replaces a name. It is applied only in its scope and for its releases, and
 can be undone. A row of `ELSEWHERE` is used in another place, which it names. Each row names the
-test that says when it may go.
-
-This module imports no vLLM: a row names its target, which is imported when the row is applied. The
-functions below the list join our classes with an operator's.
+test that says when it may go. This module imports no vLLM: a row names its target, which is
+imported when the row is applied. The functions below the list join our classes with an operator's.
 """
 
 import contextlib
