@@ -50,6 +50,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     engine_rules.batch_sizes,
     engine_rules.quantization,
     engine_rules.lora,
+    engine_rules.adapter_format,
     engine_rules.parsers,
     engine_rules.remote_code,
     engine_rules.entry_point,

@@ -10,7 +10,8 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.vllm_schema import installed_release, load_release
-from lmi_vllm.origin import DEFAULT_ORIGIN
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.sources.local import is_directory, is_file, without_file_scheme
 from lmi_vllm.sources.table import is_store
 from lmi_vllm.translate.draft import ArgumentDraft
@@ -173,6 +174,24 @@ def lora(draft: ArgumentDraft) -> None:
             f"{said['max_cpu_loras'].stated} must be at least max_loras={model.max_loras} "
             f"({said['max_loras'].origin})"
         )
+
+
+def adapter_format(draft: ArgumentDraft) -> None:
+    """Adapters in fp32 need a CPU; the embedded model has what vLLM picks for the GPU.
+
+    VLLM's kernels for GPUs refuse fp32 (0.32: lora/ops/triton_ops/lora_shrink_op.py).
+    """
+    values = draft.values
+    is_fp32 = values.get("dtype") in ("float32", "float")
+    if not (is_fp32 and values.get("enable_lora") and draft.devices.gpu_count):
+        return
+    if draft.model is not None and draft.model.model == str(DEMO_MODEL_DIR):
+        draft.put("dtype", "auto", Origin(OriginKind.DERIVED, "a GPU has no fp32 for adapters"))
+        return
+    draft.fail(
+        f"{draft.label('dtype')}: fp32 with enable_lora needs a CPU, since vLLM's LoRA kernels for "
+        f"GPUs have fp16 and bf16 only; use option.dtype=bf16 or fp16, or leave enable_lora out"
+    )
 
 
 def parsers(draft: ArgumentDraft) -> None:

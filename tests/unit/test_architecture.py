@@ -37,7 +37,7 @@ PACKAGES = {
     "sources": SHARED,
     "config": rf"{SHARED}|{DEMO}|sources\..*",
     "checks": rf"{SHARED}|{DEMO}|(config|sources)\..*",
-    "translate": rf"{SHARED}|(config|sources|checks)\..*",
+    "translate": rf"{SHARED}|{DEMO}|(config|sources|checks)\..*",
     # Pure checks of files are made once more, on the copy that the engine reads.
     "engine": rf"{SHARED}|telemetry\..*"
     r"|checks\.(adapter_config|adapter_weights|base_model|safetensors_header)\.\w+",

@@ -104,8 +104,7 @@ def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
         arguments = adjusted_for_cpu(arguments)
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
     config = engine_config(namespace, 1, 0, is_cpu=is_cpu, headless=True)
-    if is_cpu:
-        _prepare_fork()
+    _choose_start_method(is_cpu=is_cpu)
     return headless_workers(config)
 
 
@@ -149,8 +148,7 @@ def _start_configured(
         arguments = adjusted_for_cpu(arguments)
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
     config = engine_config(namespace, 1 + len(slots), 0, is_cpu=is_cpu)
-    if is_cpu:
-        _prepare_fork()
+    _choose_start_method(is_cpu=is_cpu)
     own_length = config.model_config.max_model_len
     with_slots = with_clients(slots) if slots else contextlib.nullcontext()
     with with_slots, _sockets() as sockets:
@@ -194,11 +192,13 @@ def _sockets() -> Iterator[PrivateFolder | None]:
         del os.environ[SOCKETS_FOLDER]
 
 
-def _prepare_fork() -> None:
-    """On Linux, fork the engine from this process, which has imported everything."""
+def _choose_start_method(*, is_cpu: bool) -> None:
+    """On Linux, fork the engine from here on a CPU, where everything is imported; else spawn it.
+
+    create_engine_config() has just set "spawn" on a CPU. On a GPU vLLM as a library would fork.
+    """
     if sys.platform == "linux":
-        # create_engine_config() has just set "spawn".
-        os.environ[START_METHOD] = CONFIGURED_METHOD or "fork"
+        os.environ[START_METHOD] = CONFIGURED_METHOD or ("fork" if is_cpu else "spawn")
         adopt_forked_engines()
 
 

@@ -181,7 +181,7 @@ def _join(
     is_cpu = runs_on_cpu()
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
     config = engine_config(namespace, slot.clients, slot.index, is_cpu=is_cpu)
-    if is_cpu and sys.platform == "linux":
+    if sys.platform == "linux":
         adopt_forked_engines()
     llm = ClientAsyncLLM.from_vllm_config(
         config,

@@ -1,0 +1,37 @@
+"""Adapters and the number format: vLLM's LoRA kernels for GPUs have no fp32."""
+
+import pytest
+
+from lmi_vllm.config.layers import CommandLine
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.translate.arguments import translate, translate_start
+from lmi_vllm.translate.devices import Devices
+
+LORA = {"HF_MODEL_ID": "a/b", "OPTION_ENABLE_LORA": "true"}
+
+
+@pytest.mark.parametrize("written", ["fp32", "float"])
+def test_fp32_with_adapters_is_refused_on_a_gpu(written: str) -> None:
+    """By name, before anything is fetched; the engine would end with an assertion."""
+    settings = load_settings(LORA | {"OPTION_DTYPE": written})
+    (said,) = translate(settings, None, Devices(1)).errors
+    assert "dtype (OPTION_DTYPE)" in said
+    assert "option.dtype=bf16" in said
+    assert translate(settings, None, Devices(0)).errors == ()
+
+
+def test_fp32_without_adapters_is_passed_on() -> None:
+    """And so is any other format with them."""
+    plain = load_settings({"HF_MODEL_ID": "a/b", "OPTION_DTYPE": "fp32"})
+    assert translate(plain, None, Devices(1)).arguments.values["dtype"] == "float32"
+    short = load_settings(LORA | {"OPTION_DTYPE": "fp16"})
+    assert translate(short, None, Devices(1)).errors == ()
+
+
+@pytest.mark.parametrize(("gpus", "dtype"), [(0, "float32"), (1, "auto")])
+def test_embedded_model_starts_everywhere(gpus: int, dtype: str) -> None:
+    """In fp32 on a CPU, where its answers are exact; on a GPU in what vLLM picks."""
+    settings = load_settings({}, CommandLine(demo=True))
+    found = translate_start(settings, {}, Devices(gpus))
+    assert found.errors == ()
+    assert found.arguments.values["dtype"] == dtype
