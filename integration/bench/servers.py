@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -89,17 +90,20 @@ def their_command(port: int) -> list[str]:
 
 
 def start(
-    command: list[str], environ: Mapping[str, str] = MappingProxyType({})
+    command: list[str],
+    environ: Mapping[str, str] = MappingProxyType({}),
+    log: Path = Path(os.devnull),
 ) -> "subprocess.Popen[bytes]":
-    """Start a server whose output is not read; `environ` is added to this process's own."""
+    """Start a server whose output goes to `log`; `environ` is added to this process's own."""
     paced = {"OPTION_WORKER_CLS": PACED_WORKER} if os.environ.get(STEP_VARIABLE) else {}
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=dict(os.environ) | dict(QUIET) | paced | dict(environ),
-    )
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=dict(os.environ) | dict(QUIET) | paced | dict(environ),
+        )
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
@@ -116,10 +120,11 @@ def running(
     command: Callable[[int], list[str]],
     health: str,
     environ: Mapping[str, str] = MappingProxyType({}),
+    log: Path = Path(os.devnull),
 ) -> Iterator[Running]:
     """Start a server, wait until it is ready, end it."""
     port = free_port()
-    process = start(command(port), environ)
+    process = start(command(port), environ, log)
     try:
         wait(process, lambda: is_healthy(port, health))
         yield Running(process, f"http://127.0.0.1:{port}")

@@ -35,8 +35,9 @@ CHECKS: Final[Mapping[str, Callable[[Suite], str]]] = MappingProxyType(
         "throughput": speed.throughput,
     }
 )
-# What clean_environment() of the scenarios takes away, and a machine's set-up may need.
-KEPT: Final = ("VLLM_", "CUDA_", "NCCL_", "HF_HUB_OFFLINE")
+# What clean_environment() of the scenarios takes away, and a machine's set-up may need; an option
+# (OPTION_ATTENTION_BACKEND) is for every server of ours.
+KEPT: Final = ("OPTION_", "VLLM_", "CUDA_", "NCCL_", "TRITON_", "HF_HUB_OFFLINE")
 
 
 def main() -> int:
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(CHECKS), help="names, separated by commas")
     parser.add_argument("--shape", choices=tuple(SHAPES), help="8b, or tiny without a GPU")
     parser.add_argument("--storm-seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=0, help="of the whole run; 0: no limit")
     given = parser.parse_args()
     names = given.only.split(",")
     if unknown := sorted(set(names) - set(CHECKS)):
@@ -58,12 +60,14 @@ def main() -> int:
         shape=given.shape or ("8b" if machine.has_gpu else "tiny"),
         environ={name: text for name, text in os.environ.items() if name.startswith(KEPT)},
         storm_seconds=given.storm_seconds,
+        idle=machine.memory_used(),
     )
+    path = given.out / "report.md"
+    suite.end_after(given.seconds)
     for name in names:
         suite.run(name, CHECKS[name])
+        path.write_text(report(suite), encoding="utf-8")  # a run that is killed has one, too
     suite.clean()
-    path = given.out / "report.md"
-    path.write_text(report(suite), encoding="utf-8")
     print(f"report: {path}")
     return min(100, sum(outcome.verdict == "FAIL" for outcome in suite.outcomes))
 

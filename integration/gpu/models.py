@@ -57,7 +57,19 @@ def write_shape(suite: Suite) -> Path:
     config |= {name: value for name, value in chosen.items() if value}
     config |= {"max_position_embeddings": 2 * LENGTH, "tie_word_embeddings": False}
     file.write_text(json.dumps(config), encoding="utf-8")
+    _name_every_token(folder / "tokenizer.json", config["vocab_size"])
     options = {name: str(value).lower() for name, value in engine_arguments(suite).items()}
     lines = [f"option.{name}={value}" for name, value in options.items()]
     (folder / "serving.properties").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+def _name_every_token(file: Path, count: int) -> None:
+    """Give a text to each id that the tokenizer lacks: dummy weights say any of them.
+
+    An id without one has an empty text, which clients take for no token.
+    """
+    tokenizer = json.loads(file.read_text("utf-8"))
+    words = tokenizer["model"]["vocab"]
+    words |= {f"\u0120w{number}": number for number in range(len(words), count)}
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")

@@ -41,23 +41,41 @@ class Candidate:
 
 
 def throughput(suite: Suite) -> str:
-    """Measure every server at every number of streams; a server that cannot be had is named."""
+    """Measure every server at every number of streams; a server that cannot be had is named.
+
+    Raises:
+        AssertionError: one that is here did not start or answer; what the others did is kept.
+    """
     model = write_shape(suite)
-    levels = LEVELS if suite.machine.has_gpu else CPU_LEVELS
     rows: list[list[str]] = []
-    best: dict[str, float] = {}
-    found, missing = candidates(suite, model)
-    for candidate in found:
-        with running(candidate.command, candidate.health, candidate.environ) as server:
-            for dialect in candidate.dialects:
-                name = f"{candidate.name} ({dialect})"
-                for streams in levels:
-                    measured, micros = measure(server, dialect, streams)
-                    best[name] = max(best.get(name, 0.0), measured.tokens_per_second)
-                    rows.append(_row(name, streams, measured, micros))
     suite.tables.append((f"Dummy weights of the {suite.shape} shape", HEAD, rows))
+    found, missing = candidates(suite, model)
+    failed: list[str] = []
+    for candidate in found:
+        suite.end_demo()
+        suite.wait_for_memory()
+        try:
+            rows_of(suite, candidate, rows)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the others are measured all the same)
+            failed.append(f"{candidate.name}: {type(error).__name__}: {str(error)[:300]}")
+    best: dict[str, float] = {}
+    for name, _, rate, *_ in rows:
+        best[name] = max(best.get(name, 0.0), float(rate))
     said = "; ".join(f"{name} at most {rate:.0f} tokens/s" for name, rate in best.items())
-    return "; ".join(filter(None, (said, missing)))
+    text = "; ".join(filter(None, (said, missing)))
+    assert not failed, f"{'; '.join(failed)}; {text}"
+    return text
+
+
+def rows_of(suite: Suite, candidate: Candidate, rows: list[list[str]]) -> None:
+    """Add a row for each number of streams, as soon as it is known."""
+    levels = LEVELS if suite.machine.has_gpu else CPU_LEVELS
+    log = suite.folder / f"{candidate.name.replace(' ', '-')}.log"
+    with running(candidate.command, candidate.health, candidate.environ, log) as server:
+        for dialect in candidate.dialects:
+            for streams in levels:
+                measured, micros = measure(server, dialect, streams)
+                rows.append(_row(f"{candidate.name} ({dialect})", streams, measured, micros))
 
 
 def measure(server: Running, dialect: str, streams: int) -> tuple[Load, float]:

@@ -1,6 +1,7 @@
 """The checks one after another: what each found, how long it took, and why one was left out."""
 
 import shutil
+import signal
 import tempfile
 import time
 import traceback
@@ -17,7 +18,10 @@ from integration.client import call, wait_until
 from integration.conftest import ServerProcess, start_server
 from integration.gpu.machine import Machine
 
-READY_SECONDS: Final = 900.0
+READY_SECONDS: Final = 300.0
+CPU_READY_SECONDS: Final = 900.0
+# A cold disk, and packages without compiled bytecode.
+LISTENING_SECONDS: Final = 60.0
 FREED_SECONDS: Final = 60.0
 # MiB that a driver may hold more than before without anything of ours being left.
 SLACK_MIB: Final = 64
@@ -26,6 +30,10 @@ PROMPT: Final = "The river runs"
 
 class LeftOutError(Exception):
     """Why a check cannot be carried out on this machine."""
+
+
+class OutOfTimeError(BaseException):
+    """The time of the whole run is over; no `except Exception` on the way may take it."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +55,48 @@ class Suite:
     shape: str
     environ: Mapping[str, str]
     storm_seconds: float
+    idle: int = 0  # MiB in use before the first server
     outcomes: list[Outcome] = field(default_factory=list)
     tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
     _demo: tuple[ServerProcess, str] | None = None
+    _servers: list[ServerProcess] = field(default_factory=list)
+    _has_no_demo: bool = False
+    _is_checking: bool = False
+    _is_over: bool = False
+
+    def end_after(self, seconds: float) -> None:
+        """Cut the check that runs then, or at SIGTERM: its servers end; the report is written."""
+        for number in (signal.SIGALRM, signal.SIGTERM):
+            signal.signal(number, self._cut)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _cut(self, *_: object) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        for server in self._servers:  # a thread may wait for an answer of theirs
+            server.kill()
+        if self._is_checking:
+            raise OutOfTimeError
 
     def run(self, name: str, check: "Callable[[Suite], str]") -> None:
         """Carry out one check; whatever it raises is its outcome, and the next one follows."""
         print(f"     {name} ...", flush=True)
         began = time.monotonic()
         try:
+            if self._is_over:
+                raise LeftOutError("no time was left")
+            self._is_checking = True
             verdict, note = "PASS", check(self)
         except (LeftOutError, pytest.skip.Exception) as error:
             verdict, note = "SKIP", str(error)
-        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - it is the result
+        except OutOfTimeError:
+            verdict, note = "FAIL", "cut: the time of the run was over"
+        except (Exception, SystemExit, pytest.fail.Exception) as error:  # noqa: BLE001 (a result)
             (self.folder / f"{name.replace(' ', '-')}.txt").write_text(traceback.format_exc())
             verdict, note = "FAIL", f"{type(error).__name__}: {str(error)[:600]}"
+        finally:
+            self._is_checking = False
         outcome = Outcome(name, verdict, note, time.monotonic() - began)
         self.outcomes.append(outcome)
         print(f"{verdict} {name} | {note} ({outcome.seconds:.0f} s)", flush=True)
@@ -77,15 +112,18 @@ class Suite:
         self.end_demo()
         server = self._start(flags, environ)
         try:
-            yield server, server.url_when_ready(READY_SECONDS)
+            yield server, self._url(server)
         finally:
             server.kill()
 
     def demo(self) -> str:
         """The URL of the embedded model, whose server the checks of answers share."""
         if self._demo is None:
-            server = self._start(("--demo",), storm.OPTIONS)
-            self._demo = server, server.url_when_ready(READY_SECONDS)
+            if self._has_no_demo:
+                raise LeftOutError("the server that it shares did not start")
+            server, self._has_no_demo = self._start(("--demo",), storm.OPTIONS), True
+            self._demo = server, self._url(server)
+            self._has_no_demo = False
         return self._demo[1]
 
     def end_demo(self) -> None:
@@ -95,8 +133,28 @@ class Suite:
             self._demo = None
 
     def _start(self, flags: tuple[str, ...], environ: Mapping[str, str]) -> ServerProcess:
-        given = {**environ, **self.environ}
-        return start_server(self.folder, *flags, "--port", "0", environ=given)
+        self.wait_for_memory()
+        given = {**self.environ, **environ}
+        server = start_server(self.folder, *flags, "--port", "0", environ=given)
+        self._servers[:] = [*(one for one in self._servers if one.process.poll() is None), server]
+        return server
+
+    def _url(self, server: ServerProcess) -> str:
+        try:
+            url = server.wait_for_line("Listening on ", LISTENING_SECONDS).split()[-1]
+            server.wait_ready(READY_SECONDS if self.machine.has_gpu else CPU_READY_SECONDS)
+        except BaseException:
+            server.kill()
+            raise
+        return url
+
+    def wait_for_memory(self) -> None:
+        """Wait until what ran before has left the devices: vLLM refuses to start beside it."""
+        if self.machine.has_gpu:
+            wait_until(self._is_free, FREED_SECONDS)
+
+    def _is_free(self) -> bool:
+        return self.machine.memory_used() <= self.idle + SLACK_MIB
 
     def freed(self, before: int) -> str:
         """Wait until the devices hold what they held before; says so.
@@ -119,6 +177,7 @@ class Suite:
 
     def clean(self) -> None:
         """End what still runs, and remove what is neither a log nor the report."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self.end_demo()
         for folder in self.folder.glob("scratch-*"):
             shutil.rmtree(folder, ignore_errors=True)
