@@ -38,6 +38,9 @@ PLAN: Final = {
     "cuda": (("cuda", "lmcache"), ("base",)),  # as the image has it
     "dev": (("dev",), ("cpu",)),
 }
+# What an image has besides: the compiler of torch's own release of CUDA, whose headers refuse any
+# other. FlashInfer compiles its kernels with it; left alone, packages bring the newest.
+BESIDE: Final = {"cuda": "cuda-toolkit[nvcc]"}
 
 
 def main() -> int:
@@ -65,7 +68,10 @@ def resolve(uv: str, name: str, extras: tuple[str, ...], shared: tuple[str, ...]
         output = Path(folder) / "resolved.txt"
         if "--upgrade" not in sys.argv:
             output.write_text(preferences(name), encoding="utf-8")
-        command = [uv, "pip", "compile", "pyproject.toml", "--quiet", "--generate-hashes"]
+        beside = Path(folder) / "beside.in"
+        beside.write_text(BESIDE.get(name, ""), encoding="utf-8")
+        command = [uv, "pip", "compile", "pyproject.toml", str(beside), "--quiet"]
+        command += ["--generate-hashes"]
         command += ["--python-version", PYTHON_VERSION, "--python-platform", UV_PLATFORM]
         command += ["--no-header", "--no-annotate", "--output-file", str(output)]
         command += [word for extra in extras for word in ("--extra", extra)]

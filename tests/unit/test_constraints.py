@@ -74,6 +74,14 @@ def applies(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
+def test_compiler_of_the_cuda_image_is_of_its_headers_release() -> None:
+    """CUDA's headers refuse an nvcc of another release: FlashInfer's kernels do not compile."""
+    known = pins("cuda")
+    release = known["nvidia-cuda-runtime"].rpartition(".")[0]
+    for name in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm"):
+        assert known[name].startswith(f"{release}."), f"{name} {known[name]}, headers {release}"
+
+
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="constraints are for Python 3.11")
 @pytest.mark.parametrize("extra", ["base", "otel", "cpu", "dev"])
 def test_everything_that_is_installed_for_an_extra_is_pinned(extra: str) -> None:

@@ -54,7 +54,7 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], int, str]] = {
     ),
     "deep arguments": (
         "/v1/chat/completions",
-        {"messages": [{"tool_calls": [{"function": {"arguments": "[" * 5000}}]}]},
+        {"messages": [{"tool_calls": [{"function": {"arguments": "[" * 5000 + "]" * 5000}}]}]},
         400,
         "messages: objects and lists may nest at most 200 levels",
     ),
