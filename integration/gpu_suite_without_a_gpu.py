@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from integration import storm
+from integration.bench.serving import Load
 from integration.gpu import models, speed
 from integration.gpu.machine import Machine
 from integration.gpu.suite import Suite
@@ -96,6 +99,27 @@ def test_server_that_does_not_start_leaves_the_figures_of_the_others(
     assert outcome.verdict == "FAIL"
     assert "vllm serve: SystemExit: the server ended with 1" in outcome.note
     assert [row[0] for _, _, table in suite.tables for row in table] == ["lmi_vllm"]
+
+
+@pytest.mark.parametrize(("streams", "clients"), [(1, 1), (64, 1), (512, 8)])
+def test_hundreds_of_streams_come_from_several_clients(
+    monkeypatch: pytest.MonkeyPatch, streams: int, clients: int
+) -> None:
+    """One client's own processor time would be what is measured."""
+    asked: list[int] = []
+
+    def load(_server: object, _dialect: str, share: int, requests: int, tokens: int) -> Load:
+        asked.append(share)
+        return Load(share, 1.0, 2.0)
+
+    monkeypatch.setattr(speed, "load", load)
+    server: Any = SimpleNamespace(process=SimpleNamespace(pid=1))
+    spent = iter((0.0, streams * 512 * 5e-6))
+    monkeypatch.setattr(speed, "cpu_seconds", lambda _: next(spent))
+    found, micros = speed.measure(server, "lmi", streams)
+    assert found == Load(streams, 1.0, 2.0)
+    assert asked == [streams, *[streams // clients] * clients]
+    assert micros == pytest.approx(5)
 
 
 def test_every_token_of_dummy_weights_has_a_text(suite: Suite) -> None:
