@@ -59,7 +59,7 @@ def throughput(suite: Suite) -> str:
         suite.wait_for_memory()
         try:
             rows_of(suite, candidate, rows)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (the others are measured all the same)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the others are measured, too)
             failed.append(f"{candidate.name}: {type(error).__name__}: {str(error)[:300]}")
     best: dict[str, float] = {}
     for name, _, rate, *_ in rows:
