@@ -8,6 +8,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,12 @@ def test_two_replicas_have_one_set_of_adapters(
     }
     sources = [put(store, name, make_adapter(tmp_path / name, seed)) for seed, name in
                enumerate(("fr", "de"))]  # fmt: skip
-    servers = [server_process("--demo", "--port", "0", environ=environ) for _ in range(2)]
+    # The second answers with two processes, of which only the first reads the state.
+    further = {"LMI_FRONTEND_PROCESSES": "2"}
+    servers = [
+        server_process("--demo", "--port", "0", environ={**environ, **more})
+        for more in ({}, further)
+    ]
     a, b = (server.url_when_ready() for server in servers)
 
     french = _one_call_is_enough(a, b, sources[0])
@@ -119,9 +125,13 @@ def _store_goes_and_comes_back(a: str, b: str, store: S3Server, own: str) -> Non
     assert call(b, f"/adapters?name=local&src={own}", method="POST", seconds=120).status == 200
     until(lambda: "adapters_state" in call(b, "/ready").body.decode())
     assert call(b, "/ready").status == 200
-    waited = call(b, "/adapters/local/update?pin=true&wait=true", method="POST", seconds=120)
-    assert (waited.status, waited.json()["unconfirmed"].keys()) == (202, {STATE}), waited.body
-    store.refusal = None
+    with ThreadPoolExecutor(1) as client:
+        path = "/adapters/local/update?pin=true&wait=true"
+        waiting = client.submit(call, b, path, method="POST", seconds=120)
+        until(lambda: call(b, "/adapters/local").json()["pin"] is True)
+        store.refusal = None
+        answer = waiting.result()
+    assert (answer.status, answer.json()) == (200, {"status": "Adapter local updated"})
     until(lambda: ask(a, "local") == ask(b, "local") != "424")
     until(lambda: "adapters_state" not in call(b, "/ready").body.decode())
     until(lambda: call(a, "/adapters/local").json()["pin"] is True)

@@ -1,6 +1,5 @@
 """One registered adapter."""
 
-import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,8 +8,6 @@ from types import MappingProxyType
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

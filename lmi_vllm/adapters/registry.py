@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.loads import (
@@ -32,8 +32,9 @@ from lmi_vllm.messages import AdapterRef
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
-Find = Callable[[str], Awaitable[None]]  # name
+Find = Callable[[str], Awaitable[bool]]  # name; whether there is such an adapter
 OnChange = Callable[[Collection[Adapter]], None]
+MAX_FINDS: Final = 3  # of one request, while what it found makes room for others before it is held
 
 
 class Sharing(Protocol):
@@ -65,6 +66,11 @@ def ignore_change(_: Collection[Adapter]) -> None:
     """Do nothing: the registry's state ends with the process."""
 
 
+def evicted(name: str) -> NotReadyError:
+    """Return the error of a request whose adapter has gone again before it was held."""
+    return NotReadyError(f"The adapter {name} has just made room for others", retry_after_seconds=1)
+
+
 async def publish_nowhere(_adapters: Collection[Adapter], _timeout_seconds: float) -> None:
     """Return at once: no other process serves these adapters."""
 
@@ -78,7 +84,7 @@ class AdapterRegistry:
     requests find. It returns when no request in another process uses another load of an adapter, or
     after a time limit. `find`, which an extra may set, is awaited with each name that a request
     gives, before the name is looked up. It may register the adapter (`is_from_store`), renew it, or
-    refuse the request.
+    refuse the request, and returns whether there is one.
     """
 
     def __init__(
@@ -140,18 +146,18 @@ class AdapterRegistry:
         adapter = self._adapters.get(name)
         return adapter is not None and self._loads.is_held(adapter.ref)
 
-    async def find_on_demand(self, name: str) -> None:
-        """Await `sharing` and `find` for the adapter that a request names, if extras set them.
+    async def find_on_demand(self, name: str) -> bool:
+        """Return whether `sharing` or `find`, if extras set them, know the adapter of a request.
 
         Raises:
             LmiError: it is there and cannot be served now.
         """
-        if not self.is_enabled or name in self._reserved_names:
-            return
-        if self.sharing is not None:
-            await self.sharing.arrive(name)
-        if self.find is not None:
-            await self.find(name)
+        if self.is_enabled and name not in self._reserved_names:
+            if self.sharing is not None:
+                await self.sharing.arrive(name)
+            if self.find is not None:
+                return await self.find(name)
+        return self.sharing is not None and name in self
 
     @property
     def has_others(self) -> bool:
@@ -189,20 +195,21 @@ class AdapterRegistry:
         Raises:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: it is registered, but cannot be loaded now.
+            NotReadyError: it makes room for others each time before it is held.
         """
-        adapter: Adapter | None = None
-        for _ in range(2):  # an adapter that was just found may be evicted before it is held
-            await self.find_on_demand(name)
+        for _ in range(MAX_FINDS):
+            is_known = await self.find_on_demand(name)
             with contextlib.suppress(UnknownAdapterError):
                 while (adapter := self._adapters.get(name)) is not None and adapter.ref is None:
                     await self.load_on_first_use(name, alias)  # it may change in the meantime
             adapter = self._adapters.get(name)
-            if not self.has_others or (adapter is not None and adapter.ref is not None):
-                break
-        if adapter is None or adapter.ref is None:
-            raise UnknownAdapterError(alias or name)
-        with self._loads.hold(adapter.ref):
-            yield adapter
+            if adapter is not None and adapter.ref is not None:
+                with self._loads.hold(adapter.ref):
+                    yield adapter
+                return
+            if not is_known:
+                raise UnknownAdapterError(alias or name)
+        raise evicted(alias or name)
 
     @shielded
     async def load_on_first_use(self, name: str, alias: str | None = None) -> Adapter:

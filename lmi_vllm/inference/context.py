@@ -222,8 +222,7 @@ async def _adapter_of_model(
     if not isinstance(model, str) or not model:
         return None
     async with deadline:
-        await adapters.find_on_demand(model)
-    return model if model in adapters else None
+        return model if await adapters.find_on_demand(model) else None
 
 
 def _differ(adapters: tuple[Adapter | None, ...]) -> bool:

@@ -56,6 +56,7 @@ class S3Server:
     listed_size: int | None = None  # what listings claim every object's size to be
     wrong_bytes_left: int = 0  # so many object transfers are altered on the way
     lost_answers_left: int = 0  # so many writes are carried out, and their answers lost
+    ignores_conditions: bool = False  # as stores without conditional writes do
 
     @property
     def environ(self) -> dict[str, str]:
@@ -89,6 +90,7 @@ class S3Server:
         self.cuts_left = self.wrong_bytes_left = self.lost_answers_left = 0
         self.refusal = self.refuse_objects = self.pause = self.listed_size = None
         self.pause_lists = self.stall = None
+        self.ignores_conditions = False
         self.client.create_bucket(Bucket=BUCKET)
 
     @cached_property
@@ -232,7 +234,10 @@ class _Proxy(BaseHTTPRequestHandler):
 
     def _forward(self, is_object: bool, sent: bytes | None = None) -> None:
         connection = http.client.HTTPConnection(*self.store.backend, timeout=20)
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        conditions = ("if-match", "if-none-match") if self.store.ignores_conditions else ()
+        dropped = ("host", *conditions)
+        headers = {name: value for name, value in self.headers.items()
+                   if name.lower() not in dropped}  # fmt: skip
         connection.request(self.command, self.path, body=sent, headers=headers)
         answer = connection.getresponse()
         body = answer.read()

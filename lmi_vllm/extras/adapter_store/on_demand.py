@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RENEW_WAIT_SECONDS: Final = 2.0  # then the request goes on with the adapter that is loaded
+FIND_SECONDS: Final = 120.0  # that a request waits for look-up and fetch, which go on without it
 LOOKUP_SECONDS: Final = 20.0  # that the store has to answer, the wait for a turn included
 MAX_LOOKUPS: Final = 8
 # Look-ups and loads that run or wait: they go on when their clients disconnect, so that neither the
@@ -69,16 +70,14 @@ class OnDemandAdapters:
         self._fetches = ThreadPoolExecutor(MAX_FETCHES, "adapter-fetch")
 
     async def find(self, name: str) -> bool:
-        """Return whether the adapter was registered by this call; a loaded one may be renewed.
+        """Return whether there is such an adapter, registered by now; a loaded one may be renewed.
 
         Raises:
             RequestError: the store has it, and it cannot be served.
-            NotReadyError: the store does not answer.
+            NotReadyError: the store does not answer, or takes longer than `FIND_SECONDS`.
         """
-        if not NAME.fullmatch(name):
-            return False
         if name not in self._registry:
-            return await self._find_new(name)
+            return NAME.fullmatch(name) is not None and await self._find_new(name)
         cached = self._cache.by_name.get(name)
         if cached is not None and self._registry.is_from_store(name):
             self._cache.touch(cached)
@@ -88,7 +87,7 @@ class OnDemandAdapters:
             ):
                 cached.checked = self._now()  # so that only one request waits for the renewal
                 await asyncio.wait({self._begin(name, self._renew)}, timeout=RENEW_WAIT_SECONDS)
-        return False
+        return True
 
     def close(self) -> None:
         """Cancel the running tasks."""
@@ -104,14 +103,16 @@ class OnDemandAdapters:
             if self._registry.sharing is None:  # else the replicas agree on what is removed
                 self._negative.remove(name)
             await self._cache.forget(cached.key)
-        if self._is_removed(name) or self._negative.is_absent(name):
+        if self._is_absent(name):
             return False
         if name not in self._work and len(self._work) >= MAX_WAITING:
             raise NotReadyError("too many adapters are looked up already", retry_after_seconds=1)
         work = self._work.get(name) or self._begin(name, self._load)
-        await asyncio.wait({work})
+        await asyncio.wait({work}, timeout=FIND_SECONDS)
+        if not work.done():
+            raise NotReadyError(f"The adapter {name} is still being fetched from the store")
         work.result()
-        return name in self._registry
+        return name in self._registry or not self._is_absent(name)
 
     def _begin(
         self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
@@ -239,6 +240,10 @@ class OnDemandAdapters:
     def _is_removed(self, name: str) -> bool:
         sharing = self._registry.sharing
         return sharing is not None and sharing.is_removed(name)
+
+    def _is_absent(self, name: str) -> bool:
+        """Whether it is removed, or known to be missing; raises why it was refused."""
+        return self._is_removed(name) or self._negative.is_absent(name)
 
     def _is_served(self, name: str, path: str) -> bool:
         return name in self._registry and self._registry.describe(name).path == path

@@ -11,7 +11,6 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.extras.adapter_store.files import locked_files
-from lmi_vllm.extras.adapter_store.negative_cache import NAME
 from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
 from lmi_vllm.extras.adapter_store.settings import GIB, AdapterStoreSettings, CachePolicy
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
@@ -82,9 +81,12 @@ class OnDemandFinder:
         )
         self._running.callback(on_demand.close)
 
-        async def find(name: str) -> None:
-            if await on_demand.find(name):
+        async def find(name: str) -> bool:
+            is_new = name not in registry
+            is_known = await on_demand.find(name)
+            if is_new and is_known:
                 self.cold.note()
+            return is_known
 
         registry.find = find
         logger.info("adapters that no call has registered come from %s", mask_urls(location))
@@ -104,16 +106,20 @@ class ForwardedFind:
         self._registry = registry
         self._cold = cold
 
-    async def __call__(self, name: str) -> None:
-        """Ask for an adapter that is not known here, or that came from the store."""
-        if not NAME.fullmatch(name):
-            return
+    async def __call__(self, name: str) -> bool:
+        """Ask for an adapter that is not known here, or that came from the store.
+
+        Also by a name that no store has: a call on another server may have registered it.
+        """
         is_new = name not in self._registry
         if is_new or self._registry.is_from_store(name):
-            with contextlib.suppress(UnknownAdapterError):
+            try:
                 await self._registry.load_on_first_use(name)
-                if is_new:
-                    self._cold.note()
+            except UnknownAdapterError:
+                return False
+            if is_new:
+                self._cold.note()
+        return True
 
 
 @contextlib.asynccontextmanager

@@ -126,9 +126,12 @@ class AdapterReconciler:
 
     def is_as_wanted(self, name: str) -> bool:
         """Whether the registry has under this name what is wanted."""
-        if self._registry.is_from_store(name) and self._wanted.is_removed(name):
-            return False
-        return are_equal(self.registered(name), self._wanted.get(name))
+        current = self._registry.describe(name) if name in self._registry else None
+        wanted = self._wanted.get(name)
+        if current is None or current.is_local or current.is_from_store:
+            is_hidden = current is not None and current.is_from_store
+            return wanted is None and not (is_hidden and self._wanted.is_removed(name))
+        return are_equal(current, wanted)
 
     def is_served(self, name: str) -> bool:
         """Whether no request gets another's weights, or none, for an adapter of a call."""
@@ -248,10 +251,12 @@ def as_registered(one: Adapter) -> Adapter:
 
 def are_equal(one: Adapter | None, other: Adapter | None) -> bool:
     """Whether two adapters are the same to those who share them."""
-    return _shared_fields(one) == _shared_fields(other)
-
-
-def _shared_fields(adapter: Adapter | None) -> tuple[object, ...] | None:
-    if adapter is None:
-        return None
-    return adapter.revision, adapter.src, adapter.preload, adapter.pin, dict(adapter.options)
+    if one is None or other is None:
+        return one is other
+    return (
+        one.revision == other.revision
+        and one.src == other.src
+        and one.preload == other.preload
+        and one.pin == other.pin
+        and one.options == other.options
+    )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.extras.adapters_state.file import adapter_of, entry_of
-from lmi_vllm.sources.base import ObjectStore
+from lmi_vllm.sources.base import ObjectChangedError, ObjectStore
 
 VERSION: Final = 1
 _NO_REASONS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -53,15 +53,12 @@ class ReplicatedAdapters:
             ) from error
 
     def encoded(self) -> bytes:
-        """Return the object's content: JSON in UTF-8."""
-        entries = [entry_of(one) | {"revision": one.revision} for one in self.adapters.values()]
-        document = {
-            "version": VERSION,
-            "generation": self.generation,
-            "adapters": entries,
-            "removed": dict(self.removed),
-        }
-        return json.dumps(document, indent=1).encode()
+        """Return the object's content: JSON with a line for each adapter, as thousands may be."""
+        head = {"version": VERSION, "generation": self.generation, "removed": dict(self.removed)}
+        lines = (json.dumps(entry_of(one) | {"revision": one.revision})
+                 for one in self.adapters.values())  # fmt: skip
+        adapters = ",\n".join(lines)
+        return f'{json.dumps(head)[:-1]}, "adapters": [\n{adapters}\n]}}\n'.encode()
 
     def is_removed(self, name: str) -> bool:
         """Whether a call has removed the name, and none has registered it within the time."""
@@ -101,6 +98,7 @@ class StateObject:
         self._folder = folder
         self._name = name
         self._reports = folder.below(f"{name}.replicas")
+        self._report_name = f"{replica}.json"
         self._etag = ""
 
     @property
@@ -123,10 +121,25 @@ class StateObject:
         """
         self._etag = self._folder.write(self._name, shared.encoded(), self._etag)
 
+    def check_conditions(self) -> None:
+        """Check that the store obeys `If-Match`, by a write that has to be refused.
+
+        Raises:
+            ModelSourceError: it does not, so that replicas would undo each other's changes.
+        """
+        try:
+            self._reports.write(self._report_name, b"{}", "0" * 32)
+        except ObjectChangedError:
+            return
+        raise ModelSourceError(
+            f"option.adapters_state {self.place}: the store ignores If-Match. Replicas would write "
+            "over each other's changes; choose a store with conditional writes"
+        )
+
     def report(self, report: ReplicaReport) -> None:
         """Write this replica's report."""
         content = {"generation": report.generation, "missing": dict(report.missing)}
-        self._reports.write(f"{self.replica}.json", json.dumps(content).encode())
+        self._reports.write(self._report_name, json.dumps(content).encode())
 
     def live_reports(self) -> dict[str, ReplicaReport]:
         """Return the reports by name of the other replicas that reported within `LIVE_SECONDS`.
@@ -149,7 +162,7 @@ class StateObject:
 
     def leave(self) -> None:
         """Delete this replica's report."""
-        self._reports.delete(f"{self.replica}.json")
+        self._reports.delete(self._report_name)
 
 
 def _report(content: bytes) -> ReplicaReport:

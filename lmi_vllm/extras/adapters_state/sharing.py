@@ -91,12 +91,16 @@ class ReplicaAdapters:
         An adapter that cannot be loaded is retried for `READY_SECONDS`, then logged and left out.
 
         Raises:
-            ModelSourceError: the object is not ours.
+            ModelSourceError: the object is not ours, or the store has no conditional writes.
             DownloadError: the store refuses.
         """
         until: float | None = None
+        is_checked = False
         while True:
             try:
+                if not is_checked:
+                    await self._in_pool(self._state.check_conditions)
+                is_checked = True
                 has_work = await self.sync()
             except (UnreachableError, InterruptedTransferError) as error:
                 logger.warning(
@@ -182,28 +186,27 @@ class ReplicaAdapters:
         await asyncio.wait({self._next_sync()}, timeout=WRITE_SECONDS)
 
     async def confirm(self, name: str) -> dict[str, str]:
-        """Wait until every live replica has the change, at most about `CONFIRM_SECONDS`.
+        """Wait until every live replica has the change, at most `CONFIRM_SECONDS`.
 
         Returns the reason by name for each replica that lacks it; under the object's URL where the
         object itself is unreachable. A replica is live that reported within the last minute.
         """
-        if name in self._wanted.pending:
-            return {self._state.place: "cannot be written now: the others will have it afterwards"}
-        generation, until = self._wanted.shared.generation, self._now() + CONFIRM_SECONDS
-        while True:
-            try:
-                async with asyncio.timeout(CONFIRM_SECONDS):
-                    others = await self._in_pool(self._state.live_reports)
-            except (*STORE_ERRORS, TimeoutError):
-                return {self._state.place: "cannot be read now"}
-            lacking = {
-                replica: report.missing.get(name, "has not read the change")
-                for replica, report in sorted(others.items())
-                if report.generation < generation or name in report.missing
-            }
-            if not lacking or self._now() > until:
-                return lacking
-            await asyncio.sleep(CONFIRM_PAUSE_SECONDS)
+        until = self._now() + CONFIRM_SECONDS
+        lacking = {self._state.place: "cannot be written now: the others will have it afterwards"}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONFIRM_SECONDS):  # also where the store hangs
+                while name in self._wanted.pending and self._now() < until:
+                    await asyncio.sleep(CONFIRM_PAUSE_SECONDS)
+                    await asyncio.wait({self._next_sync()})
+                if name in self._wanted.pending:
+                    return lacking
+                generation = self._wanted.shared.generation
+                lacking = {self._state.place: "cannot be read now"}
+                while lacking := await self._lacking(name, generation):
+                    if self._now() > until:
+                        break
+                    await asyncio.sleep(CONFIRM_PAUSE_SECONDS)
+        return lacking
 
     async def close(self) -> None:
         """Write what is pending, and delete the report of this replica; begin nothing more."""
@@ -264,6 +267,18 @@ class ReplicaAdapters:
         elif was_known and not self._state.is_known:
             logger.error("%s is gone: the adapters stay as they are", self._state.place)
             self._wanted.pending = {**self._wanted.shared.adapters, **self._wanted.pending}
+
+    async def _lacking(self, name: str, generation: int) -> dict[str, str]:
+        """Return what `confirm` does, at this moment."""
+        try:
+            others = await self._in_pool(self._state.live_reports)
+        except STORE_ERRORS:
+            return {self._state.place: "cannot be read now"}
+        return {
+            replica: report.missing.get(name, "has not read the change")
+            for replica, report in sorted(others.items())
+            if report.generation < generation or name in report.missing
+        }
 
     async def _write_pending(self) -> None:
         for _ in range(MAX_CONFLICTS):

@@ -114,11 +114,14 @@ class Replica:
             await asyncio.sleep(WATCH_SECONDS)
 
 
-async def _ask_first_process(registry: AdapterRegistry, name: str) -> None:
-    """Have an adapter that only the first process knows, or is about to load."""
+async def _ask_first_process(registry: AdapterRegistry, name: str) -> bool:
+    """Return whether there is such an adapter, also one that the first process is about to load."""
     if name not in registry:
-        with contextlib.suppress(UnknownAdapterError):
+        try:
             await registry.load_on_first_use(name)
+        except UnknownAdapterError:
+            return False
+    return True
 
 
 def replica_name() -> str:

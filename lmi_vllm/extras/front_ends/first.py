@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.adapters.registry import MAX_FINDS, AdapterRegistry, evicted
 from lmi_vllm.engine.base import Engine, OtherClients
-from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.errors import EngineDeadError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
@@ -134,12 +134,18 @@ class FirstProcess:
         """Load an adapter that a request of another process names.
 
         Raises:
-            LmiError: see `AdapterRegistry.load_on_first_use`.
+            LmiError: see `AdapterRegistry.hold`.
         """
         if self._adapters is None:
             raise EngineDeadError
-        await self._adapters.find_on_demand(name)
-        await self._adapters.load_on_first_use(name)
+        for _ in range(MAX_FINDS):
+            is_known = await self._adapters.find_on_demand(name)
+            with contextlib.suppress(UnknownAdapterError):
+                await self._adapters.load_on_first_use(name)
+                return
+            if not is_known:
+                raise UnknownAdapterError(name)
+        raise evicted(name)
 
     async def abort(self, engine_requests: Collection[str]) -> None:
         """Abort requests in the engine whose process has ended."""

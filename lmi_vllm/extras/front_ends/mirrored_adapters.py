@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.adapters.registry import AdapterRegistry, evicted
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.hooks import NO_HOOKS
@@ -55,6 +55,7 @@ class MirroredAdapters(AdapterRegistry):
 
         Raises:
             UnknownAdapterError: it knows no adapter of that name.
+            NotReadyError: the adapter has gone again.
         """
         try:
             await self._ask_to_load(name)
@@ -62,7 +63,7 @@ class MirroredAdapters(AdapterRegistry):
             raise UnknownAdapterError(alias or name) from error
         adapter = self._adapters.get(name)
         if adapter is None:
-            raise UnknownAdapterError(alias or name)
+            raise evicted(alias or name)
         return adapter
 
 

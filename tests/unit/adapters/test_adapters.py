@@ -7,8 +7,13 @@ import pytest
 
 from lmi_vllm.adapters import loads
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError, UnknownAdapterError
+from lmi_vllm.adapters.registry import MAX_FINDS, AdapterRegistry
+from lmi_vllm.errors import (
+    AdapterConflictError,
+    AdapterRefusedError,
+    NotReadyError,
+    UnknownAdapterError,
+)
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
@@ -245,21 +250,29 @@ async def test_as_many_sources_may_hang_as_threads_are_left_to_them(
 
 
 async def test_adapter_that_is_evicted_before_it_is_held_is_found_again() -> None:
-    """Another's load took its place between the look-up and the hold; once, not for ever."""
+    """Another's load took its place between the look-up and the hold; then 503, never unknown."""
     registry = registry_over(ScriptedEngine())
     found: list[str] = []
 
-    async def find(name: str) -> None:
+    async def find(name: str) -> bool:
         found.append(name)
+        if name != "a":
+            return False
         await registry.register(Adapter(name, "/a", path="/a", is_from_store=True))
-        if len(found) != 2:
+        if len(found) != MAX_FINDS:
             await registry.unregister(name, 1, only_from_store=True)
+        return True
 
     registry.find = find
     async with registry.hold("a") as adapter:
         assert adapter.ref is not None
     await registry.unregister("a", 1)
-    with pytest.raises(UnknownAdapterError):
+    with pytest.raises(NotReadyError, match="has just made room"):
         async with registry.hold("a"):
             pass
-    assert len(found) == 4
+    assert len(found) == 2 * MAX_FINDS
+    with pytest.raises(UnknownAdapterError):
+        async with registry.hold("b"):
+            pass
+    assert found[-1:] == ["b"]
+    assert len(found) == 2 * MAX_FINDS + 1

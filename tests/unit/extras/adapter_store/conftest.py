@@ -47,11 +47,7 @@ class Bench:
         terms = CachePolicy(self.sources.limits, REFRESH, lambda: 5.0)
         found = OnDemandAdapters(self.registry, store, self.files, terms, lambda: self.time)
         self._running.callback(found.close)
-
-        async def find(name: str) -> None:
-            await found.find(name)
-
-        self.registry.find = find
+        self.registry.find = found.find
         return found
 
     def close(self) -> None:

@@ -103,3 +103,21 @@ async def test_invented_names_cost_a_call_each_in_a_while(bench: Bench) -> None:
     bench.time += ABSENT_SECONDS
     await asyncio.gather(*(use(bench, name) for name in 4 * names))
     assert bench.calls == 2 * len(names)
+
+
+async def test_fetch_that_takes_long_holds_no_request(
+    bench: Bench, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503, which a proxy sends to another server; it goes on, and is not begun a second time."""
+    monkeypatch.setattr(on_demand, "FIND_SECONDS", 0.2)
+    bench.put("fr")
+    bench.open()
+    bench.s3.pause = gate
+    for _ in range(2):
+        with pytest.raises(NotReadyError, match="fr is still being fetched"):
+            await asyncio.wait_for(use(bench, "fr"), 60)
+    await until(lambda: "fr" in fetched(bench))
+    gate.set()
+    monkeypatch.setattr(on_demand, "FIND_SECONDS", 60.0)
+    assert await use(bench, "fr")
+    assert len(bench.s3.objects_sent) == len({*bench.s3.objects_sent})

@@ -171,6 +171,29 @@ async def test_least_recently_used_makes_room(bench: Bench) -> None:
     assert sorted(bench.engine.adapters) == ["b", "c"]
 
 
+async def test_adapters_that_push_each_other_out_are_never_unknown(bench: Bench) -> None:
+    """A cache that is too small is 503 at worst: to the client the adapter is there."""
+    names = ["a", "b", "c", "d"]
+    bench.put(*names)
+    bench.open(max_bytes=SIZE)
+    uses = (use(bench, name) for name in 5 * names)
+    ends = await asyncio.gather(*uses, return_exceptions=True)
+    assert {type(end) for end in ends} <= {int, NotReadyError}
+    assert int in {type(end) for end in ends}
+
+
+async def test_adapter_that_was_pushed_out_meanwhile_is_not_absent(bench: Bench) -> None:
+    """Between its registration and the end of the look-up that brought it."""
+    bench.put("fr")
+    found = bench.open()
+    finding = asyncio.create_task(found.find("fr"))
+    while "fr" not in bench.registry:  # noqa: ASYNC110 (the task above registers it)
+        await asyncio.sleep(0)
+    await bench.registry.unregister("fr", 1, only_from_store=True)
+    assert await finding is True
+    assert "fr" not in bench.registry
+
+
 async def test_adapter_in_use_or_pinned_is_never_moved_out(bench: Bench) -> None:
     """Another goes, or the request that needs the room is refused, for now."""
     bench.put("a", "b", "c")

@@ -129,12 +129,13 @@ class Found:
     def __init__(self, replica: Replica) -> None:
         self._registry = replica.registry
 
-    async def __call__(self, name: str) -> None:
+    async def __call__(self, name: str) -> bool:
         """Register it, as the look-up of a request does."""
         if name not in self._registry:
             await self._registry.register(
                 Adapter(name, f"/{name}", path="/cache", is_from_store=True)
             )
+        return True
 
 
 async def hold(replica: Replica) -> str:

@@ -1,6 +1,7 @@
 """Several registries over one object in a real S3 store, each as the server of a replica has it."""
 
 import asyncio
+import functools
 import threading
 import time
 
@@ -12,6 +13,8 @@ from lmi_vllm.extras.adapters_state import reconciler, sharing
 from lmi_vllm.sources.base import UnreachableError
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.extras.adapters_state.conftest import AWAY, FOLDER, KEY, Replica, Start, document
+
+ATTEMPTS = 3  # of the client, at each request
 
 
 async def test_adapter_calls_reach_all_replicas(start: Start) -> None:
@@ -103,9 +106,13 @@ async def test_unavailable_store_does_not_stop_serving(start: Start, empty_store
     async with b.registry.hold("fr"), b.registry.hold("de"):
         pass
     assert b.shared.age_seconds == 100.0
-    assert "cannot be written now" in (await b.shared.confirm("de"))[FOLDER + "adapters.json"]
     await b.shared.changed("fr")
-    assert await b.shared.confirm("fr") == {FOLDER + "adapters.json": "cannot be read now"}
+    for name, text in (("de", "cannot be written now"), ("fr", "cannot be read now")):
+        waiting = asyncio.create_task(b.shared.confirm(name))
+        await asyncio.sleep(0.1)
+        b.time += 1000.0
+        assert text in (await waiting)[FOLDER + "adapters.json"]
+    b.time = 100.0
     empty_store.refusal = None
     await b.sync()
     await a.sync()
@@ -147,6 +154,19 @@ async def test_foreign_state_object_ends_the_start_and_is_kept(
     assert empty_store.client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == b"not ours"
 
 
+async def test_store_without_conditional_writes_ends_the_start(
+    start: Start, empty_store: S3Server
+) -> None:
+    """Replicas would undo each other's changes there, and no error would tell."""
+    a = await start("a").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    empty_store.ignores_conditions = True
+    with pytest.raises(ModelSourceError, match="ignores If-Match"):
+        await start("b").begin()
+    empty_store.ignores_conditions = False
+    assert (await start("c").begin()).names == ["fr"]
+
+
 async def test_object_that_is_removed_is_written_again(start: Start, empty_store: S3Server) -> None:
     """A mistake with a bucket unregisters nothing."""
     a, b = await start("a").begin(), await start("b").begin()
@@ -180,6 +200,55 @@ async def test_confirmation_waits_for_every_replica(start: Start, empty_store: S
     await b.sync()
     await c.shared.close()
     assert await a.shared.confirm("de") == {}
+
+
+async def test_confirmation_outlives_a_store_that_is_away_for_a_moment(
+    start: Start, empty_store: S3Server
+) -> None:
+    """Neither the write nor the reports are given up before the time is up."""
+    a, b = await start("a").begin(), await start("b").begin()
+    empty_store.refusal = AWAY
+    await a.registry.register(Adapter("fr", "/fr"))
+    waiting = asyncio.create_task(a.shared.confirm("fr"))
+    await asyncio.sleep(0.2)
+    empty_store.refusal = None
+    deadline = time.monotonic() + 60
+    find = functools.partial(empty_store.client.list_objects_v2, Bucket=BUCKET, Delimiter="/")
+    while "Contents" not in await asyncio.to_thread(find, Prefix=KEY):  # reports are in a folder
+        assert not waiting.done()
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    empty_store.refusal, before = AWAY, len(empty_store.signed)
+    while len(empty_store.signed) < before + 2 * ATTEMPTS:  # a whole read has failed
+        assert not waiting.done()
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    empty_store.refusal = None
+    await b.sync()
+    assert await asyncio.wait_for(waiting, 60) == {}
+
+
+async def test_confirmation_ends_in_time_where_the_store_hangs(
+    start: Start, empty_store: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what was lacking when it answered last."""
+    a, _ = await start("a").begin(), await start("b").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    gate, reports, answers = threading.Event(), a.state.live_reports, []
+
+    def hang() -> object:
+        if answers:
+            gate.wait(60)
+        answers.append(reports())
+        return answers[0]
+
+    monkeypatch.setattr(a.state, "live_reports", hang)
+    monkeypatch.setattr(sharing, "CONFIRM_SECONDS", 2.0)
+    try:
+        lacking = await asyncio.wait_for(a.shared.confirm("fr"), 30)
+    finally:
+        gate.set()
+    assert lacking == {"b": "has not read the change"}
 
 
 async def test_adapter_that_cannot_be_had_is_tried_again(start: Start) -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from prometheus_client import REGISTRY
@@ -14,8 +15,13 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.errors import AdapterRefusedError, UnknownAdapterError
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.errors import AdapterRefusedError, NotReadyError, UnknownAdapterError
+from lmi_vllm.extras.adapter_store.start import ColdRequests, ForwardedFind
 from lmi_vllm.extras.adapters_state import reconciler, sharing, start
+from lmi_vllm.extras.adapters_state.start import Replica
+from lmi_vllm.extras.front_ends.first import FirstProcess, SharedEngine
+from lmi_vllm.extras.front_ends.mirrored_adapters import MirroredAdapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, new_service
@@ -32,14 +38,16 @@ class Running:
     """A server whose adapters are shared, as far as the extra knows it."""
 
     service: InferenceService
+    settings: Settings
     events: ServerEvents = field(default_factory=ServerEvents)
     refused: set[str] = field(default_factory=set)
     gate: threading.Event | None = None  # what sources wait for
 
-    async def begin(self) -> None:
+    async def begin(self) -> AdapterRegistry:
         """Have what is shared, as a model's start does."""
         registry = AdapterRegistry(ScriptedEngine(), self._resolve, is_enabled=True)
         await self.events.on_adapters[-1](registry, AdapterSources({}))
+        return registry
 
     @property
     def detail(self) -> str:
@@ -66,7 +74,7 @@ async def running(empty_store: S3Server, monkeypatch: pytest.MonkeyPatch) -> Asy
         "OPTION_ADAPTERS_STATE_REFRESH_SECONDS": str(REFRESH_SECONDS),
     }
     settings = load_settings(options)
-    made = Running(new_service(settings, Clock()))
+    made = Running(new_service(settings, Clock()), settings)
     keeping = start.keeping_adapters(made.service, settings, empty_store.environ, made.events)
     async with keeping:
         yield made
@@ -140,6 +148,45 @@ async def test_further_process_asks_the_first_for_unknown_names(running: Running
         async with registry.hold("fr"):
             pass
     assert set(asked) == {"fr"}
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+@pytest.mark.parametrize("name", ["fr", "team/fr"], ids=["folder", "no folder"])
+async def test_further_process_waits_as_the_first_does(
+    running: Running, start: Start, name: str, has_store: bool
+) -> None:
+    """For an adapter that another server's call has registered; then 503, as long as it cannot."""
+    other, registry = await start("other").begin(), await running.begin()
+    first = FirstProcess(running.service)
+    first.use(cast(SharedEngine, registry), registry)
+    further = MirroredAdapters(ScriptedEngine(), first.load, is_enabled=True)
+    if has_store:
+        further.find = ForwardedFind(further, ColdRequests())
+    await Replica(running.service, {}, running.settings).keep(further, None)
+
+    async def publish(adapters: Collection[Adapter], _: float) -> None:
+        await further.follow(adapters)
+
+    registry.publish = publish
+    running.gate = threading.Event()
+    await other.registry.register(Adapter(name, "/fr"))
+    await until(lambda: value(MISSING) == 1)
+    asking = asyncio.create_task(source(further, name))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    running.gate.set()
+    assert await asyncio.wait_for(asking, 60) == "/fr"
+    running.refused.add("/de")
+    await other.registry.register(Adapter(f"{name}-2", "/de"))
+    await until(lambda: value(MISSING) == 1)
+    with pytest.raises(NotReadyError, match="has not loaded it yet"):
+        await source(further, f"{name}-2")
+
+
+async def source(registry: AdapterRegistry, name: str) -> str:
+    """Return the source of the adapter that a request gets."""
+    async with registry.hold(name) as adapter:
+        return adapter.src
 
 
 async def test_adapters_that_are_missing_are_counted(running: Running, start: Start) -> None:

@@ -45,8 +45,9 @@ async def lacking(replica: Replica) -> dict[str, str]:
     return await waiting
 
 
-async def nothing_found(_name: str) -> None:
+async def nothing_found(_name: str) -> bool:
     """Register nothing."""
+    return False
 
 
 async def test_pin_of_a_found_adapter_is_a_registration_everywhere(
@@ -130,9 +131,10 @@ async def test_one_that_cannot_be_found_here_is_deleted_elsewhere(
     a, b = await with_store(start, "a"), await start("b").begin()
     failing: list[LmiError] = []
 
-    async def find(_name: str) -> None:
+    async def find(_name: str) -> bool:
         if failing:
             raise failing[0]
+        return False
 
     b.registry.find = find
     with pytest.raises(ResourceNotFoundError):

@@ -1,12 +1,16 @@
 """What the first process keeps for the others: slots, and what is done in one place."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from lmi_vllm.errors import EngineDeadError, Fault
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.registry import MAX_FINDS, AdapterRegistry
+from lmi_vllm.errors import EngineDeadError, Fault, NotReadyError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
-from lmi_vllm.extras.front_ends.first import EngineSlots, FirstProcess
+from lmi_vllm.extras.front_ends.first import EngineSlots, FirstProcess, SharedEngine
+from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
@@ -49,6 +53,31 @@ def test_errors_of_other_front_ends_are_counted() -> None:
     assert causes == [Fault.ENGINE, 503]
     made.lifecycle.set_state(State.HEALTHY)
     assert first.state() == StateChanged(State.HEALTHY, 7, has_model=True)
+
+
+async def test_adapter_that_makes_room_before_it_is_used_is_found_again() -> None:
+    """For another process as for a request of this one: 503 in the end, and not unknown."""
+    registry = AdapterRegistry(ScriptedEngine(), str, is_enabled=True)
+    found: list[str] = []
+
+    async def find(name: str) -> bool:
+        found.append(name)
+        await registry.register(Adapter(name, f"/{name}", path="/", is_from_store=True))
+        if len(found) != MAX_FINDS:
+            await registry.unregister(name, 1, only_from_store=True)
+        return name != "unknown"
+
+    registry.find = find
+    first = FirstProcess(service())
+    first.use(cast(SharedEngine, registry), registry)
+    await first.load("fr")
+    assert "fr" in registry
+    with pytest.raises(NotReadyError, match="de has just made room"):
+        await first.load("de")
+    assert found == ["fr"] * MAX_FINDS + ["de"] * MAX_FINDS
+    with pytest.raises(UnknownAdapterError):
+        await first.load("unknown")
+    assert len(found) == 2 * MAX_FINDS + 1
 
 
 async def test_without_an_engine_adapters_cannot_be_had() -> None:

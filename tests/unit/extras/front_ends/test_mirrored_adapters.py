@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.errors import UnknownAdapterError
+from lmi_vllm.errors import NotReadyError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.mirrored_adapters import MirroredAdapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import AdapterRef
@@ -83,5 +83,18 @@ async def test_an_adapter_that_went_meanwhile_is_unknown() -> None:
     adapters = following()
     await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)])
     with pytest.raises(UnknownAdapterError, match="mine"):
+        async with adapters.hold("a", "mine"):
+            pass
+
+
+async def test_an_adapter_that_made_room_meanwhile_is_not_unknown() -> None:
+    """The first process had it, and its next list does not."""
+
+    async def load(_: str) -> None:
+        await adapters.follow([])
+
+    adapters = MirroredAdapters(ScriptedEngine(), load, is_enabled=True)
+    await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)])
+    with pytest.raises(NotReadyError, match="mine"):
         async with adapters.hold("a", "mine"):
             pass
