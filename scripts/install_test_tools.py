@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """Install what only tests need (Chromium, HAProxy, nginx, Prometheus) from the distribution.
 
-It may do so on a Debian-like machine where we are root: a container. Elsewhere, and with
-LMI_TEST_TOOLS=none, nothing is installed; the tests that need a missing tool are then skipped and
-named at the end. Never fails: without a network those tests are skipped as well.
+It may do so on a Debian-like machine where we are root: a container. Where npm is, it puts schemas
+of custom resources into .venv (29 MB), by a lock file. With LMI_TEST_TOOLS=none nothing is
+installed. The tests that need a missing tool are skipped and named at the end. Never fails: without
+a network those tests are skipped as well.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+LOCKED = ROOT / "tests" / "support" / "published_schemas"
+SCHEMAS = ROOT / ".venv" / "published-schemas"
 # Package -> the program that shows it is there.
 TOOLS = {
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
@@ -36,7 +41,26 @@ def main() -> int:
         missing = [package for package in missing if not is_there(package)]
     for package in missing:
         say(f"{package} is not installed: the tests that need it are skipped")
+    install_schemas()
     return 0
+
+
+def install_schemas() -> None:
+    """Install what the lock file names into .venv, unless it is there."""
+    if os.environ.get("LMI_TEST_TOOLS") == "none" or not (ROOT / ".venv").is_dir():
+        return
+    lock = (LOCKED / "package-lock.json").read_bytes()
+    present = SCHEMAS / "package-lock.json"
+    if present.is_file() and present.read_bytes() == lock and (SCHEMAS / "node_modules").is_dir():
+        return
+    shutil.rmtree(SCHEMAS, ignore_errors=True)
+    if shutil.which("npm") is not None:
+        say("installing schemas of custom resources for the tests")
+        shutil.copytree(LOCKED, SCHEMAS)
+        npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        run(npm, dict(os.environ), SCHEMAS)
+    if not (SCHEMAS / "node_modules").is_dir():
+        say("the schemas are not installed (npm): the tests that need them are skipped")
 
 
 def is_there(package: str) -> bool:
@@ -50,11 +74,12 @@ def may_install() -> bool:
     return is_wanted and os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
-def run(command: list[str], environ: dict[str, str]) -> None:
+def run(command: list[str], environ: dict[str, str], folder: Path = ROOT) -> None:
     """Run a command; a failure only means that the tool stays missing."""
     try:
         subprocess.run(
             command,
+            cwd=folder,
             env=environ,
             timeout=SECONDS,
             check=False,

@@ -10,8 +10,8 @@ Strict: a field that is not named here is an error, where Kubernetes drops it si
 - ScaledObject `keda.sh/v1alpha1`, likewise: the reference of KEDA 2.22, and npm's
   @kubernetes-models/keda 2.0.0.
 
-`LMI_TEST_NPM=1 pytest tests/unit/test_kubernetes.py` validates the last two with those packages,
-which are generated from the controllers' own types.
+`integration/kubernetes_manifests.py` validates the last two with those packages, generated
+from the controllers' own types.
 """
 
 import json
