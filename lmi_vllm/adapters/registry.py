@@ -62,10 +62,6 @@ class Sharing(Protocol):
         """Wait for every server; return the reason for each that lacks the change in the end."""
 
 
-def ignore_change(_: Collection[Adapter]) -> None:
-    """Do nothing: the registry's state ends with the process."""
-
-
 def evicted(name: str) -> NotReadyError:
     """Return the error of a request whose adapter has gone again before it was held."""
     return NotReadyError(f"The adapter {name} has just made room for others", retry_after_seconds=1)
@@ -97,7 +93,7 @@ class AdapterRegistry:
         load_code: LoadCode = no_code,
     ) -> None:
         self.is_enabled = is_enabled
-        self.on_change: OnChange = ignore_change
+        self.on_change: OnChange = lambda _: None
         self.publish: Publish = publish_nowhere
         self.find: Find | None = None
         self.sharing: Sharing | None = None

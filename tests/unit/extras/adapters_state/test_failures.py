@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.registry import ignore_change
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.extras.adapters_state import reconciler, sharing
 from lmi_vllm.extras.adapters_state.shared_object import ReplicatedAdapters
@@ -102,7 +101,7 @@ async def held_call(
     replica.registry.on_change = hold
     task = asyncio.create_task(call)
     await asyncio.to_thread(changed.wait, 60)
-    replica.registry.on_change = ignore_change
+    replica.registry.on_change = lambda _: None
     try:
         yield task
     finally:
