@@ -347,6 +347,26 @@ async def test_store_that_is_away_is_not_asked_by_every_request(bench: Bench) ->
     assert await use(bench, "de")
 
 
+@pytest.mark.parametrize(
+    "refusal", [Refusal(403, "AccessDenied"), Refusal(404, "NoSuchBucket")], ids=["403", "404"]
+)
+async def test_store_that_refuses_unloads_nothing(bench: Bench, refusal: Refusal) -> None:
+    """Missing rights, or a bucket that is gone: not a name that is, and not a client's retry."""
+    bench.put("fr", "de")
+    bench.open()
+    loaded = await use(bench, "fr")
+    bench.s3.refusal = refusal
+    bench.time += REFRESH
+    for _ in range(2):
+        assert await use(bench, "fr") == loaded
+        with pytest.raises(RequestError, match="de cannot be had"):
+            await use(bench, "de")
+    bench.s3.refusal = None
+    bench.time += ABSENT_SECONDS
+    assert await use(bench, "de")
+    assert await use(bench, "fr") == loaded
+
+
 async def test_fetch_that_breaks_is_503_and_leaves_nothing(bench: Bench) -> None:
     """The next request after a few seconds begins again."""
     bench.put("fr")
