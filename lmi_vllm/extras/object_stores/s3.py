@@ -28,6 +28,7 @@ from lmi_vllm.sources.base import (
 )
 
 _CONFLICTS: Final = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
+MAX_SMALL_BYTES: Final = 64 << 20  # of an object that is read into memory: 300,000 shared adapters
 _MD5_HEX: Final = re.compile("[0-9a-f]{32}")
 
 
@@ -112,7 +113,7 @@ class S3Store:
                 response = client.get_object(Key=key, **self._bucket.arguments)
             except client.exceptions.NoSuchKey:
                 return None
-            return bytes(response["Body"].read())
+            return self._content(response, key)
 
     def read_newer(self, name: str, etag: str) -> tuple[bytes | None, str]:
         """Return content and ETag; the content is None while unchanged, the ETag "" if missing."""
@@ -127,7 +128,7 @@ class S3Store:
                 if error_code(error.response) in MISSING:
                     return None, ""
                 raise
-            return bytes(response["Body"].read()), str(response["ETag"]).strip('"')
+            return self._content(response, key), str(response["ETag"]).strip('"')
 
     def write(self, name: str, content: bytes, etag: str | None = None) -> str:
         """Write a small object if the present one has this ETag; return the new ETag.
@@ -192,6 +193,15 @@ class S3Store:
         key = f"{self._prefix}{name}"
         with path.open("rb") as body, self._bucket.requests(self.url) as client:
             client.put_object(Key=key, Body=body, **self._bucket.arguments)
+
+    def _content(self, response: Mapping[str, Any], key: str) -> bytes:
+        with response["Body"] as body:
+            if (size := int(response["ContentLength"])) > MAX_SMALL_BYTES:
+                raise DownloadError(
+                    f"{key} in {self._bucket.place} has {size} bytes; at most {MAX_SMALL_BYTES} "
+                    "are read: check the key"
+                )
+            return bytes(body.read())
 
     def _head(self, key: str) -> StoredObject | None:
         with self._bucket.requests(self.url) as client:

@@ -8,8 +8,9 @@ import time
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.errors import ModelSourceError, ResourceNotFoundError
+from lmi_vllm.errors import DownloadError, ModelSourceError, ResourceNotFoundError
 from lmi_vllm.extras.adapters_state import reconciler, sharing
+from lmi_vllm.extras.object_stores import s3
 from lmi_vllm.sources.base import UnreachableError
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.extras.adapters_state.conftest import AWAY, FOLDER, KEY, Replica, Start, document
@@ -152,6 +153,21 @@ async def test_foreign_state_object_ends_the_start_and_is_kept(
             await a.sync()
     assert a.names == ["fr"]
     assert empty_store.client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == b"not ours"
+
+
+async def test_object_that_is_too_large_is_not_read(
+    start: Start, empty_store: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key of weights, by mistake, would fill the memory; a running server goes on."""
+    a = await start("a").begin()
+    await a.registry.register(Adapter("fr", "/fr"))
+    empty_store.put({KEY: b" " * 200_000})
+    monkeypatch.setattr(s3, "MAX_SMALL_BYTES", 100_000)
+    with pytest.raises(DownloadError, match="has 200000 bytes; at most 100000 are read"):
+        await start("b").begin()
+    with pytest.raises(DownloadError):
+        await a.sync()
+    assert a.names == ["fr"]
 
 
 async def test_store_without_conditional_writes_ends_the_start(
