@@ -64,7 +64,7 @@ class Sharing(Protocol):
 
 def evicted(name: str) -> NotReadyError:
     """Return the error of a request whose adapter has gone again before it was held."""
-    return NotReadyError(f"The adapter {name} has just made room for others", retry_after_seconds=1)
+    return NotReadyError(f"The adapter {name} was evicted before its request began", 1)
 
 
 async def publish_nowhere(_adapters: Collection[Adapter], _timeout_seconds: float) -> None:

@@ -267,7 +267,7 @@ async def test_adapter_that_is_evicted_before_it_is_held_is_found_again() -> Non
     async with registry.hold("a") as adapter:
         assert adapter.ref is not None
     await registry.unregister("a", 1)
-    with pytest.raises(NotReadyError, match="has just made room"):
+    with pytest.raises(NotReadyError, match="was evicted"):
         async with registry.hold("a"):
             pass
     assert len(found) == 2 * MAX_FINDS

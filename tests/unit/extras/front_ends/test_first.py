@@ -72,7 +72,7 @@ async def test_adapter_that_makes_room_before_it_is_used_is_found_again() -> Non
     first.use(cast(SharedEngine, registry), registry)
     await first.load("fr")
     assert "fr" in registry
-    with pytest.raises(NotReadyError, match="de has just made room"):
+    with pytest.raises(NotReadyError, match="de was evicted"):
         await first.load("de")
     assert found == ["fr"] * MAX_FINDS + ["de"] * MAX_FINDS
     with pytest.raises(UnknownAdapterError):
