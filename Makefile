@@ -6,7 +6,9 @@ PYTEST := $(PY) -m pytest
 # What starts no engine runs on every core; a single file is faster without (`python -m pytest FILE`).
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 IN_PROCESS := tests/unit tests/web tests/server
-REAL := tests integration --ignore tests/unit --ignore tests/web --ignore tests/server
+# What `make unit` leaves out and nothing else of `make test` proves (tests/support/long_tests.py).
+PROOFS := tests/unit/extras/adapter_store/test_bounds.py tests/unit/extras/adapters_state/test_sharing.py \
+	"tests/unit/test_deletable_extras.py::test_server_works_without[all]"
 
 .PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz gpu pictures
 .PHONY: constraints release clean
@@ -17,14 +19,13 @@ setup:            ## build .venv for this machine (cheap when it is there)
 serve: setup      ## start the server: the embedded model, or what HF_MODEL_ID names
 	@$(PY) -m lmi_vllm serve $(if $(HF_MODEL_ID),,--demo) $(ARGS)
 
-test: setup       ## every promise, on the real engine too, two of them at a time
+test: unit        ## every promise, on the real engine too
 	@$(PYTHON) scripts/install_test_tools.py
-	$(PYTEST) $(PARALLEL) $(IN_PROCESS) $(ARGS)
-	$(PY) scripts/run_halves.py -m "not long" $(ARGS)
+	$(PY) scripts/run_together.py -m "not long" $(PROOFS) $(ARGS)
 
-test-all: setup   ## all that starts an engine, the long ones too: CI runs it beside `make check`; TOGETHER=1: two at a time
+test-all: setup   ## all that starts an engine, the long ones too: CI runs it beside `make check`
 	@$(PYTHON) scripts/install_test_tools.py
-	$(if $(TOGETHER),$(PY) scripts/run_halves.py $(ARGS),$(PYTEST) $(REAL) --durations=30 $(ARGS))
+	$(PY) scripts/run_together.py $(ARGS)
 
 check: lint       ## what must be green before a commit
 	$(PYTEST) $(PARALLEL) $(IN_PROCESS) $(ARGS)

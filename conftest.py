@@ -3,6 +3,8 @@
 Too many of these fail it.
 """
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 
@@ -31,7 +33,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line, red=STARTS.is_over_budget)
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    """Add what one of several workers has started; it may have died."""
+    for suite, seconds in getattr(node, "workeroutput", {}).get("engine_starts", {}).items():
+        STARTS.seconds.setdefault(suite, []).extend(seconds)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run that would have passed, but for its starts."""
+    """Fail a run that would have passed, but for its starts: those of all workers."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["engine_starts"] = STARTS.seconds
+        return
     if STARTS.is_over_budget and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from integration.forked_server import ForkedProcess, may_be_forked
 from lmi_vllm.telemetry.log_handler import GATHER_SECONDS
 from tests.support.engine_starts import STARTS
 
@@ -27,7 +28,7 @@ READY_SECONDS = 150.0
 class ServerProcess:
     """One `python -m lmi_vllm serve` and what it printed."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     stderr_path: Path
     lines: "queue.Queue[str]" = field(default_factory=queue.Queue)
     seen: list[str] = field(default_factory=list)
@@ -106,21 +107,28 @@ def start_server(
     environ: dict[str, str] | None = None,
     verb: str = "serve",
     launcher: Sequence[str] = (sys.executable,),
+    is_forked: bool = False,
 ) -> ServerProcess:
     """Start `python -m lmi_vllm`; its stdout is read by a thread, its stderr goes to a file.
 
-    `launcher` is what comes before `-m`: another interpreter, or a command around this one.
+    `launcher` is what comes before `-m`: another interpreter, or a command around this one. With
+    `is_forked` the server begins after its imports, where that makes no difference.
     """
     stderr_path = folder / f"stderr-{time.monotonic_ns()}.txt"
+    words, variables = [verb, *arguments], clean_environment() | (environ or {})
     with stderr_path.open("w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            [*launcher, "-m", "lmi_vllm", verb, *arguments],
-            env=clean_environment() | (environ or {}),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
-        )
+        process: subprocess.Popen[str] | ForkedProcess
+        if is_forked and may_be_forked(words, environ or {}):
+            process = ForkedProcess(words, variables, stderr.fileno())
+        else:
+            process = subprocess.Popen(
+                [*launcher, "-m", "lmi_vllm", *words],
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
     server = ServerProcess(process, stderr_path)
     began = time.monotonic()
 
@@ -176,7 +184,7 @@ def running_server(folder: Path, *arguments: str, **options: Any) -> Iterator[Ru
 
     `folder` keeps its stderr; `options` are those of `start_server`.
     """
-    server = start_server(folder, *arguments, "--port", "0", **options)
+    server = start_server(folder, *arguments, "--port", "0", is_forked=True, **options)
     try:
         yield RunningServer(server, server.url_when_ready())
     finally:

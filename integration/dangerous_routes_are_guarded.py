@@ -69,7 +69,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "OPTION_MIDDLEWARE": "marks.mark",
         "PYTHONPATH": f"{Path(__file__).parent.parent}:{folder}",
     }
-    server = start_server(folder, "--demo", "--port", "0", environ=environ)
+    server = start_server(folder, "--demo", "--port", "0", environ=environ, is_forked=True)
     try:
         management = server.wait_for_line("Management on ", 20).split()[-1]
         inference = server.url_when_ready()

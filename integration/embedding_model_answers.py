@@ -116,7 +116,7 @@ def test_hooks_run_around_embeddings(server_process: StartServer, tmp_path: Path
     properties = "option.task=text-embedding\noption.enforce_eager=true\noption.dtype=fp32\n"
     (folder / "serving.properties").write_text(properties, encoding="utf-8")
     write_code(folder, EMBEDDING_HOOKS)
-    server = server_process("--model", str(folder), "--port", "0")
+    server = server_process("--model", str(folder), "--port", "0", is_forked=True)
     url = server.url_when_ready()
     for path, body in (
         ("/invocations", {"say": ["Rain", "SEA"]}),
@@ -164,7 +164,7 @@ def test_lmi_s_rust_configuration_embeds_as_it_pools(
              "normalize=False", "truncation=true", "option.enforce_eager=true",
              "option.dtype=fp32")  # fmt: skip
     (folder / "serving.properties").write_text("\n".join(lines), encoding="utf-8")
-    server = server_process("--model", str(folder), "--port", "0")
+    server = server_process("--model", str(folder), "--port", "0", is_forked=True)
     url = server.url_when_ready()
     expected = [_state(folder, text, "cls") for text in TEXTS]
     assert call(url, "/invocations", {"inputs": TEXTS}).json() == [
@@ -203,7 +203,7 @@ def test_lmi_s_reranker_scores_pairs(server_process: StartServer, tmp_path: Path
     lines = ("engine=Rust", "reranking=True", "batch_size=8", "option.task=text_embedding",
              "normalize=False", "option.enforce_eager=true", "option.dtype=fp32")  # fmt: skip
     (folder / "serving.properties").write_text("\n".join(lines), encoding="utf-8")
-    server = server_process("--model", str(folder), "--port", "0")
+    server = server_process("--model", str(folder), "--port", "0", is_forked=True)
     url = server.url_when_ready()
     pairs = [{"key": "rain", "value": text} for text in TEXTS]
     found = call(url, "/invocations", pairs).json()

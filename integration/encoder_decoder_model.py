@@ -220,7 +220,9 @@ def _counter(url: str, name: str) -> float:
 def test_adapters_end_the_start(server_process: StartServer, t5_folder: Path) -> None:
     """An option that the engine does not have is named, with where it was set."""
     environ = {"OPTION_ENABLE_LORA": "true", "OPTION_QUANTIZE": "fp8"}
-    server = server_process("--model", str(t5_folder), "--port", "0", environ=environ)
+    server = server_process(
+        "--model", str(t5_folder), "--port", "0", environ=environ, is_forked=True
+    )
     assert server.process.wait(60) == 1
     last = server.stderr.strip().splitlines()[-1]
     for words in ("enable_lora=True (OPTION_ENABLE_LORA)", "quantization=fp8 (OPTION_QUANTIZE)"):
@@ -281,5 +283,7 @@ def _with_code(model: Path, folder: Path) -> Path:
 def _started(
     server_process: StartServer, folder: Path, environ: dict[str, str] | None = None
 ) -> tuple[ServerProcess, str]:
-    server = server_process("--model", str(folder), "--port", "0", environ=environ or {})
+    server = server_process(
+        "--model", str(folder), "--port", "0", environ=environ or {}, is_forked=True
+    )
     return server, server.url_when_ready()

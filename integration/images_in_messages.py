@@ -249,6 +249,7 @@ def test_a_private_address_is_fetched_where_allowed(
         "--port",
         "0",
         environ=vision.environ | {"LMI_MEDIA_ALLOW_PRIVATE": "true"},
+        is_forked=True,
     )
     url = process.url_when_ready()
     inline = _text(call(url, "/v1/chat/completions", _payload(_data_url(_picture(1)))))

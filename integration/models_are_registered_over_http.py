@@ -20,7 +20,7 @@ def start(
 ) -> tuple[ServerProcess, str]:
     """Return a server without a model, and its URL."""
     environ = NONE | {"SERVING_MODEL_STORE": str(folder)} | more
-    server = server_process("--port", "0", *arguments, environ=environ)
+    server = server_process("--port", "0", *arguments, environ=environ, is_forked=True)
     url = server.url_when_ready(30)
     return server, url
 

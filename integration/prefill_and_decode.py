@@ -85,7 +85,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         told = {"enable_kv_cache_events": True, "endpoint": f"tcp://127.0.0.1:{port}"}
         variables = {"OPTION_KV_EVENTS_CONFIG": json.dumps(told)}
         servers = [
-            start_server(folder, "--demo", "--port", "0", environ=environ)
+            start_server(folder, "--demo", "--port", "0", environ=environ, is_forked=True)
             for environ in (_role(folder, "kv_producer") | variables, _role(folder, "kv_consumer"))
         ]
         try:

@@ -74,7 +74,7 @@ def test_two_replicas_have_one_set_of_adapters(
     # The second answers with two processes, of which only the first reads the state.
     further = {"LMI_FRONTEND_PROCESSES": "2"}
     servers = [
-        server_process("--demo", "--port", "0", environ={**environ, **more})
+        server_process("--demo", "--port", "0", environ={**environ, **more}, is_forked=True)
         for more in ({}, further)
     ]
     a, b = (server.url_when_ready() for server in servers)
@@ -91,7 +91,9 @@ def test_two_replicas_have_one_set_of_adapters(
     _store_goes_and_comes_back(a, b, store, str(own))
     assert ask(a, "fr") == ask(b, "fr") == french
     servers[1].kill()
-    _replica_comes_and_goes(server_process("--demo", "--port", "0", environ=environ), a, store)
+    _replica_comes_and_goes(
+        server_process("--demo", "--port", "0", environ=environ, is_forked=True), a, store
+    )
     shared = store.client.get_object(Bucket=BUCKET, Key="fleet/adapters.json")["Body"].read()
     assert sorted(one["name"] for one in json.loads(shared)["adapters"]) == ["fr", "local"]
 

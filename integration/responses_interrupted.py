@@ -40,7 +40,7 @@ def test_sdk_reads_the_end_of_a_stream_that_is_cut(
     reason: str,
 ) -> None:
     """`error` and then `response.failed`, typed and numbered; the SDK raises nothing."""
-    server = server_process("--demo", "--port", "0", environ=environ)
+    server = server_process("--demo", "--port", "0", environ=environ, is_forked=True)
     url = server.url_when_ready()
     (engine,) = server.children()
     engine.suspend()

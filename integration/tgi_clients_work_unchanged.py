@@ -19,7 +19,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the URL of a demo server in TGI mode."""
     folder: Path = tmp_path_factory.mktemp("tgi")
     server: ServerProcess = start_server(
-        folder, "--demo", "--port", "0", environ={"OPTION_TGI_COMPAT": "true"}
+        folder, "--demo", "--port", "0", environ={"OPTION_TGI_COMPAT": "true"}, is_forked=True
     )
     address = server.url_when_ready()
     yield address

@@ -77,7 +77,7 @@ def test_the_engines_span_is_below_ours(
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
         }
-        process = server_process("--demo", "--port", "0", environ=environ)
+        process = server_process("--demo", "--port", "0", environ=environ, is_forked=True)
         server = RunningServer(process, process.wait_listening())
         process.wait_ready()
         check_lanes(server, collector)

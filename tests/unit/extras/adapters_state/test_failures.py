@@ -66,8 +66,14 @@ async def test_error_of_any_kind_is_tried_again(start: Start) -> None:
     assert (b.names, b.shared.missing) == (["fr"], {})
 
 
-async def test_call_during_a_refresh_is_newer(start: Start, gate: threading.Event) -> None:
+async def test_call_during_a_refresh_is_newer(
+    start: Start, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the refresh was about to do to that name is not done; the others have the call's."""
+    # Sources that hang leave threads for the call's own, which waits neither for them nor for long.
+    monkeypatch.setattr(reconciler, "MAX_CONCURRENT", 2)
+    monkeypatch.setattr(sharing, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(sharing, "ARRIVE_SECONDS", 0.05)
     a, b = await start("a").begin(), await start("b").begin()
     b.gate = gate
     names = {f"n{number}" for number in range(reconciler.MAX_CONCURRENT + 1)}

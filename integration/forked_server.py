@@ -1,0 +1,202 @@
+"""Server processes forked from one that has imported vLLM already.
+
+Most of the CPU time of a start are imports, the same for every start. The process of this module
+imports them once and forks a server for each request. A server runs `python -m lmi_vllm` in a
+process, a session and an environment of its own. Scenarios about starts, ends and what is imported
+do without it, and so does a start with a variable that a library reads while it is imported
+(`may_be_forked`).
+"""
+
+import array
+import contextlib
+import functools
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import setproctitle
+
+from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
+
+ROOT = Path(__file__).resolve().parent.parent
+# Read after the imports: by us, by clients of S3 and OpenTelemetry as they are made, by vLLM often.
+_LATE = ("OPTION_", "SERVING_", "LMI_", "AWS_", "OTEL_EXPORTER_", "OTEL_BSP_")
+_LATE_NAMES = (
+    "HF_MODEL_ID", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_SERVER_DEV_MODE",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_COHERE_API",
+)  # fmt: skip
+# The engine, the server, and what vLLM's own HTTP application has besides.
+_IMPORTED = (
+    "lmi_vllm.engine.vllm.engine", "lmi_vllm.commands.serve", "cohere",
+    "prometheus_fastapi_instrumentator", "vllm.entrypoints.anthropic.api_router",
+    "vllm.entrypoints.cohere.api_router",
+)  # fmt: skip
+_MOST_BYTES = 1 << 17  # of one request: its environment, mostly
+
+
+def may_be_forked(arguments: Sequence[str], added: Mapping[str, str]) -> bool:
+    """Whether a start with these words and variables may begin after the imports.
+
+    One with several front-end processes may not: metrics were those of one of them.
+    """
+    if "LMI_FRONTEND_PROCESSES" in added:
+        return False
+    is_late = all(name.startswith(_LATE) or name in _LATE_NAMES for name in added)
+    return is_late and "scripted" not in arguments
+
+
+class ForkedProcess:
+    """One forked server, with those members of `subprocess.Popen` that scenarios use."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], stderr: int) -> None:
+        stdout, write_stdout = os.pipe()
+        self._status, write_status = os.pipe()
+        request = json.dumps([list(arguments), dict(environ), str(Path.cwd())]).encode()
+        assert len(request) < _MOST_BYTES
+        rights = array.array("i", [write_stdout, stderr, write_status])
+        _importer(environ).sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        os.close(write_stdout)
+        os.close(write_status)
+        self.stdout = os.fdopen(stdout, encoding="utf-8")
+        self.returncode: int | None = None
+        self.pid = self._next_number(60)
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the process runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: the process still runs after `timeout` seconds.
+        """
+        if self.returncode is None:
+            self.returncode = self._next_number(timeout)
+            os.close(self._status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _next_number(self, seconds: float | None) -> int:
+        if not select.select([self._status], [], [], seconds)[0]:
+            raise subprocess.TimeoutExpired("forked server", seconds or 0)
+        text = os.read(self._status, 20)
+        assert text, "the process that forks servers has ended"
+        return int(text)
+
+
+@functools.cache
+def _importing_process() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """Start the process that imports and forks; it ends when this one has."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "integration.forked_server", str(its.fileno())],
+            pass_fds=[its.fileno()], cwd=ROOT, env=environ,
+        )  # fmt: skip
+    return ours, process
+
+
+def _importer(environ: Mapping[str, str]) -> socket.socket:
+    ours, process = _importing_process()
+    assert process.poll() is None, "the process that forks servers has ended"
+    return ours
+
+
+def main() -> None:
+    """Import what a server imports until it is ready, then fork servers until the socket ends."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    import_all()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for the keepers
+    while True:
+        body, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 3)
+        if not body:
+            return
+        if os.fork() == 0:
+            requests.close()
+            keep(*json.loads(body), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def import_all() -> None:
+    """Import vLLM as `VllmFactory.load` does, and what else a start imports on its way."""
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
+    hide_unfit_companions()
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    setproctitle.getproctitle()  # it looks for the place of the name beside the first environment
+
+
+def keep(
+    arguments: Sequence[str], environ: Mapping[str, str], folder: str,
+    stdout: int, stderr: int, status: int,
+) -> NoReturn:  # fmt: skip
+    """Fork one server; write its process id to `status`, and its exit code once it has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if (server := os.fork()) == 0:
+        os.close(status)
+        serve(arguments, environ, folder, stdout, stderr)
+    os.close(stdout)
+    os.close(stderr)
+    os.write(status, b"%d" % server)
+    code = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status, b"%d" % code)
+    os._exit(0)
+
+
+def serve(
+    arguments: Sequence[str], environ: Mapping[str, str], folder: str, stdout: int, stderr: int
+) -> NoReturn:
+    """Be `python -m lmi_vllm` from here on."""
+    os.setsid()
+    for descriptor, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = None  # as if no library had asked for it yet
+    sys.argv = ["lmi_vllm", *arguments]
+    setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
+    try:
+        runpy.run_module("lmi_vllm", run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 (what the interpreter does with it, too)
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What fails beside other tests is tried once more, alone, and named."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.run_together import MAX_RETRIED, run_together
+
+FILES = ("test_one.py", "test_two.py")
+PASSES = "def test_passes(): pass\n"
+FAILS_ONCE = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("way", ["a b::c/d"])
+def test_fails_once(way):
+    path = Path(__file__).with_name("seen")
+    was_there = path.exists()
+    path.touch()
+    assert was_there
+"""
+FAILS = "def test_fails(): assert 0\n"
+MANY = "".join(f"def test_{number}(): assert 0\n" for number in range(MAX_RETRIED + 1))
+CANNOT_START = "@pytest.fixture\ndef no(): 1 / 0\ndef test_error(no): pass\n"
+NO_PYTHON = "def ("
+TOO_MANY = """
+def pytest_sessionfinish(session):
+    session.exitstatus = 1
+"""
+ENDS = "import os\ndef test_end(): os._exit(3)\n"
+NAMED = "failed beside others, passed alone: test_one.py::test_fails_once[a b::c/d]"
+
+
+@pytest.fixture(autouse=True)
+def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that happen to be installed take seconds of each run."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "code", "said"),
+    [
+        pytest.param(PASSES, PASSES, 0, "2 passed", id="all pass"),
+        pytest.param(FAILS_ONCE, PASSES, 0, NAMED, id="once"),
+        pytest.param(FAILS_ONCE, FAILS, 1, NAMED, id="once beside always"),
+        pytest.param(PASSES, FAILS, 1, "failed alone: test_two.py::test_fails", id="always"),
+        pytest.param(PASSES, f"import pytest\n{CANNOT_START}", 1, "failed alone", id="error"),
+        pytest.param(PASSES, MANY, 1, "6 tests failed: too many", id="many"),
+        pytest.param(PASSES, NO_PYTHON, 2, "failed alone: test_two.py", id="cannot be collected"),
+        pytest.param(PASSES, ENDS, 3, "crashed while running 'test_two.py::test_end'", id="ends"),
+        pytest.param("", "", 5, "no tests ran", id="nothing to run"),
+    ],
+)
+def test_retry_is_limited_and_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], one: str, two: str, code: int, said: str
+) -> None:
+    """Only what passes then is forgiven, and never without a message."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (tmp_path / "test_one.py").write_text(one, encoding="utf-8")
+    (tmp_path / "test_two.py").write_text(two, encoding="utf-8")
+
+    assert run_together(FILES, ("-q",), tmp_path, tmp_path / "notes") == code
+    out = capfd.readouterr().out
+    assert said in out
+    assert ("passed alone" in out) == (one == FAILS_ONCE)
+
+
+def test_run_that_fails_without_a_failed_test_is_a_failure(tmp_path: Path) -> None:
+    """Too many engines, say: nothing is there to be tried again."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (tmp_path / "test_one.py").write_text(PASSES, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(TOO_MANY, encoding="utf-8")
+    assert run_together(FILES[:1], (), tmp_path, tmp_path / "notes") == 1
+
+
+def test_tests_of_a_file_stay_together(tmp_path: Path) -> None:
+    """They share their servers."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    shared = "import os, pathlib\nimport pytest\n@pytest.mark.parametrize('n', range(9))\n"
+    body = "def test_it(n): pathlib.Path(f'{os.getpid()}-{n}').touch()\n"
+    (tmp_path / "test_one.py").write_text(shared + body, encoding="utf-8")
+    assert run_together(FILES[:1], (), tmp_path, tmp_path / "notes") == 0
+    assert len({path.name.split("-")[0] for path in tmp_path.glob("*-?")}) == 1
