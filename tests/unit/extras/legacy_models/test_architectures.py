@@ -257,6 +257,28 @@ def test_distilbert_is_refused_before_it_is_fetched(
     assert not any("cannot be served" in text for text in chosen.errors)
 
 
+@pytest.mark.parametrize(
+    ("own", "fields"),
+    [
+        ("FalconForCausalLM", {}), ("GPT2LMHeadModel", {}), ("Phi3VForCausalLM", {}),
+        ("MptForCausalLM", {"n_heads": 4}), ("DbrxForCausalLM", {}),
+    ],
+)  # fmt: skip
+def test_adapters_without_lora_layers_are_refused_before_the_fetch(
+    tmp_path: Path, explained: ExplainRun, own: str, fields: dict[str, Any]
+) -> None:
+    """VLLM says it once the weights are loaded; without adapters the model is served."""
+    config = {"architectures": [own], **fields}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    environ = {"HF_MODEL_ID": str(tmp_path)}
+    [error] = explained("", environ | {"OPTION_ENABLE_LORA": "true"}).errors
+    assert "enable_lora (OPTION_ENABLE_LORA)" in error
+    assert "no LoRA layers" in error
+    assert explained("", environ).errors == []
+    other = {"OPTION_ENABLE_LORA": "true", "OPTION_MODEL_IMPL": "transformers"}
+    assert not any("LoRA layers" in text for text in explained("", environ | other).errors)
+
+
 @pytest.mark.parametrize("own", ["LlamaForCausalLM", "BaichuanForCausalLM", "Unheard"])
 def test_other_architectures_are_left_alone(tmp_path: Path, own: str) -> None:
     """Native ones, and those with tensors of another layout."""

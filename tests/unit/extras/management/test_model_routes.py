@@ -135,6 +135,11 @@ async def test_models_scaling_is_accepted(client: TestClient) -> None:
     (group,) = described[0]["models"][0]["workerGroups"]
     assert (group["minWorkers"], group["maxWorkers"]) == (2, 4)
     assert [worker["id"] for worker in group["workers"]] == [1, 2]
+    for asked, bounds in (("max_worker=8", (2, 8)), ("min_worker=3", (3, 8)), ("", (3, 8)),
+                          ("max_worker=1", (1, 1))):  # fmt: skip
+        answer = await client.put(f"/models/demo?{asked}")
+        stated = "min workers:{} max workers:{}".format(*bounds)
+        assert (await answer.json())["status"].endswith(stated), asked
     await client.put("/models/demo?min_worker=999999999")
     described = await (await client.get("/models/demo")).json()
     assert len(described[0]["models"][0]["workerGroups"][0]["workers"]) == 256
