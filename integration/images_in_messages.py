@@ -17,7 +17,7 @@ import pytest
 
 from integration.client import Answer, call
 from integration.conftest import RunningServer, StartServer, running_server
-from integration.torchvision_copy import NoTorchvisionError, torchvision_copy
+from integration.package_copies import NoPackageError, torchvision_copy
 
 pytestmark = pytest.mark.vllm
 
@@ -46,7 +46,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
 
     try:
         cache = torchvision_copy()
-    except NoTorchvisionError as error:
+    except NoPackageError as error:
         pytest.skip(str(error))
     published = tmp_path_factory.mktemp("published")
     shutil.copytree(cache, published, dirs_exist_ok=True)

@@ -16,7 +16,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 from integration.matrix.checkpoints import ARCHITECTURES, Architecture
 from integration.matrix.page import how
 from integration.matrix.run import run
-from integration.torchvision_copy import NoTorchvisionError, torchvision_copy
+from integration.package_copies import NoPackageError, torchvision_copy
 
 pytestmark = pytest.mark.vllm
 SAMPLE = {
@@ -56,7 +56,7 @@ def test_vision_model_matches_transformers(name: str, tmp_path: Path) -> None:
     served_as, least_tokens = SEEING[name]
     try:
         torchvision = torchvision_copy()
-    except NoTorchvisionError as error:
+    except NoPackageError as error:
         pytest.skip(str(error))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(torchvision), *sys.path])}
     command = [sys.executable, "-c", COMPARE, name, str(tmp_path)]

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from integration.torchvision_copy import torchvision_copy
+from integration.package_copies import torchvision_copy
 
 sys.path.insert(0, str(torchvision_copy()))  # before transformers looks for it
 

@@ -21,7 +21,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 from integration.client import call
 from integration.conftest import ServerProcess, start_server
 from integration.matrix.checkpoints import Architecture, Reference, build
-from integration.torchvision_copy import torchvision_copy
+from integration.package_copies import torchvision_copy
 from tests.support.vision_model import picture
 
 PROMPT: Final = "The capital of France is"

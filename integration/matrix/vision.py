@@ -1,6 +1,6 @@
 """Tiny random checkpoints that see, with the processor Transformers compares by.
 
-Importing this wants torchvision's transforms on the path (integration/torchvision_copy.py).
+Importing this wants torchvision's transforms on the path (integration/package_copies.py).
 """
 
 import json

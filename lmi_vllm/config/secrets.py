@@ -9,7 +9,9 @@ _SECRET_WORDS: Final = frozenset(
     {"token", "secret", "key", "pass", "password", "credentials"}
     | {"credential", "passwd", "apikey", "authtoken"}  # as other tools spell them
 )
-_OF_THE_MODEL: Final = re.compile(r"per_token$|_token_threshold|adapter_token$|_token_ids$")
+_OF_THE_MODEL: Final = re.compile(
+    r"per_token$|_token_threshold|adapter_token$|_token_ids$|token_lane$|header_key$"
+)
 _URL_LOGIN: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
 _URL_SIGNATURE: Final = re.compile(
     r"([?&](?:x-amz-signature|x-amz-credential|x-amz-security-token|signature|sig|token|"
@@ -21,7 +23,8 @@ _URL_SIGNATURE: Final = re.compile(
 def is_secret(name: str) -> bool:
     """Whether `name` has a secret's word as a whole word (`hf_token`, not `max_tokens`).
 
-    `..._per_token`, `..._token_threshold` and `max_...` refer to the model's tokens.
+    `..._per_token`, `..._token_threshold` and `max_...` refer to the model's tokens,
+    `..._header_key` of a header's name.
     """
     if _OF_THE_MODEL.search(name.lower()):
         return False

@@ -194,6 +194,12 @@ def test_words_of_the_model_s_tokens_are_no_secrets(explained: ExplainRun) -> No
     assert explained("", "HF_TOKEN=abc").option("HF_TOKEN")["value"] == "***"
 
 
+def test_name_of_a_header_is_no_secret(explained: ExplainRun) -> None:
+    """Though it is that of one which may carry some key."""
+    run = explained("", "SERVING_REQUEST_ID_HEADER_KEY=X-Amzn-Trace-Id")
+    assert run.option("request_id_header_key")["value"] == "X-Amzn-Trace-Id"
+
+
 @pytest.mark.parametrize(
     ("ending", "factor"),
     [*zip("kmgt", (10**3, 10**6, 10**9, 10**12), strict=True),
