@@ -10,7 +10,8 @@ from typing import ClassVar, Final
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import FILE, computes, no_effect, option, ours, refuses, warns
-from lmi_vllm.config.settings import ExtraSettings
+from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.origin import DEFAULT_ORIGIN
 from lmi_vllm.translate.draft import ArgumentDraft
 from lmi_vllm.translate.rules import served_task
@@ -26,6 +27,7 @@ _POOLING: Final[Mapping[str, str]] = MappingProxyType(
         "last_token": "LAST",
     }
 )
+_ZOO: Final = "djl://"  # its models of texts are converted for one of these engines
 _TOKENIZED: Final = "vLLM makes the model's inputs"
 # What says how texts are embedded or ranked, and means nothing where text is generated.
 _OF_TEXTS: Final = ("pooling", "normalize", "sigmoid", "truncation")
@@ -96,9 +98,18 @@ class TextEmbeddingSettings(ExtraSettings):
         return self.max_length or -1
 
 
+def is_translated(settings: Settings) -> bool:
+    """Whether LMI had a translator before the model: by its engine, or as a model of DJL's zoo."""
+    engine = settings.server.details["engine"]
+    is_of_zoo = (settings.model.model_id or "").startswith(_ZOO) and not engine.is_set
+    return is_of_zoo or settings.server.engine in EMBEDDING_ENGINES
+
+
 def configure(draft: ArgumentDraft) -> None:
     """Put how the model pools, and the task of a model that ranks; explicit arguments win."""
     asked = draft.settings.extra(TextEmbeddingSettings)
+    if is_translated(draft.settings) and not (draft.given("task") or draft.given("runner")):
+        draft.put("runner", "pooling", DEFAULT_ORIGIN)
     if asked.reranking:
         _rank(draft, asked)
     else:

@@ -10,9 +10,8 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.extras.text_embedding.options import TextEmbeddingSettings
+from lmi_vllm.extras.text_embedding.options import TextEmbeddingSettings, is_translated
 from lmi_vllm.extras.text_embedding.pooling import (
     parse_pooling_request,
     pooling_parameters,
@@ -67,7 +66,7 @@ class TextStep(RequestStep):
     def use(self, settings: Settings) -> None:
         """Take the settings of the model that is started next."""
         self._asked = settings.extra(TextEmbeddingSettings)
-        self._is_translated = settings.server.engine in EMBEDDING_ENGINES
+        self._is_translated = is_translated(settings)
 
     def undecoded(self, context: RequestContext) -> dict[str, Any] | None:
         """Return a list of texts or pairs as `inputs`; None of every other body."""

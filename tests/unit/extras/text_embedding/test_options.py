@@ -53,6 +53,17 @@ def test_sample_of_lmi_starts_with_one_warning(
     assert run.option("normalize")["value"] is False
 
 
+def test_model_of_djl_s_zoo_is_one_of_texts(explained: ExplainRun) -> None:
+    """Its address is enough, as in LMI's guide; an engine or a task that is set wins."""
+    model = "djl://ai.djl.huggingface.onnxruntime/BAAI/bge-base-en-v1.5"
+    zoo = {"HF_MODEL_ID": model, "SERVING_MIN_WORKERS": "1"}
+    run = explained("", zoo)
+    assert (run.errors, run.warnings) == ([], [])
+    assert (run.engine_args["model"], run.engine_args["runner"]) == ("BAAI/bge-base-en-v1.5", "pooling")
+    assert explained("", zoo | {"OPTION_ENGINE": "Python"}).engine_args["runner"] == "auto"
+    assert explained("", zoo | {"OPTION_TASK": "generate"}).engine_args["runner"] == "generate"
+
+
 @pytest.mark.parametrize(
     ("line", "pooling"),
     [("pooling=mean", "MEAN"), ("option.pooling=mean_tokens", "MEAN"),

@@ -152,6 +152,12 @@ async def test_one_text_is_one_vector_on_lmi_s_other_engines(
     assert await _ask(client, body) == (200, answer)
 
 
+async def test_model_of_djl_s_zoo_answers_as_on_these_engines(serve: ServeScripted) -> None:
+    """It ran on one, whether or not the engine is named."""
+    client = await _client(serve, EMBEDDER, model_id="djl://ai.djl.huggingface.rust/acme/bge")
+    assert await _ask(client, {"inputs": "a b"}) == (200, [3.0, 2.0])
+
+
 @pytest.mark.parametrize(
     ("options", "sent"),
     [
