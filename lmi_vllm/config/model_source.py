@@ -137,7 +137,7 @@ def _is_inside(settings: Settings, path: Path) -> bool:
 
 def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
     """The model that load_models names by a URL."""
-    url = str(finding.url)
+    url = _without_file_scheme(str(finding.url), settings.server.details["load_models"].origin)
     if looks_like_path(url):
         raise ModelSourceError(
             f"load_models names {url}, which does not exist: name a path, a URL, ALL or NONE"

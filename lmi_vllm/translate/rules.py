@@ -80,8 +80,6 @@ def task(draft: ArgumentDraft) -> None:
             f"{', '.join(_TASKS)}"
         )
     runner, convert = _TASKS.get(text, ("auto", "auto"))
-    if not setting.is_set and draft.settings.server.engine in EMBEDDING_ENGINES:
-        runner = "pooling"
     for argument, value in (("runner", runner), ("convert", convert)):
         explicit = draft.values.get(argument, value)
         if setting.is_set and explicit != value:

@@ -57,6 +57,7 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/gpu_suite_without_a_gpu.py": "nothing: it is the suite of another machine",
     "integration/hub_model_starts_the_engine.py": "integration/models_without_network.py",
     "integration/images_in_messages.py": "tests/contract/test_media_guard.py",
+    "integration/lmcache_on_the_real_engine.py": "tests/unit/extras/lmcache",
     "integration/mistral_tokenizers.py": "tests/unit/translate",
     "integration/models_equal_transformers.py": _FAMILIES,
     "integration/openapi_fuzz.py": "tests/fuzz, and integration/same_as_vllm_serve.py",

@@ -194,12 +194,13 @@ def _refuse_adapters(draft: ArgumentDraft) -> None:
     """Refuse LoRA on a class without layers for it."""
     overrides = draft.values.get("hf_overrides")
     named = overrides.get("architectures") if isinstance(overrides, Mapping) else None
-    served = (named or draft.architectures or ("",))[0]
+    own = draft.architectures[0] if draft.architectures else ""
+    served = str(named[0]) if isinstance(named, list) and named else own
     is_vllms = draft.values.get("model_impl") in (None, "auto", "vllm")
     if draft.values.get("enable_lora") is True and is_vllms and served in WITHOUT_LORA:
         draft.fail(
-            f"{draft.label('enable_lora')}: vLLM's {served} has no LoRA layers; start without it, "
-            f"or merge the adapter into the model's weights"
+            f"{draft.label('enable_lora')}: vLLM has no LoRA layers for {own or served}; start "
+            f"without it, or merge the adapter into the model's weights"
         )
 
 

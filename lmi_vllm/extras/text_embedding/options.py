@@ -101,7 +101,8 @@ class TextEmbeddingSettings(ExtraSettings):
 def is_translated(settings: Settings) -> bool:
     """Whether LMI had a translator before the model: by its engine, or as a model of DJL's zoo."""
     engine = settings.server.details["engine"]
-    is_of_zoo = (settings.model.model_id or "").startswith(_ZOO) and not engine.is_set
+    named = settings.model.model_id or settings.server.load_models
+    is_of_zoo = _ZOO in named and not engine.is_set
     return is_of_zoo or settings.server.engine in EMBEDDING_ENGINES
 
 

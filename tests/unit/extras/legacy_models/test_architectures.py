@@ -14,6 +14,8 @@ from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import Devices
 from tests.unit.conftest import ExplainRun
 
+OTHER_CLASS = '{"architectures": ["LlamaForCausalLM"]}'
+
 
 def mapped(
     folder: Path, architecture: str, fields: dict[str, Any] | None = None, **arguments: Any
@@ -273,10 +275,19 @@ def test_adapters_without_lora_layers_are_refused_before_the_fetch(
     environ = {"HF_MODEL_ID": str(tmp_path)}
     [error] = explained("", environ | {"OPTION_ENABLE_LORA": "true"}).errors
     assert "enable_lora (OPTION_ENABLE_LORA)" in error
-    assert "no LoRA layers" in error
+    assert f"no LoRA layers for {own}" in error
     assert explained("", environ).errors == []
-    other = {"OPTION_ENABLE_LORA": "true", "OPTION_MODEL_IMPL": "transformers"}
-    assert not any("LoRA layers" in text for text in explained("", environ | other).errors)
+    for other in ({"OPTION_MODEL_IMPL": "transformers"}, {"OPTION_HF_OVERRIDES": OTHER_CLASS}):
+        chosen = explained("", environ | {"OPTION_ENABLE_LORA": "true"} | other)
+        assert not any("LoRA layers" in text for text in chosen.errors)
+
+
+@pytest.mark.parametrize("named", ['["GPT2LMHeadModel"]', "[]", "5", '"x"', "[{}]", "null"])
+def test_overrides_of_a_model_without_a_configuration(explained: ExplainRun, named: str) -> None:
+    """Whatever they hold, what vLLM would look up is judged; the rest is vLLM's to refuse."""
+    environ = {"OPTION_ENABLE_LORA": "true", "HF_MODEL_ID": "acme/m"}
+    run = explained("", environ | {"OPTION_HF_OVERRIDES": f'{{"architectures": {named}}}'})
+    assert any("LoRA layers" in text for text in run.errors) == ("GPT2" in named)
 
 
 @pytest.mark.parametrize("own", ["LlamaForCausalLM", "BaichuanForCausalLM", "Unheard"])

@@ -53,13 +53,26 @@ def test_sample_of_lmi_starts_with_one_warning(
     assert run.option("normalize")["value"] is False
 
 
+@pytest.mark.parametrize("line", ["engine=Rust", "option.engine=OnnxRuntime", "engine=pytorch"])
+def test_engine_of_texts_pools_unless_a_task_says_not(line: str, explained: ExplainRun) -> None:
+    """Whatever class the model has."""
+    run = explained(f"{line}\noption.model_id=BAAI/bge-base-en-v1.5")
+    assert (run.engine_args["runner"], run.engine_args["convert"]) == ("pooling", "auto")
+    run = explained(f"{line}\noption.model_id=a/b\noption.task=text-generation")
+    assert run.engine_args["runner"] == "generate"
+
+
 def test_model_of_djl_s_zoo_is_one_of_texts(explained: ExplainRun) -> None:
     """Its address is enough, as in LMI's guide; an engine or a task that is set wins."""
     model = "djl://ai.djl.huggingface.onnxruntime/BAAI/bge-base-en-v1.5"
     zoo = {"HF_MODEL_ID": model, "SERVING_MIN_WORKERS": "1"}
     run = explained("", zoo)
     assert (run.errors, run.warnings) == ([], [])
-    assert (run.engine_args["model"], run.engine_args["runner"]) == ("BAAI/bge-base-en-v1.5", "pooling")
+    assert run.engine_args["model"] == "BAAI/bge-base-en-v1.5"
+    assert run.engine_args["runner"] == "pooling"
+    listed = explained("", {}, "-m", f"bge={model}")
+    assert listed.engine_args["model"] == "BAAI/bge-base-en-v1.5"
+    assert listed.engine_args["runner"] == "pooling"
     assert explained("", zoo | {"OPTION_ENGINE": "Python"}).engine_args["runner"] == "auto"
     assert explained("", zoo | {"OPTION_TASK": "generate"}).engine_args["runner"] == "generate"
 
