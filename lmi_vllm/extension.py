@@ -117,8 +117,8 @@ class Extra:
     named_engines: "Mapping[str, Lazy[Callable[[Mapping[str, str]], EngineFactory]]]" = field(
         default_factory=lambda: MappingProxyType({})
     )
-    # The client for URLs inside messages; at most one extra has it.
-    media: "Lazy[FetchMedia] | None" = None
+    # What makes the client for URLs inside messages; at most one extra has it.
+    media: "Lazy[Callable[[], FetchMedia]] | None" = None
     # What tries a grammar before the engine sees it, made with the seconds and the thread of its
     # trials; at most one extra has it.
     grammar_trials: "Lazy[Callable[[float, ThreadPoolExecutor], GrammarTrials]] | None" = None

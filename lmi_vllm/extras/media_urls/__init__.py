@@ -4,4 +4,4 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(media=Lazy("lmi_vllm.extras.media_urls.fetch:fetch_media"))
+EXTRA: Final = Extra(media=Lazy("lmi_vllm.extras.media_urls.fetch:MediaClient"))

@@ -7,19 +7,24 @@ of the host, DNS rebinding or redirect can pass it.
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from lmi_vllm.engine.base import MediaRefusedError
 from lmi_vllm.messages import MediaPolicy
+from lmi_vllm.telemetry.records import current_record
 
 MAX_REDIRECTS: Final = 5
 CHUNK_BYTES: Final = 64 << 10
+MAX_LOOKUPS: Final = 8  # names of one client that are looked up at a time
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _FIRST_ERROR: Final = 400
+_SCOPE: Final = 3  # where an address of IPv6 has the number of its link
 # Azure answers for its machines at a public address; the other clouds' are link-local or private.
 _CLOUD_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
 # DNS64 gives addresses here for hosts that have IPv4 only (RFC 6052); the last four bytes count.
@@ -50,54 +55,116 @@ def _is_public(address: IPAddress) -> bool:
     return address.is_global and not is_known
 
 
-async def fetch_media(
-    url: str,
-    policy: MediaPolicy,
-    domains: Collection[str] = (),
-    *,
-    silence_seconds: float | None = None,
-    max_bytes: int | None = None,
-    follows_redirects: bool = True,
-) -> bytes:
-    """Return the bytes at `url`, within the policy's size and time, redirects included.
+class _Names(AbstractResolver):
+    """Looks names up, each client's in threads of its own.
 
-    `domains` are the only hosts allowed, where there are any; each redirect is held to them.
-
-    Raises:
-        MediaRefusedError: the URL is not allowed, the media too large or late, or the fetch failed.
+    A look-up cannot be ended, and a name server that does not answer takes it half a minute. The
+    threads that the event loop shares are for everything else.
     """
-    limit = min(policy.max_bytes, max_bytes or policy.max_bytes)
-    guard = _Guard(policy)
-    hops = MAX_REDIRECTS if follows_redirects else 0
-    try:
-        async with asyncio.timeout(policy.seconds), guard.session(silence_seconds) as session:
-            return await _follow(session, url, domains, hops, limit)
-    except TimeoutError as error:
-        raise MediaRefusedError(
-            f"the media did not arrive within LMI_MEDIA_TIMEOUT ({policy.seconds:g} s)"
-        ) from error
-    except aiohttp.InvalidURL as error:
-        raise MediaRefusedError("the media URL is not valid") from error
-    except (aiohttp.ClientError, OSError, UnicodeError, ValueError) as error:
-        if guard.has_refused:
+
+    def __init__(self, look_up: Callable[..., Any]) -> None:
+        self._look_up = look_up
+        self._threads: dict[str, ThreadPoolExecutor] = {}  # by client
+        self._running: dict[str, set[Future[Any]]] = {}
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a host."""
+        record = current_record()
+        client = "" if record is None else record.source
+        self._forget_ended()
+        if client not in self._threads:
+            self._threads[client] = ThreadPoolExecutor(MAX_LOOKUPS, "media-name")
+            self._running[client] = set()
+        how = {"family": family, "type": socket.SOCK_STREAM, "flags": socket.AI_ADDRCONFIG}
+        looking = self._threads[client].submit(self._look_up, host, port, **how)
+        self._running[client].add(looking)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=_numeric(address),
+                port=address[1],
+                family=found,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for found, _, protocol, _, address in await asyncio.wrap_future(looking)
+        ]
+
+    def _forget_ended(self) -> None:
+        for client, looking in tuple(self._running.items()):
+            if all(one.done() for one in looking):
+                del self._running[client]
+                self._threads.pop(client).shutdown(wait=False)
+
+    async def close(self) -> None:
+        """Nothing: it is for every fetch."""
+
+
+def _numeric(address: Any) -> str:
+    """Return an address of getaddrinfo as text, a link's scope included."""
+    host, scope = str(address[0]), address[3] if len(address) > _SCOPE else 0
+    return f"{host}%{scope}" if scope and "%" not in host else host
+
+
+class MediaClient:
+    """Fetches what URLs inside messages name; a server has one."""
+
+    def __init__(self, look_up: Callable[..., Any] = socket.getaddrinfo) -> None:
+        self._names = _Names(look_up)
+
+    async def __call__(
+        self,
+        url: str,
+        policy: MediaPolicy,
+        domains: Collection[str] = (),
+        *,
+        silence_seconds: float | None = None,
+        max_bytes: int | None = None,
+        follows_redirects: bool = True,
+    ) -> bytes:
+        """Return the bytes at `url`, within the policy's size and time, redirects included.
+
+        `domains` are the only hosts allowed, where there are any; each redirect is held to them.
+
+        Raises:
+            MediaRefusedError: the URL is not allowed, the media too large or late, or the fetch
+                failed.
+        """
+        limit = min(policy.max_bytes, max_bytes or policy.max_bytes)
+        guard = _Guard(policy, self._names)
+        hops = MAX_REDIRECTS if follows_redirects else 0
+        try:
+            async with asyncio.timeout(policy.seconds), guard.session(silence_seconds) as session:
+                return await _follow(session, url, domains, hops, limit)
+        except TimeoutError as error:
             raise MediaRefusedError(
-                "the media URL does not lead to a public address; LMI_MEDIA_ALLOW_PRIVATE=true "
-                "on the server allows others"
+                f"the media did not arrive within LMI_MEDIA_TIMEOUT ({policy.seconds:g} s)"
             ) from error
-        raise MediaRefusedError("the media URL cannot be fetched") from error
+        except aiohttp.InvalidURL as error:
+            raise MediaRefusedError("the media URL is not valid") from error
+        except (aiohttp.ClientError, OSError, UnicodeError, ValueError) as error:
+            if guard.has_refused:
+                raise MediaRefusedError(
+                    "the media URL does not lead to a public address; "
+                    "LMI_MEDIA_ALLOW_PRIVATE=true on the server allows others"
+                ) from error
+            raise MediaRefusedError("the media URL cannot be fetched") from error
 
 
 class _Guard:
     """Makes the client of one fetch, for public addresses unless the policy allows all."""
 
-    def __init__(self, policy: MediaPolicy) -> None:
+    def __init__(self, policy: MediaPolicy, names: AbstractResolver) -> None:
         self._allows_private = policy.allows_private
+        self._names = names
         self.has_refused = False
 
     def session(self, silence_seconds: float | None) -> aiohttp.ClientSession:
         """Return a client that connects through `open_socket` alone and keeps no cookies."""
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(socket_factory=self.open_socket),
+            connector=aiohttp.TCPConnector(resolver=self._names, socket_factory=self.open_socket),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=silence_seconds, sock_read=silence_seconds
             ),

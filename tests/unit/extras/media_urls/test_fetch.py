@@ -6,16 +6,20 @@ The servers are real and on the loopback, so what has to be reached is fetched w
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from lmi_vllm.engine.base import MediaRefusedError
-from lmi_vllm.extras.media_urls.fetch import fetch_media, is_public
+from lmi_vllm.extras.media_urls.fetch import MAX_LOOKUPS, MediaClient, is_public
 from lmi_vllm.messages import MediaPolicy
+from lmi_vllm.telemetry.records import RequestRecord, enter_record
 
+fetch_media = MediaClient()
 OPEN = MediaPolicy(allows_private=True, max_bytes=1000, seconds=20)
 CLOSED = MediaPolicy(max_bytes=1000, seconds=20)
 PRIVATE = (
@@ -170,3 +174,34 @@ async def test_fetch_media_uses_no_proxy_of_the_environment(
     with pytest.raises(MediaRefusedError):
         await fetch_media("http://169.254.169.254/latest/meta-data", CLOSED)
     assert behind.visits == []
+
+
+async def test_names_that_hang_hold_up_no_other_work(site: tuple[str, Site]) -> None:
+    """A client's name server that never answers costs that client, and no thread of the loop."""
+    url, _ = site
+    answers, asked = threading.Event(), list[str]()
+
+    def look_up(host: str, *given: Any, **how: Any) -> Any:
+        if host == "hangs.example":
+            asked.append(host)
+            answers.wait()
+        return socket.getaddrinfo("127.0.0.1", *given, **how)
+
+    fetch = MediaClient(look_up)
+
+    async def fetched(client: str, address: str) -> bytes:
+        enter_record(RequestRecord("id", "POST", "/", "/", client, "lmi"))
+        return await fetch(address, OPEN)
+
+    slow = f"{url.replace('127.0.0.1', 'hangs.example')}/image"
+    hanging = [asyncio.create_task(fetched("192.0.2.1", slow)) for _ in range(5 * MAX_LOOKUPS)]
+    try:
+        while len(asked) < MAX_LOOKUPS:  # noqa: ASYNC110 (threads ask)
+            await asyncio.sleep(0)
+        fast = f"{url.replace('127.0.0.1', 'fast.example')}/image"
+        assert await asyncio.create_task(fetched("192.0.2.2", fast)) == b"image"
+        assert await asyncio.wait_for(asyncio.to_thread(str, 1), 10) == "1"
+        assert len(asked) == MAX_LOOKUPS
+    finally:
+        answers.set()
+    assert set(await asyncio.gather(*hanging)) == {b"image"}
