@@ -1,6 +1,7 @@
 """One format for every line of the log, vLLM's included: text for people, or JSON."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from typing import Final, Literal, TextIO
 
 import orjson
 
-from lmi_vllm.telemetry.log_handler import QueuedHandler, ignore_dropped
+from lmi_vllm.telemetry.log_handler import QueuedHandler, drop_what_waits, ignore_dropped
 
 Format = Literal["text", "json"]
 
@@ -25,6 +26,7 @@ LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
         "off": logging.CRITICAL + 1,
     }
 )
+_STDERR: Final = 2
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -92,7 +94,13 @@ def configure_logging(
 
     `mask` hides secrets, also in libraries' lines: vLLM prints its configuration.
     """
-    handler = QueuedHandler(sys.stderr.fileno(), count_dropped)
+    descriptor = sys.stderr.fileno()
+    if descriptor == _STDERR:
+        descriptor = drop_what_waits(_STDERR)
+        sys.stderr = os.fdopen(
+            descriptor, "w", 1, "utf-8", errors="backslashreplace", closefd=False
+        )  # a print of a start waits, and never fails
+    handler = QueuedHandler(descriptor, count_dropped)
     handler.setFormatter(JsonFormatter(mask) if kind == "json" else TextFormatter(mask))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)

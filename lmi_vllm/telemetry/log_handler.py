@@ -7,6 +7,7 @@ write waits. In the event loop that would stop every stream, in the engine every
 import logging
 import multiprocessing.util
 import os
+import stat
 import sys
 import threading
 import weakref
@@ -38,6 +39,25 @@ def print_lines(*lines: str) -> None:
     The short wait keeps the lines of a start in order.
     """
     write_within(PRINT_SECONDS, print, *lines, sep="\n", file=sys.stdout, flush=True)
+
+
+def drop_what_waits(descriptor: int) -> int:
+    """Make writes to a pipe fail where they would wait; return the pipe as it was, for a handler.
+
+    Libraries in C write to stderr past Python's logging: a warning of xgrammar's about a client's
+    schema, on the event loop. Only this descriptor changes: others share the pipe.
+    """
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return descriptor
+    try:  # each has flags of its own; an open for writing alone would wait for a reader
+        path, flags = f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK
+        waiting, dropping = os.open(path, flags), os.open(path, flags)
+    except OSError:  # no reader, another user's pipe, or no /proc
+        return descriptor
+    os.set_blocking(waiting, True)
+    os.dup2(dropping, descriptor)
+    os.close(dropping)
+    return waiting
 
 
 def ignore_dropped(_lines: int) -> None:

@@ -3,6 +3,8 @@
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -138,3 +140,33 @@ def test_printed_lines_do_not_wait_for_their_reader(monkeypatch: pytest.MonkeyPa
     assert has_returned
     assert len(found) == filled + 4
     os.close(reading)
+
+
+WRITES_PAST_LOGGING = """
+import ctypes, logging, sys
+from lmi_vllm.telemetry.log_format import configure_logging
+configure_logging("text", "INFO")
+library = ctypes.CDLL(None)
+wrote = [library.write(2, b"x" * 4096, 4096) for _ in range(64)]
+logging.warning("said")
+print(wrote.count(4096) < 64, flush=True)
+sys.stdin.read()
+print("printed", file=sys.stderr, flush=True)
+"""
+
+
+def test_libraries_that_write_to_stderr_themselves_wait_for_no_reader() -> None:
+    """What they write is lost where the pipe is full; lines of the log and prints are not."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITES_PAST_LOGGING],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    killer = threading.Timer(60, child.kill)
+    killer.start()
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "True\n"
+        _, found = child.communicate()
+    killer.cancel()
+    assert found.startswith("x" * 4096)
+    assert (found.count("WARNING root said\n"), found.count("printed\n")) == (1, 1)
