@@ -9,7 +9,7 @@ import contextlib
 import logging
 import re
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -51,6 +51,7 @@ _ACCEPTED: Final = 202
 class _Result:
     """The result of one request so far."""
 
+    client: str = ""
     task: asyncio.Task[None] | None = None
     head: Reply | None = None  # status, content type and headers, once known
     pieces: list[bytes] = field(default_factory=list)
@@ -60,7 +61,7 @@ class _Result:
 
 
 class DeferredResults:
-    """Results by token, evicted by least recent use.
+    """Results by token; the client that has the most loses those that it read least recently.
 
     Pieces become readable in steps of `batch`. A running request that is evicted is cancelled.
     """
@@ -77,6 +78,7 @@ class DeferredResults:
         self._max_bytes = max_bytes
         self._failed = statuses.of_fault(Fault.ENGINE, Dialect.LMI)  # LMI's for every failure
         self._results: OrderedDict[str, _Result] = OrderedDict()
+        self._bytes = 0  # of all of them
 
     def __len__(self) -> int:
         return len(self._results)
@@ -84,8 +86,9 @@ class DeferredResults:
     def start(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         """Run `work` in the background and return the reply with its token."""
         token = str(uuid.uuid4())
-        result = self._results[token] = _Result()
-        result.task = asyncio.create_task(self._collect(work, result))
+        record = current_record()
+        result = self._results[token] = _Result("" if record is None else record.source)
+        result.task = asyncio.create_task(self._collect(work, token, result))
         self._evict()
         return Reply(200, "text/plain", headers=_next(token))
 
@@ -116,7 +119,7 @@ class DeferredResults:
         body = b"".join(result.pieces[start:end])
         return replace(result.head, body=body, headers={**result.head.headers, **headers})
 
-    async def _collect(self, work: Coroutine[Any, Any, Reply], result: _Result) -> None:
+    async def _collect(self, work: Coroutine[Any, Any, Reply], token: str, result: _Result) -> None:
         record, status = current_record(), self._failed
         if record is not None:  # the request itself ends with its token
             record = record.background()
@@ -126,11 +129,11 @@ class DeferredResults:
             status = reply.status
             result.head = replace(reply, body=b"", stream=None)
             if reply.stream is None:
-                self._add(result, reply.body)
+                self._add(token, reply.body)
                 return
             async with contextlib.aclosing(_closable(reply)) as rows:
                 async for row in rows:
-                    self._add(result, row)
+                    self._add(token, row)
         except LmiError as error:
             status, result.failure = self._failed, error.text
         except Exception:
@@ -142,20 +145,33 @@ class DeferredResults:
             result.is_done = True
             self._evict()
 
-    def _add(self, result: _Result, piece: bytes) -> None:
+    def _add(self, token: str, piece: bytes) -> None:
+        if (result := self._results.get(token)) is None:
+            return  # evicted
         result.pieces.append(piece)
         result.size += len(piece)
+        self._bytes += len(piece)
+        self._evict()
 
     def _evict(self) -> None:
-        """Evict results until the limits hold: finished ones first, then running ones."""
-        while len(self._results) > 1 and (
-            len(self._results) > self._capacity
-            or sum(result.size for result in self._results.values()) > self._max_bytes
-        ):
-            newest = next(reversed(self._results))
-            finished = (token for token, result in self._results.items() if result.is_done)
-            token = next((one for one in finished if one != newest), next(iter(self._results)))
-            result = self._results.pop(token)
+        """Evict results until the limits hold: a client's finished ones first, then running ones.
+
+        One client's many, or large ones cost no other its own.
+        """
+        while len(self._results) > 1:
+            if len(self._results) > self._capacity:
+                held = Counter(result.client for result in self._results.values())
+            elif self._bytes > self._max_bytes:
+                held = Counter()
+                for result in self._results.values():
+                    held[result.client] += result.size
+            else:
+                return
+            client, newest = held.most_common(1)[0][0], next(reversed(self._results))
+            own = [one for one, result in self._results.items() if result.client == client]
+            finished = (one for one in own if self._results[one].is_done and one != newest)
+            result = self._results.pop(next(finished, own[0]))
+            self._bytes -= result.size
             if result.task is not None and not result.is_done:
                 result.task.cancel()
 

@@ -2,16 +2,19 @@
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.errors import PayloadError
+from lmi_vllm.errors import BadParameterError, PayloadError
 from lmi_vllm.extras.deferred.results import DeferredResults, deferring
 from lmi_vllm.extras.scripted.engine import Fail
+from lmi_vllm.messages import Reply
 from lmi_vllm.server.context import ServerEvents, error_statuses
+from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.unit.extras.deferred.conftest import keep
@@ -183,6 +186,38 @@ async def test_deferred_results_are_bounded(serve: ServeScripted, engine: GatedE
     assert (statuses[1], len(results)) == (400, 2)
     engine.gate.set()
     await until(lambda: queue_of(client).in_flight == 0)
+
+
+async def test_results_of_one_client_cost_no_other_its_own() -> None:
+    """Many small ones, or one that grows without an end: theirs go, finished or not."""
+    results, ends = DeferredResults(capacity=4, max_bytes=1000), asyncio.Event()
+
+    async def rows(size: int) -> AsyncIterator[bytes]:
+        while not ends.is_set():
+            yield b"x" * size
+            await asyncio.sleep(0)
+            if size < 10:
+                return
+
+    async def asked(client: str, size: int) -> str:
+        enter_record(RequestRecord("id", "POST", "/", "/", client, "lmi"))
+
+        async def answer() -> Reply:
+            return Reply(200, "text/plain", stream=rows(size))
+
+        return results.start(answer()).headers["x-next-token"]
+
+    mine = await asyncio.create_task(asked("192.0.2.1", 1))
+    for _ in range(20):
+        await asyncio.create_task(asked("192.0.2.2", 1))
+    assert results.read(mine, {}).status in (200, 202)
+    endless = await asyncio.create_task(asked("192.0.2.3", 100))
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    with pytest.raises(BadParameterError):
+        results.read(endless, {})
+    ends.set()
+    assert results.read(mine, {}).body == b"x"
 
 
 async def test_deferred_results_are_bounded_in_bytes(
