@@ -35,7 +35,7 @@ from lmi_vllm.server.model_manager import MakeSupervisor
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.supervisor import Outcome, Supervisor
-from lmi_vllm.sources.local import file_url_path
+from lmi_vllm.sources.local import file_url_path, without_file_scheme
 from lmi_vllm.sources.trusted_folders import untrusted_code_reason
 
 logger = logging.getLogger(__name__)
@@ -144,10 +144,10 @@ class ModelSlot:
     async def _plan(self, new: NewModel) -> tuple[StartPlan, Settings]:
         try:
             typed = _command_line(self._typed, new)
-            settings = load_settings(_without_chosen_models(self._environ), typed)
-            settings = await complete_settings(
-                settings, typed, self._environ, self._service.lifecycle.start
-            )
+            environ = _without_chosen_models(self._environ)
+            settings = load_settings(environ, typed)
+            start = self._service.lifecycle.start
+            settings = await complete_settings(settings, typed, environ, start)
             plan = await asyncio.to_thread(plan_start, settings, self._environ, self._exports)
         except ResourceNotFoundError:
             raise
@@ -158,7 +158,7 @@ class ModelSlot:
             raise (ModelCapacityError if is_memory else BadParameterError)(error.text) from error
         if plan is None:
             raise ResourceNotFoundError(f"there is no model at {new.url}", "ModelNotFoundException")
-        await asyncio.to_thread(_check_code, plan, settings)
+        await asyncio.to_thread(_check_code, plan, settings, new.url)
         return _named(plan, new.name), settings
 
     def _refuse(self, new: NewModel) -> None:
@@ -193,21 +193,25 @@ def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:
     return replace(typed, model=path, demo=False, models="NONE")
 
 
-def _check_code(plan: StartPlan, settings: Settings) -> None:
-    """Check that no other user could change code which the folder of the model brings.
+def _check_code(plan: StartPlan, settings: Settings, url: str) -> None:
+    """Check that no other user could change code which the model at `url` brings.
 
     Raises:
         BadParameterError: one could.
     """
     folder, model = plan.model.directory, settings.model
-    if folder is None:
-        return
-    entry = folder / str(model.entry_point or CODE_FILE)  # which may lie elsewhere
-    is_run = settings.server.lmi_custom_code != "none"
-    brings_code = is_run and (entry.is_file() or (folder / "requirements.txt").is_file())
-    if not brings_code and not (model.trust_remote_code and any(folder.rglob("*.py"))):
-        return
-    for place in (folder, entry) if entry.is_file() else (folder,):
+    weights = Path(plan.model.model)  # another folder where option.model_id names one
+    places = []
+    if folder is not None and settings.server.lmi_custom_code != "none":
+        entry = folder / str(model.entry_point or CODE_FILE)  # which may lie elsewhere
+        has_requirements = (folder / "requirements.txt").is_file()
+        places += [folder, entry] if entry.is_file() else [folder] * has_requirements
+    if model.trust_remote_code:
+        found = [one for one in (folder, weights) if one is not None and one.is_dir()]
+        places += [one for one in found if any(one.rglob("*.py"))]
+    if places and (archive := Path(without_file_scheme(url))).is_file():
+        places.append(archive)  # what it was unpacked to is this user's
+    for place in places:
         if reason := untrusted_code_reason(place, "code of a model that is registered over HTTP"):
             raise BadParameterError(f"url: the model brings code, and {reason}")
 

@@ -1,5 +1,6 @@
 """A server without a model: POST /models loads one, DELETE frees its place."""
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.server.conftest import Engines, Serve, Serving, engines, serve, until
 
 __all__ = ["engines", "serve"]
 
+CODE = "model.py"
 URL = "/models?url=some/model&model_name=one"
 
 
@@ -108,6 +110,40 @@ async def test_code_that_others_can_change_is_refused(
     (folder / name).unlink()
     (folder / "serving.properties").unlink()
     assert (await empty.ask("POST", f"/models?url={folder}")).status == 200
+
+
+async def test_code_of_another_folder_that_others_can_change_is_refused(
+    empty: Serving, tmp_path: Path
+) -> None:
+    """`option.model_id` names where the weights are, and the model's own classes beside them."""
+    folder, weights = tmp_path / "mine", tmp_path / "shared"
+    for one in (folder, weights):
+        one.mkdir()
+    (weights / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (weights / "modeling.py").touch()
+    properties = f"option.model_id={weights}\noption.trust_remote_code=true\n"
+    (folder / "serving.properties").write_text(properties)
+    weights.chmod(0o777)
+    answer = await empty.ask("POST", f"/models?url={folder}")
+    assert (answer.status, f"{weights} is world-writable" in answer.json["message"]) == (400, True)
+    weights.chmod(0o755)
+    assert (await empty.ask("POST", f"/models?url={folder}")).status == 200
+
+
+async def test_code_in_an_archive_that_others_can_change_is_refused(
+    empty: Serving, tmp_path: Path
+) -> None:
+    """It is unpacked to a folder of this user's: the archive is what counts."""
+    archive = tmp_path / "mine.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for name, text in (("config.json", '{"architectures": ["LlamaForCausalLM"]}'), (CODE, "")):
+            (tmp_path / name).write_text(text)
+            packed.add(tmp_path / name, name)
+    archive.chmod(0o666)
+    answer = await empty.ask("POST", f"/models?url={archive}")
+    assert (answer.status, f"{archive} is world-writable" in answer.json["message"]) == (400, True)
+    archive.chmod(0o644)
+    assert (await empty.ask("POST", f"/models?url={archive}")).status == 200
 
 
 async def test_health_stays_while_a_model_loads(empty: Serving, engines: Engines) -> None:
