@@ -5,7 +5,7 @@ Each promise below has a contract test that runs over every engine (`tests/contr
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
 from lmi_vllm.messages import (
@@ -167,9 +167,17 @@ class FetchMedia(Protocol):
         ...
 
 
-# Compiles a grammar: its matcher, and the lengths of the vocabulary's tokens in bytes. None if
-# another library compiles it; an exception says what is wrong with it.
-CompileGrammar = Callable[[], tuple[Any, Any] | None]
+class TriedGrammar(NamedTuple):
+    """A compiled grammar in vLLM's form, and what it takes to walk it."""
+
+    grammar: Any
+    bitmask: Any  # of one row, for the tokens that may come next
+    lengths: Any  # of the vocabulary's tokens
+    ends: Any  # token ids
+
+
+# An exception says what is wrong with the grammar.
+CompileGrammar = Callable[[], TriedGrammar]
 
 
 class GrammarTrials(Protocol):

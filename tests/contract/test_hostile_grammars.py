@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from typing import Any
 
@@ -132,9 +133,33 @@ def test_cheap_constraint_passes(
     assert chunk.tokens
 
 
-def test_guard_can_be_switched_off(run: LoopThread) -> None:
-    """LMI_GRAMMAR_TIMEOUT=0 leaves constraints to vLLM alone."""
+# Only Outlines takes the first: vLLM's engine would have it for all, also for what it lacks.
+OTHER_LIBRARIES: dict[str, tuple[dict[str, Any], str]] = {
+    "outlines": (
+        {
+            "json": {
+                "type": "object",
+                "properties": {"a": {"type": "number", "multipleOf": 2}},
+                "patternProperties": {"^x": {"type": "integer"}},
+            }
+        },
+        r"\{.*",
+    ),
+    "guidance": (
+        {"json": {"type": "integer", "multipleOf": 1000, "minimum": 1, "maximum": 9999}},
+        r"[1-9]000",
+    ),
+    "xgrammar": ({"json_object": True}, r"\{.*"),
+    "a grammar": ({"grammar": 'root ::= "a" | "b"'}, "a|b"),
+}
+
+
+def test_each_constraint_is_compiled_by_its_own_library(run: LoopThread) -> None:
+    """Whichever came first; and LMI_GRAMMAR_TIMEOUT=0 leaves constraints to vLLM alone."""
     engine = start_demo_engine(run, grammar_timeout=0)
+    for constraint, text in OTHER_LIBRARIES.values():
+        (chunk,) = run(collect(engine, job(constraint)))
+        assert re.fullmatch(text, chunk.text, re.DOTALL)
     (bound,) = run(collect(engine, job({"regex": "[0-9]{3}"})))
     (plain,) = run(collect(engine, GenerationJob("plain", PROMPT, {"max_tokens": 3})))
     assert bound.text.isdigit()
@@ -154,6 +179,26 @@ async def test_grammars_are_refused_without_the_trials_extra() -> None:
     guard = GrammarGuard(llm=None, trials=None)
     with pytest.raises(VLLMValidationError, match="needs the extra grammar_trials"):
         await guard.check(StructuredOutputsParams(regex="[0-9]"), 8, "")
+
+
+def test_constraint_of_any_library_is_tried(run: LoopThread, vllm_engine: Engine) -> None:
+    """What only another library takes is compiled by that one, in the child and in the engine."""
+    for constraint, text in OTHER_LIBRARIES.values():
+        (chunk,) = run(collect(vllm_engine, job(constraint)))
+        assert re.fullmatch(text, chunk.text, re.DOTALL)
+    states = "[ab]*a[ab]{18}"  # as many as there are words of 18 letters
+    slow = {"type": "object", "patternProperties": {states: {"type": "number", "multipleOf": 2}}}
+    with pytest.raises(PayloadError, match="refused"):
+        run(collect(vllm_engine, job({"json": slow})))
+
+
+def test_constraint_that_takes_long_to_check_is_refused(
+    run: LoopThread, vllm_engine: Engine
+) -> None:
+    """The event loop makes that check again, each time it comes."""
+    many = {"type": "object", "properties": {f"p{index}": {} for index in range(600)}}
+    with pytest.raises(PayloadError, match="the check of it takes"):
+        run(collect(vllm_engine, job({"json": {**many, "minProperties": 1, "maxProperties": 599}})))
 
 
 def test_slow_grammars_of_disconnected_clients_delay_no_request(

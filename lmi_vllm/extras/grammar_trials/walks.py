@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Final
 
+from lmi_vllm.engine.base import TriedGrammar
+
 WALK_SECONDS: Final = 0.5  # per walk, for a harmless grammar over a large vocabulary
 STEP_SECONDS: Final = 0.05  # processor time that one token may cost
 MEAN_SECONDS: Final = 0.01  # that the tokens of an answer may cost on average
@@ -20,19 +22,22 @@ MIN_TOKENS: Final = 16  # from which growth can be told
 _LEAST: Final = 1e-9  # seconds; a coarse clock may say 0, of which there is no power
 
 
-def walk(matcher: Any, lengths: Any, steps: int) -> None:
+def walk(tried: TriedGrammar, steps: int) -> None:
     """Ask for tokens as the engine would: what each costs may grow with the answer.
 
     Walks take the same token as long as they may (what a weak model does), the longest one (what
-    costs most), and random ones. `lengths` are those of the vocabulary's tokens, in bytes.
+    costs most), and random ones.
 
     Raises:
         ValueError: one token cost too much, or would before the answer ends.
     """
-    walks: list[Callable[[Any], Any]] = [_Persistent(), lambda ids: ids[lengths[ids].argmax()]]
+    walks: list[Callable[[Any], Any]] = [
+        _Persistent(),
+        lambda ids: ids[tried.lengths[ids].argmax()],
+    ]
     walks += [random.Random(seed).choice for seed in (1, 2)]
     for choose in walks:
-        costs, is_whole = _walk_once(matcher, len(lengths), steps, choose)
+        costs, is_whole = _walk_once(tried, steps, choose)
         check_costs(costs, steps, is_whole=is_whole)
 
 
@@ -50,39 +55,33 @@ class _Persistent:
 
 
 def _walk_once(
-    matcher: Any, vocab_size: int, steps: int, choose: Callable[[Any], Any]
+    tried: TriedGrammar, steps: int, choose: Callable[[Any], Any]
 ) -> tuple[list[float], bool]:
     """Return the processor seconds of each token, and whether the walk came to an end."""
-    import numpy as np  # noqa: PLC0415 - it and xgrammar come with vLLM
-    import xgrammar  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415 - it comes with vLLM
 
-    matcher.reset()
-    mask = xgrammar.allocate_token_bitmask(1, vocab_size)
-    ends = np.array(matcher.stop_token_ids)
+    grammar = tried.grammar
+    grammar.reset()
     deadline = time.thread_time() + WALK_SECONDS
     costs: list[float] = []
-    while len(costs) < steps and not matcher.is_terminated():
+    while len(costs) < steps and not grammar.is_terminated():
         if time.thread_time() > deadline or (costs and costs[-1] > STEP_SECONDS):
             return costs, False
         began = time.thread_time()
-        matcher.fill_next_token_bitmask(mask, 0)
+        grammar.fill_bitmask(tried.bitmask, 0)
         cost = time.thread_time() - began
-        allowed = np.setdiff1d(_allowed(mask, vocab_size), ends, assume_unique=True)
+        bits = np.unpackbits(tried.bitmask.numpy().view(np.uint8), bitorder="little")
+        allowed = np.setdiff1d(
+            np.flatnonzero(bits[: len(tried.lengths)]), tried.ends, assume_unique=True
+        )
         if not len(allowed):
             break
         token = int(choose(allowed))
         began = time.thread_time()
-        matcher.accept_token(token)
+        if not grammar.accept_tokens("", [token]):
+            break
         costs.append(cost + time.thread_time() - began)
     return costs, True
-
-
-def _allowed(mask: Any, vocab_size: int) -> Any:
-    """Return the ids of the tokens that may come next."""
-    import numpy as np  # noqa: PLC0415
-
-    bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits[:vocab_size])
 
 
 def check_costs(costs: Sequence[float], steps: int, *, is_whole: bool) -> None:

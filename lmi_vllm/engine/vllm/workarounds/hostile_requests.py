@@ -1,10 +1,15 @@
 """Requests that would stall the engine, or use the server to reach into its network.
 
-Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine that
-cannot be stopped. Then it uses the grammar for each token inside the engine's step. A request of a
-few bytes can make both take minutes. So a child process of the extra grammar_trials does both
-first, and only fast grammars reach the engine. A trial cannot reach every state (behind a rare word
-that `logit_bias` forces, for example), so the scheduler ends a request whose grammar becomes slow.
+Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine, which
+cannot be stopped, and then asks it for each token inside the engine's step. Both can be made to
+take minutes by a request of a few bytes. So a child process of the extra grammar_trials does both
+first, and only what was quick reaches the engine. Before, vLLM checks it on the event loop: what
+takes long there is refused, too. What an answer seldom comes to (behind a rare word that
+`logit_bias` writes) is not tried: the scheduler ends a request whose grammar has become slow.
+
+vLLM chooses one of four libraries for each, and yet compiles with that of the first request that
+its engine had. After a schema that only Outlines takes, no other could have an object or a grammar;
+otherwise what only another library knows was left out of the answer. Each has its own here.
 
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
 tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
@@ -19,12 +24,15 @@ Numbers that are not finite: see `not_finite`; the schedulers that end such requ
 Upstream: https://github.com/vllm-project/vllm/issues/54003 (grammars), 57157 (media).
 Releases: 0.31 and later, with xgrammar 0.2.8.
 Shows: `minProperties` over 200 optional ones compiles for 15 s, `((a{1,100}){1,100}){1,100}` takes
-    over a second a token after 90, and all others wait; a URL is fetched from inside the network.
+    over a second a token after 90, and all others wait; after `patternProperties` beside
+    `multipleOf` every `json_object` is 500; a URL is fetched from inside the network.
 May go: when test_hostile_grammars.py, test_media_guard.py and the conversations of test_bridge.py
     of tests/contract hold without it.
 """
 
 import asyncio
+import copy
+import importlib
 import json
 import logging
 import time
@@ -36,6 +44,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+import torch
 import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
 from vllm.exceptions import VLLMValidationError
@@ -47,10 +56,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerBackend
+from vllm.v1.structured_output.backend_outlines import OutlinesBackend
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
-from lmi_vllm.engine.base import GrammarTrials, MediaRefusedError
+from lmi_vllm.engine.base import FetchMedia, GrammarTrials, MediaRefusedError, TriedGrammar
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
@@ -64,6 +77,17 @@ _UNTRIED: Final = (
     "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
     "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
 )
+# Processor time that vLLM's check may take, which it makes again on the event loop.
+CHECK_SECONDS: Final = 0.3
+_BACKENDS: Final = {
+    "xgrammar": XgrammarBackend,
+    "guidance": GuidanceBackend,
+    "outlines": OutlinesBackend,
+    "lm-format-enforcer": LMFormatEnforcerBackend,
+}
+_IMPORTED: Final = ("llguidance.hf", "llguidance.torch", "lmformatenforcer", "outlines_core")
+_AUTO: Final = "auto"  # the first of them, and others for what it lacks
+
 _RESPONSES: Final = "/v1/responses"
 _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
 _UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
@@ -81,8 +105,8 @@ class GrammarGuard:
 
     llm: Any
     trials: GrammarTrials | None
-    _backend: Any = None  # XgrammarBackend, once one is needed
-    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _vocabulary: "_Vocabulary | None" = None  # once one is needed
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
     def of(cls, llm: Any, seconds: float, thread: ThreadPoolExecutor) -> Self:
@@ -101,45 +125,52 @@ class GrammarGuard:
         """
         if self.trials is None:
             raise VLLMValidationError(_UNTRIED)
-        async with self._making:
-            if self._backend is None:
-                self._backend = await asyncio.to_thread(self._new_backend)
-        compile_grammar = partial(self._compiled, outputs)
+        async with self._reading:
+            if self._vocabulary is None:
+                self._vocabulary = await asyncio.to_thread(_Vocabulary, self.llm)
+        compile_grammar = partial(self._vocabulary.compiled, outputs)
         verdict = await self.trials.verdict(_named(outputs), compile_grammar, max_tokens, source)
         if verdict:
             raise VLLMValidationError(verdict)
 
-    def _new_backend(self) -> XgrammarBackend:
-        """Read the vocabulary once; children share it."""
-        config = self.llm.vllm_config
-        return XgrammarBackend(
-            config,
-            tokenizer=self.llm.renderer.tokenizer,
-            vocab_size=config.model_config.get_vocab_size(),
-        )
 
-    def _compiled(self, outputs: StructuredOutputsParams) -> tuple[Any, Any] | None:
-        config = self.llm.vllm_config
-        params = SamplingParams(structured_outputs=outputs)
-        params.verify(
-            config.model_config,
-            None,
-            config.structured_outputs_config,
-            self.llm.renderer.tokenizer,
-        )
+class _Vocabulary:
+    """The vocabulary as the libraries need it: read once, children share it."""
+
+    def __init__(self, llm: Any) -> None:
+        self._config, self._tokenizer = llm.vllm_config, llm.renderer.tokenizer
+        self._size = int(self._config.model_config.get_vocab_size())
+        self._ends = np.array([self._tokenizer.eos_token_id or 0])
+        self._lengths = np.zeros(self._size, dtype=np.int32)
+        for token, number in self._tokenizer.get_vocab().items():
+            if number < self._size:
+                self._lengths[number] = len(token)
+        chosen = self._config.structured_outputs_config.backend
+        usual = next(iter(_BACKENDS)) if chosen == _AUTO else chosen
+        self._backends = {usual: self._new_backend(usual)}
+        for library in _IMPORTED:  # by vLLM when it first uses one: on the event loop
+            importlib.import_module(library)
+
+    def _new_backend(self, name: str) -> Any:
+        return _BACKENDS[name](self._config, tokenizer=self._tokenizer, vocab_size=self._size)
+
+    def compiled(self, outputs: StructuredOutputsParams) -> TriedGrammar:
+        """Return the grammar, compiled by the library that vLLM chooses for it.
+
+        Raises:
+            ValueError: vLLM refuses it, or takes too long to see whether it does.
+        """
+        config = self._config
+        params, began = SamplingParams(structured_outputs=outputs), time.process_time()
+        params.verify(config.model_config, None, config.structured_outputs_config, self._tokenizer)
+        if (seconds := time.process_time() - began) > CHECK_SECONDS:
+            raise ValueError(f"it is too large: the check of it takes {seconds:.2g} s and more")
         outputs = params.structured_outputs
-        # vLLM may have chosen another backend, but compile with the first one it used.
-        is_xgrammar = outputs._backend == "xgrammar"
-        try:
-            grammar = self._backend.compile_grammar(*get_structured_output_key(outputs))
-        except Exception:
-            if is_xgrammar:
-                raise
-            return None
-        lengths = np.zeros(self._backend.vocab_size, dtype=np.int32)
-        vocabulary = grammar.ctx.tokenizer_info.decoded_vocab
-        lengths[: len(vocabulary)] = [len(token) for token in vocabulary]
-        return grammar.matcher, lengths
+        name = str(outputs._backend)
+        backend = self._backends.get(name) or self._new_backend(name)  # in a child: for it alone
+        grammar = backend.compile_grammar(*get_structured_output_key(outputs))
+        bitmask = torch.full((1, (self._size + 31) // 32), -1, dtype=torch.int32)
+        return TriedGrammar(grammar, bitmask, self._lengths, self._ends)
 
 
 def _named(outputs: StructuredOutputsParams) -> str:
@@ -150,6 +181,48 @@ def _named(outputs: StructuredOutputsParams) -> str:
     return f"{kind} {text}"
 
 
+class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
+    """vLLM's manager of grammars with a library for each kind of request, not the first for all."""
+
+    _by_name: dict[str, Any]
+    _name: str
+    _current: Any
+
+    @property
+    def backend(self) -> Any:
+        """The library of the request that came last."""
+        return self._current
+
+    @backend.setter
+    def backend(self, backend: Any) -> None:
+        self._current = self._by_name[self._name] = backend
+
+    def grammar_init(self, request: Any) -> None:
+        """As vLLM's, with the request's own library."""
+        if request.structured_output_request is not None:
+            self._name = _library_of(request)
+            self._current = self._by_name.get(self._name)
+        super().grammar_init(request)
+
+    def _create_grammar(self, request: Any) -> Any:
+        """As vLLM's, in a thread: another request may have come by now."""
+        ours = copy.copy(self)
+        ours._current = self._by_name[_library_of(request)]
+        return StructuredOutputManager._create_grammar(ours, request)
+
+
+def _library_of(request: Any) -> str:
+    outputs = request.structured_output_request.params
+    return str(outputs._backend)
+
+
+def keep_every_backend(manager: StructuredOutputManager) -> None:
+    """Make an engine's manager, which has had no request yet, one that keeps every library."""
+    vars(manager).pop("backend")
+    vars(manager).update(_by_name={}, _name="", _current=None)
+    manager.__class__ = EveryBackend
+
+
 async def _fetch_none(*_: object, **__: object) -> bytes:
     """Refuse every URL: the extra that fetches them is not installed."""
     raise MediaRefusedError("media URLs need the extra media_urls, which is not installed")
@@ -158,13 +231,11 @@ async def _fetch_none(*_: object, **__: object) -> bytes:
 class GuardedConnection(HTTPConnection):
     """Fetches media within a policy; the rest of vLLM's class is not used."""
 
-    def __init__(self, policy: MediaPolicy, domains: tuple[str, ...]) -> None:
+    def __init__(self, fetch: FetchMedia, policy: MediaPolicy, domains: tuple[str, ...]) -> None:
         super().__init__()
+        self._fetch = fetch
         self._policy = policy
         self._domains = domains
-        fetchers = (extra.media for extra in extras().values())
-        fetch = next((place.load() for place in fetchers if place is not None), None)
-        self._fetch = _fetch_none if fetch is None else fetch
 
     async def async_get_bytes(
         self,
@@ -203,13 +274,16 @@ class GuardedConnection(HTTPConnection):
 
 def guard_media(policy: MediaPolicy) -> None:
     """Make vLLM's handlers load media within `policy`; a user's own connector stays."""
+    found = (extra.media for extra in extras().values())
+    fetch = next((place.load()() for place in found if place is not None), _fetch_none)
 
     class GuardedConnector(MediaConnector):
         """What vLLM's request parsing makes for each request with media."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self.connection = GuardedConnection(policy, tuple(self.allowed_media_domains))
+            domains = tuple(self.allowed_media_domains)
+            self.connection = GuardedConnection(fetch, policy, domains)
             self._pixels = PixelBudget(policy, vllm_settings.VLLM_MAX_AUDIO_DECODE_BYTES)
 
         def load_from_url(self, url: str, media_io: Any, **options: Any) -> Any:
@@ -276,6 +350,7 @@ class EndsHarmfulRequests:
         # By name, as vLLM calls it: an operator's scheduler may take no other arguments.
         named |= {"vllm_config": vllm_config, "kv_cache_config": kv_cache_config}
         super().__init__(*more, **named)
+        keep_every_backend(self.structured_output_manager)
         self._slow: set[str] = set()  # requests whose grammar cost too much
 
     def get_grammar_bitmask(self, scheduled: Any) -> Any:
