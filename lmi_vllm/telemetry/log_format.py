@@ -95,11 +95,9 @@ def configure_logging(
     `mask` hides secrets, also in libraries' lines: vLLM prints its configuration.
     """
     descriptor = sys.stderr.fileno()
-    if descriptor == _STDERR:
-        descriptor = drop_what_waits(_STDERR)
-        sys.stderr = os.fdopen(
-            descriptor, "w", 1, "utf-8", errors="backslashreplace", closefd=False
-        )  # a print of a start waits, and never fails
+    if descriptor == _STDERR and (kept := drop_what_waits(_STDERR)) != _STDERR:
+        descriptor = kept  # for prints, too: they wait, and never fail
+        sys.stderr = os.fdopen(kept, "w", 1, "utf-8", errors="backslashreplace", closefd=False)
     handler = QueuedHandler(descriptor, count_dropped)
     handler.setFormatter(JsonFormatter(mask) if kind == "json" else TextFormatter(mask))
     logging.basicConfig(level=level, handlers=[handler], force=True)
