@@ -1,15 +1,16 @@
 """Requests that would stall the engine, or use the server to reach into its network.
 
-Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine, which
-cannot be stopped, and then asks it for each token inside the engine's step. Both can be made to
-take minutes by a request of a few bytes. So a child process of the extra grammar_trials does both
-first, and only what was quick reaches the engine. Before, vLLM checks it on the event loop: what
-takes long there is refused, too. What an answer seldom comes to (behind a rare word that
-`logit_bias` writes) is not tried: the scheduler ends a request whose grammar has become slow.
+Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine that
+cannot be stopped. Then it uses the grammar for each token inside the engine's step. A request of a
+few bytes can make both take minutes. So a child process of the extra grammar_trials does both
+first, and only fast grammars reach the engine. vLLM also checks each on the event loop, so what is
+slow there is refused. A trial cannot reach every state (behind a rare word that `logit_bias`
+forces, for example), so the scheduler ends a request whose grammar becomes slow.
 
-vLLM chooses one of four libraries for each, and yet compiles with that of the first request that
-its engine had. After a schema that only Outlines takes, no other could have an object or a grammar;
-otherwise what only another library knows was left out of the answer. Each has its own here.
+vLLM chooses one of four libraries for each, but compiles with that of the engine's first request.
+After a schema that only Outlines takes, no other request could have an object or a grammar. With
+xgrammar first, what only another library knows was ignored. Here the engine keeps a library for
+each.
 
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
 tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
@@ -23,9 +24,9 @@ Numbers that are not finite: see `not_finite`; the schedulers that end such requ
 
 Upstream: https://github.com/vllm-project/vllm/issues/54003 (grammars), 57157 (media).
 Releases: 0.31 and later, with xgrammar 0.2.8.
-Shows: `minProperties` over 200 optional ones compiles for 15 s, `((a{1,100}){1,100}){1,100}` takes
-    over a second a token after 90, and all others wait; after `patternProperties` beside
-    `multipleOf` every `json_object` is 500; a URL is fetched from inside the network.
+Shows: `minProperties` over 200 optional ones compiles for 15 s. `((a{1,100}){1,100}){1,100}` takes
+    over a second a token after 90, and all others wait. After `patternProperties` beside
+    `multipleOf` every `json_object` is 500. A URL is fetched from inside the network.
 May go: when test_hostile_grammars.py, test_media_guard.py and the conversations of test_bridge.py
     of tests/contract hold without it.
 """
