@@ -93,7 +93,10 @@ FIELDS_SET: Final = {
         "state.stats.num_generation_tokens",
     },
     "workarounds/decoded_media.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
-    "workarounds/hostile_requests.py": {"manager.__class__"},  # the engine holds that very one
+    "workarounds/hostile_requests.py": {
+        "manager.__class__",  # the engine holds that very one
+        "manager.backends",
+    },
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/not_finite.py": {"computed.num_nans_in_logits", "scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
@@ -106,10 +109,7 @@ PRIVATE_READ: Final = {
         "parser._actions",
     },
     "token_lane/decoding.py": {"detokenizer._last_output_text_offset"},
-    "workarounds/hostile_requests.py": {
-        "StructuredOutputManager._create_grammar",
-        "outputs._backend",
-    },
+    "workarounds/hostile_requests.py": {"outputs._backend"},
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",

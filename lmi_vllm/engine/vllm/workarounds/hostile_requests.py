@@ -185,42 +185,22 @@ def _named(outputs: StructuredOutputsParams) -> str:
 class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
     """vLLM's manager of grammars with a library for each kind of request, not the first for all."""
 
-    _by_name: dict[str, Any]
-    _name: str
-    _current: Any
-
-    @property
-    def backend(self) -> Any:
-        """The library of the request that came last."""
-        return self._current
-
-    @backend.setter
-    def backend(self, backend: Any) -> None:
-        self._current = self._by_name[self._name] = backend
+    backends: dict[str, Any]
 
     def grammar_init(self, request: Any) -> None:
-        """As vLLM's, with the request's own library."""
-        if request.structured_output_request is not None:
-            self._name = _library_of(request)
-            self._current = self._by_name.get(self._name)
-        super().grammar_init(request)
-
-    def _create_grammar(self, request: Any) -> Any:
-        """As vLLM's, in a thread: another request may have come by now."""
+        """As vLLM's, with the request's own library, also for the thread that compiles it."""
+        if request.structured_output_request is None:
+            return
+        outputs = request.structured_output_request.params
         ours = copy.copy(self)
-        ours._current = self._by_name[_library_of(request)]
-        return StructuredOutputManager._create_grammar(ours, request)
+        ours.backend = self.backends.get(outputs._backend)
+        StructuredOutputManager.grammar_init(ours, request)  # makes one where there is none
+        self.backend = self.backends[outputs._backend] = ours.backend
 
 
-def _library_of(request: Any) -> str:
-    outputs = request.structured_output_request.params
-    return str(outputs._backend)
-
-
-def keep_every_backend(manager: StructuredOutputManager) -> None:
+def keep_every_backend(manager: Any) -> None:
     """Make an engine's manager, which has had no request yet, one that keeps every library."""
-    vars(manager).pop("backend")
-    vars(manager).update(_by_name={}, _name="", _current=None)
+    manager.backends = {}
     manager.__class__ = EveryBackend
 
 
