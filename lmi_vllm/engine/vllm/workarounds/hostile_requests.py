@@ -185,6 +185,7 @@ def _named(outputs: StructuredOutputsParams) -> str:
 class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
     """vLLM's manager of grammars with a library for each kind of request, not the first for all."""
 
+    backend: Any
     backends: dict[str, Any]
 
     def grammar_init(self, request: Any) -> None:
@@ -192,7 +193,7 @@ class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
         if request.structured_output_request is None:
             return
         outputs = request.structured_output_request.params
-        ours = copy.copy(self)
+        ours: Any = copy.copy(self)
         ours.backend = self.backends.get(outputs._backend)
         StructuredOutputManager.grammar_init(ours, request)  # makes one where there is none
         self.backend = self.backends[outputs._backend] = ours.backend
