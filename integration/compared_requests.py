@@ -80,9 +80,8 @@ def pooling_requests() -> tuple[Request, ...]:
             post("id in the header", path, body, X_Request_Id="given"),
             post("id in the body", path, {**body, "request_id": "mine"}),
             post("not an object", path, [body]),
+            *every_way(path, body),
         ]
-        found += [post(f"as {kind}", path, body, kind) for kind in (None, "text/plain")]
-        found += [Request(f"{path} by {each}", each, path) for each in ("GET", "OPTIONS")]
         found += [post(f"body {name}", path, CONTENTS[name]) for name in ("empty", "cut", "object")]
         inside = json.dumps(body)[1:-1].encode()
         found += [post(f"body {name}", path, form.replace(b"%b", inside))
@@ -137,6 +136,33 @@ EMBEDDING_VALUES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 
 def _lengthened(value: object) -> object:
     return LONG if value in ("the moon", "rain") else value
+
+
+# How every route is asked: what of it is no answer's, vLLM refuses in its own words.
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+TYPES: Final = (
+    None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
+    "application/json; charset=utf-8",
+)  # fmt: skip
+
+
+def other_methods(path: str, own: str = "POST") -> Iterator[Request]:
+    """Yield requests without a body by every method that a route does not have."""
+    for method in METHODS:
+        if method != own:
+            yield Request(f"{path} by {method}", method, path)
+
+
+def every_way(path: str, body: Mapping[str, Any]) -> Iterator[Request]:
+    """Yield it by every method, as every content type, as a stream, and for a client that goes."""
+    yield from other_methods(path)
+    for kind in TYPES:
+        yield post(f"as {kind}", path, body, kind)
+    streamed = {**body, "stream": True}
+    yield post("with stream", path, streamed)
+    for reads in (0, 10):
+        name, content = f"{path} cut after {reads}", json.dumps(streamed).encode()
+        yield Request(name, "POST", path, content, {"Content-Type": JSON}, reads)
 
 
 def post(name: str, path: str, body: object, kind: str | None = JSON, **headers: str) -> Request:
@@ -489,17 +515,19 @@ def _content_types() -> Iterator[Request]:
     for path in HOT:
         for kind in KINDS:
             yield post(f"as {kind}", path, BODIES[path], kind)
-    for path in BODIES.keys() - HOT:
-        for kind in (None, "text/plain", "application/x-www-form-urlencoded"):
-            yield post(f"as {kind}", path, BODIES[path], kind)
+    for path, body in BODIES.items():
+        if path not in STREAMED:
+            yield from every_way(path, body)
+        elif path not in HOT:
+            yield from (post(f"as {kind}", path, body, kind) for kind in TYPES)
 
 
 def _methods() -> Iterator[Request]:
-    for path in (*BODIES, *READ[:3], "/v1/responses/resp_none"):
-        for method in ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"):
-            if (path in READ or path not in BODIES) and method == "GET":
-                continue  # with the readers
-            yield Request(f"{path} by {method}", method, path)
+    for path in STREAMED:
+        yield from other_methods(path)
+    for path in (*READ[:3], "/kv_event_sources", "/v1/responses/resp_none"):
+        yield from other_methods(path, "GET")
+    yield from other_methods("/v1/responses/resp_none/cancel")
     for path in HOT:
         content = json.dumps(BODIES[path]).encode()
         headers = {"Content-Type": JSON}

