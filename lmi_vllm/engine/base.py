@@ -122,6 +122,10 @@ class HttpApplication(Protocol):
         """Whether it must get every OpenAI request: to count them, or for middleware."""
         ...
 
+    def change(self, change: Callable[[Any], object]) -> None:
+        """Have code of the user's change it before any request; `/invocations` is its own then."""
+        ...
+
     def find(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of a request; also if only the method is wrong."""
         ...

@@ -16,6 +16,8 @@ from lmi_vllm.messages import FRAMINGS, ModelArtifacts, ServingProfile
 
 logger = logging.getLogger(__name__)
 
+_HANDLERS: Final = ("CUSTOM_FASTAPI_", "CUSTOM_PRE_PROCESS", "CUSTOM_POST_PROCESS")
+
 
 class ModelCode(Protocol):
     """The code of one model."""
@@ -33,8 +35,11 @@ class ModelCode(Protocol):
         """
         ...
 
-    async def call_handler_at_start(self) -> None:
-        """Call the handler once with an empty input; a failure is only logged."""
+    async def begin(self, engine: Engine) -> None:
+        """Change the application of an engine that has come up, and call the handler at first.
+
+        It gets an empty input; its failure is only logged.
+        """
         ...
 
 
@@ -97,7 +102,8 @@ class UnloadedCode:
         engine: Engine,
     ) -> "UnloadedCode":
         """Return no code; warn of the model directory's code and of the settings for code."""
-        _ = settings, environ, engine
+        _ = settings, engine
+        warn_of_handlers(environ, self.reason)
         if model.directory is not None and (model.directory / CODE_FILE).is_file():
             logger.warning("%s is not loaded: %s", model.directory / CODE_FILE, self.reason)
         warn_of_unknown_formatter(profile, None, self.reason)
@@ -109,8 +115,8 @@ class UnloadedCode:
             logger.warning("adapter %s: its %s is not loaded (%s)", name, CODE_FILE, self.reason)
         return NO_HOOKS
 
-    async def call_handler_at_start(self) -> None:
-        """Call nothing: there is no handler."""
+    async def begin(self, engine: Engine) -> None:
+        """Call nothing: there is no code."""
 
 
 SWITCHED_OFF: Final = UnloadedCode(f"{CUSTOM_CODE}=none", f"{CUSTOM_CODE}=none forbids")
@@ -127,6 +133,17 @@ def code_loader(settings: Settings) -> CodeLoader:
     loaders = (extra.custom_code for extra in extras().values())
     loader = next((place.load() for place in loaders if place is not None), None)
     return NOT_INSTALLED if loader is None else loader()
+
+
+def handlers_in(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that name code for SageMaker's library in vLLM's application."""
+    return sorted(name for name in environ if name.startswith(_HANDLERS))
+
+
+def warn_of_handlers(environ: Mapping[str, str], reason: str) -> None:
+    """Warn of each of them: it has no effect."""
+    for name in handlers_in(environ):
+        logger.warning("%s has no effect: %s", name, reason)
 
 
 def formatter_function(name: object) -> str | None:

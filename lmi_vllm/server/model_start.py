@@ -113,7 +113,7 @@ class ModelStart:
         self._progress.enter(Phase.WARM_UP)
         has_logprobs = ready.arguments.values.get("max_logprobs") != 0
         await warm_up(engine, has_logprobs=has_logprobs)
-        await self._code.call_handler_at_start()
+        await self._code.begin(engine)
         await self._context.processes.join(engine, ready.translation.profile, adapters)
         for each in self._around:
             each.after_ready()

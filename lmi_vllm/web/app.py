@@ -58,7 +58,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     app = web.Application(
         middlewares=[request_middleware(options)], client_max_size=options.max_request_size
     )
-    app._router = Router()
+    app._router = Router(service)
     app[SERVICE] = service
     app[OPTIONS] = options
     app[WRITE_BATCH] = WriteBatch()

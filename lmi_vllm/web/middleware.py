@@ -22,6 +22,7 @@ from lmi_vllm.errors import (
     UnauthorizedError,
 )
 from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.connection import NO_CACHE_HEADERS, ClientConnection, RowResponse, watch_body
 from lmi_vllm.web.cross_site import (
@@ -37,6 +38,7 @@ from lmi_vllm.web.inference_routes import UNREADABLE_BODY
 from lmi_vllm.web.request import (
     BEGUN,
     DIALECT,
+    ENGINE_ROUTE,
     FORWARDED,
     OPTIONS,
     RECORD,
@@ -56,6 +58,8 @@ logger = logging.getLogger(__name__)
 FIRST_ERROR_STATUS: Final = 400
 REQUEST_ID_HEADER: Final = "x-request-id"
 CONTINUE: Final = "100-continue"
+OK: Final = 200
+_OF_USERS: Final = ("/ping", "/invocations")
 SMALL_BODY: Final = 64 << 10  # bytes
 
 
@@ -136,8 +140,6 @@ async def _answer(
     """Answer with the handler, or with its error if the answer has not begun."""
     try:
         _check_headers(request, options)
-        if isinstance(request.match_info.http_exception, web.HTTPNotFound):
-            handler = engine_route
         return await handler(request)
     except web.HTTPException as error:
         return _refusal(request, from_http_exception(error, options.max_request_size), options)
@@ -190,13 +192,38 @@ async def allow_body(request: web.Request) -> None:
 
 
 class Router(web.UrlDispatcher):
-    """A router that lets `allow_body` handle `Expect` on every path, also without a route."""
+    """A router that sends every path without a route of ours to the engine's application.
+
+    It lets `allow_body` handle `Expect` on every path.
+    """
+
+    def __init__(self, service: InferenceService) -> None:
+        super().__init__()
+        self._service = service
+        self._others: set[str] = set()  # paths of the engine's application that are not ours
+        self._other = web.ResourceRoute("*", engine_route, None, expect_handler=allow_body)  # type: ignore[arg-type]
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
-        """Return the match; aiohttp's own handler fails at a value that is not UTF-8."""
-        match = await super().resolve(request)
-        match.route._expect_handler = allow_body
-        return match
+        """Return the match; aiohttp would make an answer and a route for each unknown path."""
+        path = request.rel_url.path_safe
+        if path not in self._others and not self._is_users(request, path):
+            match = await super().resolve(request)
+            if not isinstance(match.http_exception, web.HTTPNotFound):
+                match.route._expect_handler = allow_body
+                return match
+        route = self._service.find_route(request.method, request.path)
+        request[ENGINE_ROUTE] = (route,)
+        if route is not None and route.path == path:
+            self._others.add(path)
+        return web.UrlMappingMatchInfo({}, self._other)
+
+    def _is_users(self, request: web.Request, path: str) -> bool:
+        """Whether the user's code in the engine's application answers instead of us."""
+        if path not in _OF_USERS or not self._service.sees_every_request:
+            return False
+        route = self._service.find_route(request.method, path)
+        is_there = route is not None and request.method in route.methods
+        return is_there and (path != "/ping" or self._service.lifecycle.ping()[0] == OK)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -133,7 +133,7 @@ def path_dialect(request: web.Request) -> Dialect:
 
 def _engine_route(request: web.Request) -> HttpRoute | None:
     """Return the route of the engine's application for a request; None for a route of ours."""
-    if request.match_info.http_exception is None:
+    if request.match_info.route.resource is not None:
         return None
     return matched_route(request)
 

@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import request_response
 
 from lmi_vllm.engine.base import Engine, HttpApplication
-from lmi_vllm.engine.vllm.workarounds.model_scripts import warn_of_handlers
 from lmi_vllm.engine.vllm.workarounds.text_lengths import TextLengths
 from lmi_vllm.errors import Dialect, RequestError
 from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall, OpenAIReply, RouteKind
@@ -346,15 +345,6 @@ def test_script_of_the_model_is_not_vllm_s_to_run(tmp_path: Path, who: str, runs
     environ = {**os.environ, "SAGEMAKER_MODEL_PATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", BOOTSTRAP, who], env=environ, check=True, timeout=120)
     assert mark.exists() is runs
-
-
-def test_handlers_for_that_script_are_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """They would be ignored without a message."""
-    monkeypatch.setenv("CUSTOM_FASTAPI_PING_HANDLER", "model.py:ping")
-    warn_of_handlers()
-    assert "CUSTOM_FASTAPI_PING_HANDLER has no effect" in caplog.text
 
 
 def test_application_has_no_route_of_sagemaker_s_library(application: HttpApplication) -> None:

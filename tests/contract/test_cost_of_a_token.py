@@ -2,9 +2,16 @@
 
 One stream over the real engine and real HTTP, so that each step of the engine is one token. The
 difference between two lengths of answer is what the tokens cost; what a request costs cancels out.
+
+And what a bridged request may: its calls, as a share of those of vLLM's application over the same
+engine behind uvicorn, as `vllm serve` has it. Neither logs.
 """
 
 import asyncio
+import http.client
+import json
+import logging
+import socket
 import sys
 from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
 from collections import Counter
@@ -182,3 +189,83 @@ def test_token_costs_no_more_than(
         ):
             return
     pytest.fail(f"the engine alone, and the lane: {seen}")
+
+
+BRIDGED: Final[dict[str, Mapping[str, Any]]] = {
+    "/tokenize": {"prompt": PROMPT},
+    "/v1/messages/count_tokens": {"model": "lmi", "messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/messages": {
+        "model": "lmi",
+        "max_tokens": 8,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": PROMPT}],
+    },
+    "/v1/responses": {"model": "lmi", "input": PROMPT, "max_output_tokens": 8, "temperature": 0},
+}
+MOST_CALLS: Final = 1.05  # of vLLM's own server
+REQUESTS: Final = 8  # one after the other, on one connection
+
+
+@pytest.fixture
+def vllm_url(run: LoopThread, vllm_engine: Engine) -> Iterator[str]:
+    """The application as vLLM makes it, its middleware included."""
+    uvicorn = pytest.importorskip("uvicorn")
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state  # noqa: PLC0415
+    from vllm.entrypoints.launchers.app import build_app  # noqa: PLC0415
+
+    from lmi_vllm.engine.vllm.workarounds import Scope, apply  # noqa: PLC0415
+
+    bridge: Any = vllm_engine.http
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    async def start() -> tuple[Any, "asyncio.Task[None]"]:
+        arguments, tasks = bridge.app.state.args, await bridge._llm.get_supported_tasks()
+        level = logging.root.level
+        with apply(Scope.APPLICATION):
+            app = build_app(arguments, tasks, bridge._llm.model_config)
+        logging.root.setLevel(level)  # its SageMaker part has raised it
+        await init_app_state(bridge._llm, app.state, arguments, tasks)
+        server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_config=None))
+        return server, asyncio.create_task(server._serve([listening]))
+
+    server, task = run(start())
+    yield "http://{}:{}".format(*listening.getsockname())
+
+    async def stop() -> None:
+        server.should_exit = True
+        await task
+
+    run(stop())
+
+
+def calls_of_a_request(run: LoopThread, url: str, path: str) -> float:
+    """Return how many calls one request takes in the server's thread."""
+    counts, content = Counts(), json.dumps(BRIDGED[path])
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            connection.request("POST", path, content, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            raw = answer.read()
+            assert answer.status == 200, raw
+
+    async def measured() -> None:
+        await asyncio.to_thread(ask, 2)  # warms up
+        with counts.counting():
+            await asyncio.to_thread(ask, REQUESTS)
+
+    run(measured())
+    connection.close()
+    return counts["calls"] / REQUESTS
+
+
+@pytest.mark.parametrize("path", BRIDGED)
+def test_bridged_request_takes_hardly_more_calls_than_from_vllm_serve(
+    run: LoopThread, url: str, vllm_url: str, path: str
+) -> None:
+    """Two HTTP stacks, and our limits, adapters and record, in place of vLLM's middleware."""
+    theirs = calls_of_a_request(run, vllm_url, path)
+    ours = calls_of_a_request(run, url, path)
+    print(f"{path}: {ours:.0f} calls, {ours / theirs:.3f} of vLLM's")  # noqa: T201 (shown by -s)
+    assert ours <= MOST_CALLS * theirs

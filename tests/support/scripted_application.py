@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -55,6 +55,9 @@ class ScriptedApplication:
         """Say as much as vLLM says of a route that nothing here describes."""
         answers = {"200": {"description": "The answer."}}
         return {each.path: {"post": {"responses": answers}} for each in self.routes}
+
+    def change(self, change: Callable[[Any], object]) -> None:
+        """There is nothing to change."""
 
     def find(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of that path."""

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import sys
+from types import FrameType
 from typing import Final
 
 import pytest
@@ -16,7 +18,7 @@ from lmi_vllm.web.request import Routes
 from tests.conftest import ServeScripted
 from tests.support.scripted_application import EchoingApplication as Application
 from tests.support.scripted_application import by_name
-from tests.web.conftest import lifecycle_of, queue_of, register
+from tests.web.conftest import A, B, lifecycle_of, queue_of, register
 
 POST: Final = frozenset({"POST"})
 MESSAGES: Final = HttpRoute("/v1/messages", POST, RouteKind.INFERENCE, Dialect.ANTHROPIC)
@@ -370,3 +372,56 @@ async def test_user_s_middleware_sees_completions_too(
     body = {"prompt": "x", "max_tokens": 1}
     assert (await client.post(COMPLETIONS.path, json=body)).status == 200
     assert [call.path for call in application.calls] == [COMPLETIONS.path] * sees_every_request
+
+
+PING: Final = HttpRoute("/ping", frozenset({"GET"}), RouteKind.INFORMATION, Dialect.OPENAI)
+INVOCATIONS: Final = HttpRoute("/invocations", POST, RouteKind.INFERENCE, Dialect.OPENAI)
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_user_s_code_in_the_application_answers_invocations_and_ping(
+    serve: ServeScripted, engine: ScriptedEngine, is_changed: bool
+) -> None:
+    """Where there is none both are LMI's; `/predictions` always is."""
+    engine.http = Application(engine, (PING, INVOCATIONS), sees_every_request=is_changed)
+    engine.script = (A, B)
+    client = await serve()
+    assert (await client.get("/ping")).status == 200
+    assert (await client.post("/invocations", json={"inputs": "x"})).status == 200
+    assert (await client.post("/predictions/demo", json={"inputs": "x"})).status == 200
+    handed_on = [call.path for call in engine.http.calls]
+    assert handed_on == ["/ping", "/invocations"] * is_changed
+
+
+async def test_user_s_ping_is_not_asked_before_the_server_is_ready(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """503 with the phase, as always."""
+    engine.http = Application(engine, (PING,), sees_every_request=True)
+    client = await serve()
+    lifecycle_of(client).begin_restart()
+    response = await client.get("/ping")
+    assert (response.status, (await response.json())["demo"]["phase"]) == (503, "engine")
+    assert engine.http.calls == []
+
+
+async def test_path_of_the_application_is_looked_up_once(
+    serve: ServeScripted, application: Application
+) -> None:
+    """Aiohttp makes an exception and a route for each request whose path it does not know."""
+    client = await serve()
+    made = []
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_qualname == "HTTPException.__init__":
+            made.append(frame)
+
+    for wanted in (1, 0):
+        sys.setprofile(profile)
+        try:
+            response = await client.post("/v1/messages", json={"model": "demo"})
+        finally:
+            sys.setprofile(None)
+        assert (response.status, len(made)) == (200, wanted)
+        made.clear()
+    assert (await client.post("/v1/unknown", json={})).status == 404

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import StatusTable
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.hooks import NO_HOOKS, Hooks
@@ -24,7 +25,7 @@ class Code:
         """Return the hooks of the adapter."""
         return self.adapters[name]
 
-    async def call_handler_at_start(self) -> None:
+    async def begin(self, _engine: Engine) -> None:
         """Call nothing."""
 
 

@@ -24,6 +24,7 @@ _NOT_HANDED_IN: Final = frozenset(
 )
 _REQUEST_ID: Final = b"x-request-id"
 _OURS: Final = _NOT_HANDED_IN | {_REQUEST_ID}
+_ADAPTER: Final = b"x-amzn-sagemaker-adapter-identifier"  # read before; vLLM would put it in again
 
 
 class Exchange(AsyncIterator[bytes]):
@@ -184,6 +185,8 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 def _scope(call: HttpCall, length: int) -> Message:
     left_out = _OURS if call.request_id else _NOT_HANDED_IN
+    if call.adapter is not None:
+        left_out |= {_ADAPTER}
     headers = [
         (name, value) for given, value in call.headers if (name := given.lower()) not in left_out
     ]

@@ -15,7 +15,7 @@ import logging
 import secrets
 import traceback
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -35,10 +35,9 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import Exchange
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
-from lmi_vllm.engine.vllm.routes import ExactRoutes, described, is_refused
+from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_conversation
-from lmi_vllm.engine.vllm.workarounds.model_scripts import warn_of_handlers
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -61,9 +60,8 @@ logger = logging.getLogger(__name__)
 ASLEEP_SECONDS: Final = 5.0  # seconds; an engine that does not answer is not asleep
 # Routes that this server answers: health, LMI's own, metrics, the description of the API.
 _OURS: Final = frozenset(
-    {"/ping", "/invocations", "/health", "/metrics", "/openapi.json", "/docs", "/redoc",
-     "/docs/oauth2-redirect"}
-)  # fmt: skip
+    {"/health", "/metrics", "/openapi.json", "/docs", "/redoc", "/docs/oauth2-redirect"}
+)
 # Keys and CORS are checked before; this server counts the requests of all lanes.
 _REPLACED: Final = (
     "AuthenticationMiddleware", "CORSMiddleware", "PrometheusInstrumentatorMiddleware",
@@ -91,6 +89,7 @@ class Bridge:
         self.app = app  # state of vLLM's handlers
         self._llm = llm
         self._secret = secrets.token_hex(16)
+        self._is_changed = False  # by the user's code
         # vLLM's handler ends the process through it when the engine fails; the supervisor sees that
         # itself.
         app.state.server = SimpleNamespace(should_exit=False)
@@ -109,19 +108,23 @@ class Bridge:
         namespace.chat_template = profile.chat_template
         namespace.chat_template_content_format = profile.chat_template_content_format
         tasks = await llm.get_supported_tasks()
-        warn_of_handlers()
         with _same_root_logger(), apply(Scope.APPLICATION):
             app = build_app(namespace, tasks, llm.model_config)
         around = [(getattr(one.cls, "__name__", ""), one) for one in app.user_middleware]
         app.user_middleware = [one for name, one in around if name not in _REPLACED]
-        app.middleware_stack = None  # Starlette rebuilds it from these
-        app.router.middleware_stack = ExactRoutes(app.router)
+        _rebuild(app)
         for kind in _UNREAD:
             app.add_exception_handler(kind, _unreadable)
         await init_app_state(llm, app.state, namespace, tasks)
         if (responses := getattr(app.state, "openai_serving_responses", None)) is not None:
             responses.background_tasks = BackgroundTasks()
         return cls(app, llm)
+
+    def change(self, change: Callable[[Any], object]) -> None:
+        """Let code of the user's change vLLM's application; see `HttpApplication`."""
+        change(self.app)
+        _rebuild(self.app)
+        self._is_changed = True
 
     def add_adapter(self, adapter: AdapterRef) -> None:
         """Make this load of the adapter usable in calls.
@@ -150,8 +153,9 @@ class Bridge:
 
     @functools.cached_property
     def _routes(self) -> tuple[APIRoute, ...]:
+        ours = _OURS if self._is_changed else _OURS | SAGEMAKER.keys()
         routes = (route for route in self.app.routes if isinstance(route, APIRoute))
-        return tuple(route for route in routes if route.path not in _OURS and not is_refused(route))
+        return tuple(route for route in routes if route.path not in ours and not is_refused(route))
 
     @functools.cached_property
     def _exact(self) -> Mapping[tuple[str, str], HttpRoute]:
@@ -188,9 +192,9 @@ class Bridge:
 
     @functools.cached_property
     def sees_every_request(self) -> bool:
-        """Whether `--middleware` wraps the application, or `/load` counts its answers."""
+        """Whether the user's code is around it or in it, or `/load` counts its answers."""
         args = self.app.state.args
-        return bool(args.middleware or args.enable_server_load_tracking)
+        return bool(self._is_changed or args.middleware or args.enable_server_load_tracking)
 
     def find(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of a request; also if only the method is wrong.
@@ -255,6 +259,11 @@ class Bridge:
         """Return the key and the name, because some routes repeat `model` unchanged."""
         name = json.dumps(adapter.name, ensure_ascii=False)[1:-1]
         return self.key(adapter).encode(), name.encode()
+
+
+def _rebuild(app: FastAPI) -> None:
+    app.middleware_stack = None  # built anew at the first request
+    app.router.middleware_stack = ExactRoutes(app.router)
 
 
 @contextlib.contextmanager

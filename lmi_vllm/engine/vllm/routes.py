@@ -24,6 +24,10 @@ _HARMLESS: Final = ("serve.tokenize.",)
 # Routes that load adapters without our registry: vLLM's own, and those that SageMaker's library
 # adds.
 _REFUSED: Final = ("serve.lora.", "model_hosting_container_standards.")
+# There only with handlers or middleware of the user's for SageMaker's library.
+SAGEMAKER: Final[Mapping[str, RouteKind]] = MappingProxyType(
+    {"/ping": RouteKind.INFORMATION, "/invocations": RouteKind.INFERENCE}
+)
 # By the model that a route declares for its errors.
 _DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {"AnthropicErrorResponse": Dialect.ANTHROPIC, "CohereError": Dialect.COHERE}
@@ -62,7 +66,7 @@ class ExactRoutes:
 
 def is_refused(route: APIRoute) -> bool:
     """Whether it would change state that this server keeps itself."""
-    return _room(route).startswith(_REFUSED)
+    return route.path not in SAGEMAKER and _room(route).startswith(_REFUSED)
 
 
 def described(route: APIRoute) -> HttpRoute:
@@ -73,6 +77,8 @@ def described(route: APIRoute) -> HttpRoute:
 def _kind(route: APIRoute) -> RouteKind:
     """Return the effect of a route, from the subpackage of vLLM with its endpoint."""
     room = _room(route)
+    if (known := SAGEMAKER.get(route.path)) is not None:
+        return known
     if room.startswith(_INFORMATION) or route.path.endswith(_ENDING):
         return RouteKind.INFORMATION
     if room.startswith(_HARMLESS):

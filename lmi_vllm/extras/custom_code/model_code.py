@@ -1,11 +1,13 @@
 """The loaded custom code of one model: its own hooks, and those of its adapters."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.adapters.source import CODE_FILE
 from lmi_vllm.config.listen import PROCESSES
+from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterRefusedError, LmiError
 from lmi_vllm.extras.custom_code.calling import CodeCaller
 from lmi_vllm.extras.custom_code.formatters import InputFormatter, OutputFormatter
@@ -30,7 +32,9 @@ class CustomCode:
         caller: CodeCaller | None = None,
         *,
         is_one_process: bool = True,
+        hand_over: Callable[[Engine], None] = lambda _: None,
     ) -> None:
+        self._hand_over = hand_over  # to SageMaker's library
         self._caller = caller or CodeCaller()
         self._handler = Handler(functions.handle, self._caller) if functions.handle else None
         self._is_one_process = is_one_process
@@ -54,8 +58,12 @@ class CustomCode:
             ) from error
         return self._around_requests(functions)
 
-    async def call_handler_at_start(self) -> None:
-        """Call the handler once with an empty input; a failure is only logged."""
+    async def begin(self, engine: Engine) -> None:
+        """Change its application, and call the handler once with an empty input.
+
+        A failure of the handler is only logged.
+        """
+        self._hand_over(engine)
         if self._handler is None:
             return
         try:

@@ -7,6 +7,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +24,14 @@ from lmi_vllm.extras.custom_code.loading import (
     load_model_code,
 )
 from lmi_vllm.extras.custom_code.model_code import ONE_PROCESS_ONLY, CustomCode
+from lmi_vllm.extras.custom_code.sagemaker_library import hand_over
 from lmi_vllm.extras.custom_code.thread import CodeThread
 from lmi_vllm.messages import ModelArtifacts, ServingProfile
-from lmi_vllm.server.code_start import formatter_function, warn_of_unknown_formatter
+from lmi_vllm.server.code_start import (
+    formatter_function,
+    warn_of_handlers,
+    warn_of_unknown_formatter,
+)
 from lmi_vllm.sources.storage import cache_directory
 
 logger = logging.getLogger(__name__)
@@ -78,7 +84,13 @@ class CustomCodeLoader:
             _properties(settings, model, directory or Path(model.model)),
             profile.predict_timeout,
         )
-        return CustomCode(functions, caller, is_one_process=_is_one_process(settings))
+        is_one_process = _is_one_process(settings)
+        if not is_one_process:
+            warn_of_handlers(environ, ONE_PROCESS_ONLY)
+            return CustomCode(functions, caller, is_one_process=False)
+        path = _local_file(settings, directory)
+        given = partial(hand_over, path=path, folder=directory, environ=environ)
+        return CustomCode(functions, caller, hand_over=given)
 
 
 async def _load(

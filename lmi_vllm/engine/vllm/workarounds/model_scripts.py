@@ -2,8 +2,9 @@
 
 `build_app` calls its `bootstrap`, which imports `$SAGEMAKER_MODEL_PATH/$CUSTOM_SCRIPT_FILENAME`. By
 default that is /opt/ml/model/model.py: LMI's own place for code, of which `LMI_CUSTOM_CODE`, secure
-mode and the check of its owner decide here. What else it adds are `/ping`, `/invocations` and
-adapters by path, which this server has itself.
+mode and the check of its owner decide here. So it is called later, by the extra custom_code
+(`sagemaker_library`), where that code may run. What else it adds are adapters by path, which this
+server has itself.
 
 Upstream: not reported that we know of; it is meant so.
 Releases: 0.31 and later, with model-hosting-container-standards 0.1.
@@ -11,14 +12,8 @@ Shows: code of the model runs where it is forbidden, and an error in it ends the
 May go: when tests/contract/test_bridge.py holds without it.
 """
 
-import logging
-import os
 from collections.abc import Callable
-from typing import Any, Final
-
-logger = logging.getLogger(__name__)
-
-HANDLERS: Final = "CUSTOM_FASTAPI_"  # variables that name handlers in that script
+from typing import Any
 
 
 def left_out(_bootstrap: object) -> Callable[[Any], Any]:
@@ -28,10 +23,3 @@ def left_out(_bootstrap: object) -> Callable[[Any], Any]:
 
 def _as_it_is(app: Any) -> Any:
     return app
-
-
-def warn_of_handlers() -> None:
-    """Warn of the variables that the library would have read."""
-    for name in sorted(os.environ):
-        if name.startswith(HANDLERS):
-            logger.warning("%s has no effect: hooks are those of LMI's model.py", name)
