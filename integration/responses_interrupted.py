@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from integration.client import call, wait_until
 from integration.conftest import ServerProcess, StartServer
 
 pytestmark = pytest.mark.vllm
@@ -66,3 +67,27 @@ def test_sdk_reads_the_end_of_a_stream_that_is_cut(
     assert (failed.response.status, failed.response.error.code) == ("failed", "server_error")
     assert failed.response.error.message == error.message
     assert failed.response.id == events[0].response.id
+
+
+def test_drain_waits_for_a_response_in_the_background(server_process: StartServer) -> None:
+    """SIGTERM: it is read while it runs, ends whole, and has a line in the log before the exit."""
+    server = server_process(
+        "--demo", "--port", "0", environ={"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+    )
+    url = server.url_when_ready()
+    (engine,) = server.children()
+    engine.suspend()
+    try:
+        body = {"model": "lmi", "input": "Hello", "background": True, "max_output_tokens": 30}
+        begun = call(url, "/v1/responses", body).json()
+        assert begun["status"] == "queued"
+        server.process.send_signal(signal.SIGTERM)
+        assert wait_until(lambda: call(url, "/ping").status == 503, 5)
+        found = call(url, f"/v1/responses/{begun['id']}", method="GET").json()
+        assert (found["id"], found["status"] in ("queued", "in_progress")) == (begun["id"], True)
+        assert server.process.poll() is None
+    finally:
+        engine.resume()
+    assert server.wait_exit(40) == 0
+    (line,) = [line for line in server.log if line.get("deferred")]
+    assert (line["status"], line["generated_tokens"] > 0) == (200, True)

@@ -56,7 +56,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
     """Return the application over `service`, whose engine may not have started yet."""
     options = options or WebOptions()
     app = web.Application(
-        middlewares=[request_middleware(options)], client_max_size=options.max_request_size
+        middlewares=[request_middleware(service, options)], client_max_size=options.max_request_size
     )
     app._router = Router(service)
     app[SERVICE] = service

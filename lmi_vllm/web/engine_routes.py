@@ -10,6 +10,7 @@ from aiohttp.typedefs import Handler
 from lmi_vllm.errors import ResourceNotFoundError, UnauthorizedError
 from lmi_vllm.inference.engine_routes import plain_payload
 from lmi_vllm.inference.openai_lane import list_models
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, RouteKind
 from lmi_vllm.web.inference_routes import (
     READ_METHODS,
@@ -68,7 +69,7 @@ def _lane(kind: str) -> Handler:
         service.expect_room()  # others may have come with the body: refuse before parsing
         payload = None if service.sees_every_request else plain_payload(call)
         if payload is None and (route := service.find_route("POST", request.path)):
-            return await _hand_on(request, call, route)
+            return await _hand_on(request, service, call, route)
         return await send(request, await service.answer_openai(call, kind, payload))
 
     return handler
@@ -94,11 +95,11 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
     if route.kind is RouteKind.INFERENCE and request.method in route.methods:
         service.expect_room()
     call = await read_call(request, request_properties(request.headers))
-    return await _hand_on(request, call, route)
+    return await _hand_on(request, service, call, route)
 
 
 async def _hand_on(
-    request: web.Request, call: InferenceCall, route: HttpRoute
+    request: web.Request, service: InferenceService, call: InferenceCall, route: HttpRoute
 ) -> web.StreamResponse:
     http = HttpCall(
         method=request.method,
@@ -108,7 +109,7 @@ async def _hand_on(
         body=call.body,
         request_id=request[REQUEST_ID],
     )
-    return await send(request, await request.app[SERVICE].forward(call, http, route))
+    return await send(request, await service.forward(call, http, route))
 
 
 def _check(request: web.Request, route: HttpRoute) -> None:

@@ -75,12 +75,11 @@ def error_answer(request: web.Request, error: LmiError) -> web.Response:
     return response
 
 
-def request_middleware(options: "WebOptions") -> Middleware:
+def request_middleware(service: InferenceService, options: "WebOptions") -> Middleware:
     """Return the middleware around every handler: id, key, errors, record."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        service = request.app[SERVICE]
         if options.proxy is not None and options.proxy.takes(request):
             return await _forwarded(request, options.proxy, options)
         request[REQUEST_ID] = _request_id(request, options)

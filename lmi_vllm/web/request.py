@@ -133,9 +133,8 @@ def path_dialect(request: web.Request) -> Dialect:
 
 def _engine_route(request: web.Request) -> HttpRoute | None:
     """Return the route of the engine's application for a request; None for a route of ours."""
-    if request.match_info.route.resource is not None:
-        return None
-    return matched_route(request)
+    found = request.get(ENGINE_ROUTE)  # from the router
+    return None if found is None else found[0]
 
 
 def matched_route(request: web.Request) -> HttpRoute | None:

@@ -34,6 +34,8 @@ from lmi_vllm.extras.custom_code.imports import PrivateModules, SourceLoader, pr
 
 logger = logging.getLogger(__name__)
 
+_OTHER_NAME: Final = "lmi_vllm_custom_{}"  # where another module has that of the file
+
 # SageMaker's four functions, for files without a decorated one, and the parameter names that each
 # must have, exactly: anything else is the user's own function.
 _SAGEMAKER: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
@@ -73,10 +75,19 @@ def load_model_code(path: Path, handler: str, formatter: str | None) -> FileFunc
     if folder not in sys.path:
         sys.path.insert(0, folder)
     os.chdir(folder)
-    name = path.stem if path.stem not in sys.modules else f"lmi_vllm_custom_{path.stem}"
+    name = path.stem if path.stem not in sys.modules else _OTHER_NAME.format(path.stem)
     module = _imported(name, path)
     handle = getattr(module, handler, None)
     return _functions(path, module, handle if callable(handle) else None, formatter)
+
+
+def imported_from(path: Path) -> ModuleType | None:
+    """Return the module that the model's own file was imported as."""
+    names = (path.stem, _OTHER_NAME.format(path.stem))
+    found = (module for name in names if (module := sys.modules.get(name)) is not None)
+    return next(
+        (module for module in found if getattr(module, "__file__", None) == str(path)), None
+    )
 
 
 def load_adapter_code(folder: Path) -> FileFunctions:

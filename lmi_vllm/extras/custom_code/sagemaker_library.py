@@ -4,12 +4,12 @@
 imported by this extra, where it may run, and the library is called with what came of that.
 """
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.extras.custom_code.loading import imported_from
 from lmi_vllm.server.code_start import handlers_in, warn_of_handlers
 
 LIBRARY: Final = "model_hosting_container_standards"
@@ -21,8 +21,8 @@ def hand_over(
     engine: Engine, path: Path | None, folder: Path | None, environ: Mapping[str, str]
 ) -> None:
     """Have the library put the code of `path`, or what the variables name, into the application."""
-    module = _module_of(path)
-    if not handlers_in(environ) and not _is_for_library(module):
+    module = None if path is None else imported_from(path)
+    if not handlers_in(environ) and not is_for_library(module):
         return
     if engine.http is None:
         warn_of_handlers(environ, _NO_APPLICATION)
@@ -30,15 +30,7 @@ def hand_over(
     engine.http.change(lambda app: _bootstrap(app, path, folder, module))
 
 
-def _module_of(path: Path | None) -> Any:
-    """Return what a file was imported as."""
-    if path is None:
-        return None
-    found = (each for each in [*sys.modules.values()] if getattr(each, "__file__", "") == str(path))
-    return next(found, None)
-
-
-def _is_for_library(module: Any) -> bool:
+def is_for_library(module: Any) -> bool:
     """Whether a file has functions that the library looks for, or uses its decorators."""
     if module is None:
         return False

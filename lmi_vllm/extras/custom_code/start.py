@@ -21,10 +21,11 @@ from lmi_vllm.extras.custom_code.functions import NO_FUNCTIONS, FileFunctions
 from lmi_vllm.extras.custom_code.loading import (
     CodeError,
     check_syntax,
+    imported_from,
     load_model_code,
 )
 from lmi_vllm.extras.custom_code.model_code import ONE_PROCESS_ONLY, CustomCode
-from lmi_vllm.extras.custom_code.sagemaker_library import hand_over
+from lmi_vllm.extras.custom_code.sagemaker_library import hand_over, is_for_library
 from lmi_vllm.extras.custom_code.thread import CodeThread
 from lmi_vllm.messages import ModelArtifacts, ServingProfile
 from lmi_vllm.server.code_start import (
@@ -108,7 +109,7 @@ async def _load(
         functions: FileFunctions = await thread.run(load_model_code, path, handler, formatter)
     except CodeError as error:
         raise StartupError(f"custom code cannot be loaded: {error}") from error
-    if not functions and entry_point is not None:
+    if not functions and entry_point is not None and not is_for_library(imported_from(path)):
         raise StartupError(
             f"entryPoint {path}: it has no function {handler} and none that is decorated"
         )
