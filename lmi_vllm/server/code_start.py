@@ -16,7 +16,8 @@ from lmi_vllm.messages import FRAMINGS, ModelArtifacts, ServingProfile
 
 logger = logging.getLogger(__name__)
 
-_HANDLERS: Final = ("CUSTOM_FASTAPI_", "CUSTOM_PRE_PROCESS", "CUSTOM_POST_PROCESS")
+# Variables with code for SageMaker's library in vLLM's application begin so.
+HANDLERS: Final = ("CUSTOM_FASTAPI_", "CUSTOM_PRE_PROCESS", "CUSTOM_POST_PROCESS")
 
 
 class ModelCode(Protocol):
@@ -135,15 +136,11 @@ def code_loader(settings: Settings) -> CodeLoader:
     return NOT_INSTALLED if loader is None else loader()
 
 
-def handlers_in(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that name code for SageMaker's library in vLLM's application."""
-    return sorted(name for name in environ if name.startswith(_HANDLERS))
-
-
 def warn_of_handlers(environ: Mapping[str, str], reason: str) -> None:
-    """Warn of each of them: it has no effect."""
-    for name in handlers_in(environ):
-        logger.warning("%s has no effect: %s", name, reason)
+    """Warn of every variable with code for SageMaker's library: it has no effect."""
+    for name in sorted(environ):
+        if name.startswith(HANDLERS):
+            logger.warning("%s has no effect: %s", name, reason)
 
 
 def formatter_function(name: object) -> str | None:

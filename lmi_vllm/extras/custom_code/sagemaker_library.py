@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.extras.custom_code.loading import imported_from
-from lmi_vllm.server.code_start import handlers_in, warn_of_handlers
+from lmi_vllm.server.code_start import HANDLERS, warn_of_handlers
 
 LIBRARY: Final = "model_hosting_container_standards"
 _FUNCTIONS: Final = ("custom_sagemaker_ping_handler", "custom_sagemaker_invocation_handler")
@@ -22,7 +22,8 @@ def hand_over(
 ) -> None:
     """Have the library put the code of `path`, or what the variables name, into the application."""
     module = None if path is None else imported_from(path)
-    if not handlers_in(environ) and not is_for_library(module):
+    is_named = any(name.startswith(HANDLERS) for name in environ)
+    if not is_named and not is_for_library(module):
         return
     if engine.http is None:
         warn_of_handlers(environ, _NO_APPLICATION)
