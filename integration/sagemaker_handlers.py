@@ -47,9 +47,11 @@ async def after(response):
     return response
 """
 INVOKE: Final = """
-async def custom_sagemaker_invocation_handler(raw_request):
-    from fastapi.responses import JSONResponse
+from fastapi import Request
+from fastapi.responses import JSONResponse
 
+
+async def custom_sagemaker_invocation_handler(raw_request: Request):
     return JSONResponse({"asked": await raw_request.json()})
 """
 # The model.py -> the variables beside it.
