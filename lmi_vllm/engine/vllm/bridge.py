@@ -262,7 +262,7 @@ class Bridge:
 
 
 def _rebuild(app: FastAPI) -> None:
-    app.middleware_stack = None  # built anew at the first request
+    app.middleware_stack = None  # Starlette rebuilds it at the first request
     app.router.middleware_stack = ExactRoutes(app.router)
 
 
