@@ -279,7 +279,7 @@ REPEATABLE: Final = (
     "/is_scaling_elastic_ep", "/start_weight_update", "/start_draft_weight_update",
     "/finish_weight_update", "/shutdown_weight_transfer_engine", "/release_kv_cache_memory",
 )  # fmt: skip
-CHANGING: Final = ("/sleep", "/pause", "/start_profile", "/stop_profile")  # in `SEQUENCES`
+CHANGING: Final = ("/sleep", "/pause")  # in `SEQUENCES`
 ACTING: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "/collective_rpc": (
@@ -304,7 +304,6 @@ SEQUENCES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = MappingProxyType(
         "pause": (
             ("POST", "/pause"), ("GET", "/is_paused"), ("POST", "/resume"), ("GET", "/is_paused"),
         ),
-        "profile": (("POST", "/start_profile"), ("POST", "/stop_profile")),
         "pause, keep": (("POST", "/pause?mode=keep"), ("GET", "/is_paused"), ("POST", "/resume")),
     }
 )  # fmt: skip

@@ -3,7 +3,6 @@
 With every switch on, a key, a prefix and invited sites; models that hear and that classify.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,27 +48,19 @@ THEIRS: Final = (
 )  # fmt: skip
 
 
-def profiler(folder: Path) -> str:
-    """Return what lets a server write traces into a folder."""
-    return json.dumps({"profiler": "torch", "torch_profiler_dir": str(folder / "traces")})
-
-
 @pytest.fixture(scope="module")
 def switched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Our server with all of it: the other servers of the suite have no key and no prefix."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     pytest.importorskip("cohere", reason="needs the cohere SDK: make setup installs it")
-    folder = tmp_path_factory.mktemp("switched")
-    environ = {**OURS, "OPTION_PROFILER_CONFIG": profiler(folder)}
-    with running_server(folder, "--demo", environ=environ) as server:
+    with running_server(tmp_path_factory.mktemp("switched"), "--demo", environ=OURS) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def vllm_switched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def vllm_switched() -> Iterator[str]:
     """`vllm serve` over the embedded model with the same switches."""
-    more = (*THEIRS, "--profiler-config", profiler(tmp_path_factory.mktemp("profiled")))
-    with vllm_server(lambda port: [*their_command(port), *more], SWITCHES) as url:
+    with vllm_server(lambda port: [*their_command(port), *THEIRS], SWITCHES) as url:
         yield url
 
 
