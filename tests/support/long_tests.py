@@ -72,7 +72,6 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/requirements_are_installed.py::test_requirements_that_fail_do_not_stop_the_start":
         _REQUIREMENTS,
     "integration/sagemaker_sdk_requests.py": "tests/unit/test_sagemaker_examples.py",
-    "integration/sagemaker_handlers.py": "tests/web/test_engine_routes.py, over the double",
     "integration/same_with_switches.py": "integration/same_as_vllm_serve.py, with the switches off",
     "integration/sessions_over_replicas.py": "integration/sessions_survive_a_restart.py",
     "integration/sigterm_in_every_phase.py": _DRAIN,
