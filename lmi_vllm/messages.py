@@ -122,15 +122,6 @@ class AdapterRef:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedAdapter:
-    """A loaded adapter, with the name and path that every client of one engine uses."""
-
-    engine_id: int
-    engine_name: str
-    engine_path: str
-
-
-@dataclass(frozen=True, slots=True)
 class EngineSlot:
     """The addresses of one client of an engine that another process started.
 

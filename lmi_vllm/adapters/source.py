@@ -17,8 +17,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.base import Limits
-from lmi_vllm.sources.local import file_url_path, without_file_scheme
-from lmi_vllm.sources.storage import cache_directory
+from lmi_vllm.sources.local import cache_directory, file_url_path, without_file_scheme
 from lmi_vllm.sources.table import fetch_model, is_store
 from lmi_vllm.sources.trusted_folders import untrusted_code_reason
 

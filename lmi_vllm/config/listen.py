@@ -100,8 +100,8 @@ def check_listen(server: ServerSettings, fail: Callable[[str], None]) -> None:
     one, two = plan.inference, plan.management
     if two is not None and one.port and (one.host, one.port) == (two.host, two.port):
         fail(
-            f"{server.details[MANAGEMENT].stated} and {server.details[INFERENCE].stated} share a "
-            "port but not their scheme"
+            f"{server.details.management_address.stated} and "
+            f"{server.details.inference_address.stated} share a port but not their scheme"
         )
 
 
@@ -117,7 +117,8 @@ def listener_tls(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLConte
     for extra in extras().values():
         if extra.tls is not None:
             return extra.tls.load()(settings, environ)
-    address = settings.server.details[INFERENCE if plan.inference.is_tls else MANAGEMENT]
+    details = settings.server.details
+    address = details.inference_address if plan.inference.is_tls else details.management_address
     raise StartupError(f"{address.stated} needs the extra tls, which is not installed")
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
 from lmi_vllm.config.listen import check_listen
@@ -21,7 +20,7 @@ from lmi_vllm.config.properties import (
     serving_properties_paths,
 )
 from lmi_vllm.config.resolve import Resolver, report_model_ids
-from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
+from lmi_vllm.config.setting import CommandLine, Details, Layers, Report, Setting
 from lmi_vllm.config.settings import (
     ExtraSettings,
     ModelSettings,
@@ -112,7 +111,7 @@ class _Load:
         return {
             **_fields(OPTIONS, options),
             "arguments": {name: setting.value for name, setting in passed.items()},
-            "details": MappingProxyType(options | passed),
+            "details": Details(options | passed, OPTIONS),
         }
 
     def _server_fields(self, layers: Layers) -> Mapping[str, object]:
@@ -127,14 +126,14 @@ class _Load:
             values["inference_address"], self.environ, self.command_line, self.server_report.fail
         )
         rows = (*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
-        return {**_fields(rows, values), "details": MappingProxyType(values)}
+        return {**_fields(rows, values), "details": Details(values, rows)}
 
     def _extra(self, kind: type[ExtraSettings]) -> ExtraSettings:
         """The settings of one extra."""
         rows, resolver = Rows.of(kind.rows), self.server
         values = self.brought[kind] | resolver.server_settings(rows.server)
         values |= resolver.variables(rows.variables, self.environ)
-        fields = {**_fields(kind.rows, values), "details": MappingProxyType(values)}
+        fields = {**_fields(kind.rows, values), "details": Details(values, kind.rows)}
         extra: ExtraSettings = kind.read(Reading(lambda _: fields))
         return extra
 
@@ -165,11 +164,13 @@ class _Load:
             extra.check(server, self.report.fail)
         report_model_ids(self.model.layers, self.report)
         if server.job_queue_size < model.max_rolling_batch_size:
-            queue = server.details["job_queue_size"]
-            batch = model.details["max_rolling_batch_size"]
+            queue = server.details.job_queue_size
+            batch = model.details.max_rolling_batch_size
             self.report.warn(
                 f"{queue.name}={queue.value} ({queue.origin}) is below {batch.name}={batch.value} "
-                f"({batch.origin}): the batch can never be full"
+                f"({batch.origin}): the batch can never be full",
+                queue,
+                batch,
             )
 
 

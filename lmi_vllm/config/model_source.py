@@ -69,7 +69,7 @@ def _load_models(settings: Settings) -> str:
 
 def _named_model(settings: Settings, model_id: str, finding: StoreFinding) -> ModelArtifacts:
     """The model that a model id names: hub id, URL or path."""
-    origin = settings.model.details["model_id"].origin
+    origin = settings.model.details.model_id.origin
     reference = _without_file_scheme(model_id, origin)
     path = Path(reference)
     is_named_by_id = origin.kind is not OriginKind.FILE
@@ -121,9 +121,9 @@ def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelA
     A prefix or archive in HF_MODEL_ID (or load_models) is the model directory itself if the store
     has none. One in option.model_id has weights only.
     """
-    model_id = settings.model.detail("model_id")
+    origin = settings.model.details.model_id.origin
     is_model_directory = is_store(model.reference) and (
-        model_id is None or model_id.origin.kind in _NAMES_DIRECTORY
+        origin.is_default or origin.kind in _NAMES_DIRECTORY
     )
     directory = local if model.directory is None and is_model_directory else model.directory
     return replace(model, model=str(local), directory=directory)
@@ -137,7 +137,7 @@ def _is_inside(settings: Settings, path: Path) -> bool:
 
 def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
     """The model that load_models names by a URL."""
-    url = _without_file_scheme(str(finding.url), settings.server.details["load_models"].origin)
+    url = _without_file_scheme(str(finding.url), settings.server.details.load_models.origin)
     if looks_like_path(url):
         raise ModelSourceError(
             f"load_models names {url}, which does not exist: name a path, a URL, ALL or NONE"
@@ -158,12 +158,12 @@ def _model_of_directory(settings: Settings, directory: Path, name: str | None) -
     if settings.model.model_dir is not None:
         weights = Path(without_file_scheme(settings.model.model_dir))
         if not is_directory(weights):
-            stated = settings.model.details["model_dir"].stated
+            stated = settings.model.details.model_dir.stated
             raise ModelSourceError(f"{stated} names a directory that does not exist")
     if not is_model_directory(weights):
-        # A file that sets the engine belongs to a model beside it, so a missing model is an error.
-        engine = settings.server.details["engine"]
-        raise (ModelSourceError if engine.is_set else NoModelError)(
+        # A file that names an engine means a model beside it: then its absence is a mistake.
+        is_meant = settings.server.details.engine.is_set
+        raise (ModelSourceError if is_meant else NoModelError)(
             f"Failed to detect engine of the model: {weights} has no config.json, params.json, "
             f"*.safetensors or model.py, and no model id is set; set HF_MODEL_ID or "
             f"option.model_id"

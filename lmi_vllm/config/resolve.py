@@ -162,17 +162,17 @@ class Resolver:
         if setting.value in effect.quiet_for:
             return setting
         if effect.word is EffectWord.WARNS and not effect.is_computed:
-            self.report.warn(f"{setting.label} has no effect: {effect.text}")
+            self.report.warn(f"{setting.label} has no effect: {effect.text}", setting)
         elif effect.word is EffectWord.REFUSES:
-            self.report.fail(f"{setting.stated} is not possible: {effect.text}")
+            self.report.fail(f"{setting.stated} is not possible: {effect.text}", setting)
         rule = VALUE_RULES.get(row.name)
         if rule is None:
             return setting
         verdict = rule(setting)
         for sentence in verdict.warnings:
-            self.report.warn(sentence)
+            self.report.warn(sentence, setting)
         for sentence in verdict.errors:
-            self.report.fail(sentence)
+            self.report.fail(sentence, setting)
         return replace(setting, value=verdict.value)
 
     def pass_through(self) -> dict[str, Setting]:

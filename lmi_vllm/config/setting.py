@@ -1,11 +1,13 @@
 """Texts with their origin, resolved settings, and the report of warnings and errors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Self
 
-from lmi_vllm.config.options.row import EffectWord
+from lmi_vllm.config.options.row import EffectWord, Option
 from lmi_vllm.config.secrets import mask_text, mask_value
-from lmi_vllm.origin import Origin
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
 
 FILE_PREFIX = "option."  # of a model's option in a properties file
 
@@ -73,6 +75,50 @@ class Setting:
         return mask_value(self.name, self.value) if self.is_set else self.value
 
 
+class Details(Mapping[str, Setting]):
+    """Where settings were written, and how messages name them: by the field, as an attribute.
+
+    The attribute of a field without a value is a setting that is not set. As a mapping it has only
+    those with a value, by the names that users write.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Setting] = MappingProxyType({}),
+        rows: Iterable[Option] = (),
+    ) -> None:
+        self._settings = MappingProxyType(dict(settings))
+        self._names = {row.attribute: row.name for row in rows}
+
+    def __getattr__(self, field: str) -> Setting:
+        if field.startswith("_"):
+            raise AttributeError(field)
+        name = self._names.get(field, field)
+        return self._settings.get(name) or Setting(name, None, DEFAULT_ORIGIN, EffectWord.NONE)
+
+    def __getitem__(self, name: str) -> Setting:
+        return self._settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+
+class Sentence(str):
+    """A warning or an error, and which settings it is about."""
+
+    about: frozenset[tuple[str, Origin]] = frozenset()
+
+    @classmethod
+    def of(cls, text: str, *about: Setting) -> Self:
+        """The sentence about these settings."""
+        sentence = cls(text)
+        sentence.about = frozenset((setting.name, setting.origin) for setting in about)
+        return sentence
+
+
 @dataclass(slots=True)
 class Report:
     """Warnings and errors in the order in which they were found, each once."""
@@ -80,13 +126,13 @@ class Report:
     _warnings: dict[str, None] = field(default_factory=dict)
     _errors: dict[str, None] = field(default_factory=dict)
 
-    def warn(self, sentence: str) -> None:
-        """Add a warning."""
-        self._warnings[sentence] = None
+    def warn(self, text: str, *about: Setting) -> None:
+        """Note a warning about these settings."""
+        self._warnings[Sentence.of(text, *about)] = None
 
-    def fail(self, sentence: str) -> None:
-        """Add an error."""
-        self._errors[sentence] = None
+    def fail(self, text: str, *about: Setting) -> None:
+        """Note an error about these settings."""
+        self._errors[Sentence.of(text, *about)] = None
 
     def add(self, other: "Report") -> None:
         """Add everything that another report has."""

@@ -28,7 +28,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from lmi_vllm.config.layers import RawSource
 from lmi_vllm.config.options import ENVIRONMENT, ModelOptions, Section, ServerOptions
 from lmi_vllm.config.properties import PropertiesFile
-from lmi_vllm.config.setting import CommandLine, Setting
+from lmi_vllm.config.setting import CommandLine, Details, Setting
 from lmi_vllm.extension import extras
 
 __all__ = [
@@ -46,7 +46,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class LayeredSettings(Section):
     """Settings that are filled from `sources`, which the constructor gets, best first."""
 
-    details: SkipValidation[Mapping[str, Setting]] = Field(default_factory=lambda: _NOTHING)
+    details: SkipValidation[Details] = Field(default_factory=Details)
 
     @classmethod
     def settings_customise_sources(
@@ -69,15 +69,6 @@ class LayeredSettings(Section):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """These settings themselves: they are frozen, and their mappings are read-only."""
         return self
-
-    def detail(self, name: str) -> Setting | None:
-        """Place and text of the setting `name` of the table; None if it has no value."""
-        return self.details.get(name)
-
-    def given(self, name: str) -> Setting | None:
-        """As `detail`, if the setting was written somewhere; None for a default."""
-        setting = self.details.get(name)
-        return setting if setting is not None and setting.is_set else None
 
 
 class ModelSettings(ModelOptions, LayeredSettings):

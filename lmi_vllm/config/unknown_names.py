@@ -132,7 +132,7 @@ class UnknownNames:
             extra = READ_BY_EXTRAS.get(setting.name)
             if extra is not None and setting.is_set and extra not in extras():
                 (self.report.fail if self.is_strict else self.report.warn)(
-                    f"{setting.label} {_missing(extra)}"
+                    f"{setting.label} {_missing(extra)}", setting
                 )
 
     def _unknown(self, raw: RawValue, sentence: str) -> Setting:

@@ -68,7 +68,8 @@ def _arguments(rows: Mapping[str, Mapping[str, object]]) -> Mapping[str, VllmArg
             name: VllmArgument(
                 name=name,
                 kind=str(row["kind"]),
-                is_list=bool(row.get("list")),
+                # One that is given once for each item, as --middleware is, has a list as default.
+                is_list=bool(row.get("list")) or (row["kind"], row["default"]) == ("text", []),
                 choices=tuple(row.get("choices", ())),  # type: ignore[arg-type]
                 default=row["default"],
                 help=str(row["help"]),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -89,19 +89,6 @@ class Admission:
         self.lifecycle.check_ready()
         if self._slots.total + count > self.limit:
             raise OverloadError(self.lifecycle.model_name)
-
-    @contextlib.contextmanager
-    def admit(self, count: int = 1) -> Iterator[None]:
-        """Hold `count` slots in the queue while the body runs.
-
-        Raises:
-            LmiError: see `take`.
-        """
-        give_back = self.take(count)
-        try:
-            yield
-        finally:
-            give_back()
 
     def take(self, count: int = 1) -> Callable[[], None]:
         """Take `count` slots in the queue; return what gives them back, to be called once.

@@ -86,10 +86,10 @@ class UnloadedCode:
             StartupError: one is.
         """
         _ = model
-        setting, entry_point = settings.model.detail("entryPoint"), settings.model.entry_point
+        entry_point = settings.model.entry_point
         if entry_point is None:
             return
-        origin = setting.origin if setting is not None else "entryPoint"
+        origin = settings.model.details.entry_point.origin
         raise StartupError(
             f"entryPoint ({origin}): {entry_point} is custom code, which {self.refusal}"
         )

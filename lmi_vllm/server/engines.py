@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmi_vllm.checks.model import own_engine
-from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import EngineFactory
@@ -38,7 +37,7 @@ def check_engine_kind(settings: Settings, kind: str) -> None:
     Raises:
         ConfigurationError: it supports one process only.
     """
-    setting = settings.server.details[PROCESSES]
+    setting = settings.server.details.lmi_frontend_processes
     if kind != VLLM and setting.value != 1:
         raise ConfigurationError([f"{setting.stated} needs --engine vllm (got {kind})"])
 

@@ -18,8 +18,8 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.sources.base import DownloadProgress
 from lmi_vllm.sources.local import is_directory, is_file
-from lmi_vllm.sources.progress import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, is_streamed_by_vllm
 from lmi_vllm.translate.arguments import Translation, translate_checkpoint
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import find_in_store
@@ -18,11 +17,10 @@ from lmi_vllm.config.properties import PropertiesFile, parse_properties, read_pr
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.inference.lifecycle import Phase, StartProgress
 from lmi_vllm.sources.archives import is_archive, unpack
+from lmi_vllm.sources.model_store import PROPERTIES_NAME
 from lmi_vllm.sources.table import fetch_model, is_store, read_text
 
 logger = logging.getLogger(__name__)
-
-_PROPERTIES: Final = "serving.properties"
 
 
 async def complete_settings(
@@ -48,8 +46,8 @@ async def complete_settings(
     if not is_store(named) or settings.properties is not None:
         return settings
     if not is_archive(named):
-        text = await asyncio.to_thread(read_text, named, _PROPERTIES, environ)
-        origin = f"{named.rstrip('/*')}/{_PROPERTIES}"
+        text = await asyncio.to_thread(read_text, named, PROPERTIES_NAME, environ)
+        origin = f"{named.rstrip('/*')}/{PROPERTIES_NAME}"
         properties = None if text is None else parse_properties(text, origin)
     else:
         start.enter(Phase.DOWNLOAD)
@@ -64,5 +62,5 @@ async def complete_settings(
 
 
 def _properties_in(directory: Path) -> PropertiesFile | None:
-    path = directory / _PROPERTIES
+    path = directory / PROPERTIES_NAME
     return read_properties(path) if path.is_file() else None

@@ -12,7 +12,7 @@ from typing import Final
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extension import extras
 from lmi_vllm.sources.base import Limits
-from lmi_vllm.sources.storage import cache_directory
+from lmi_vllm.sources.local import cache_directory
 
 TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
 ZIP_SUFFIXES: Final = (".zip", ".mar")

@@ -1,12 +1,14 @@
-"""The protocols of a source and of an object store, and the errors that both raise."""
+"""The protocols of a source and of an object store, their errors, and how far a download is."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.progress import ProgressSink, ignore_progress
+
+_UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
+_THOUSAND: Final = 1000
 
 
 class InterruptedTransferError(Exception):
@@ -15,6 +17,49 @@ class InterruptedTransferError(Exception):
 
 class UnreachableError(Exception):
     """The source cannot be reached; a cached copy may be used instead."""
+
+
+def human_size(size: float) -> str:
+    """`size` bytes with a decimal unit, as `df -H` prints them."""
+    for power, unit in enumerate(_UNITS, start=1):
+        scaled = size / 1000**power
+        if 1 <= scaled < _THOUSAND:
+            return f"{scaled:.1f} {unit}"
+    return f"{size:.0f} bytes" if size < _THOUSAND else f"{size / 1000**5:.1f} PB"
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadProgress:
+    """The state of one download; `seconds_left` is None until a rate is known."""
+
+    files: int
+    files_total: int
+    bytes: int
+    bytes_total: int
+    bytes_per_second: float = 0.0
+    seconds_left: float | None = None
+
+    @property
+    def text(self) -> str:
+        """A line of text: files, bytes, rate and time left."""
+        percent = 100 * self.bytes // self.bytes_total if self.bytes_total else 100
+        left = "" if self.seconds_left is None else f", {self.seconds_left:.0f} s left"
+        return (
+            f"{percent}% of {human_size(self.bytes_total)}, {self.files} of {self.files_total} "
+            f"files, {human_size(self.bytes_per_second)}/s{left}"
+        )
+
+
+class ProgressSink(Protocol):
+    """Receives progress a few times a second, from any thread; it must return quickly."""
+
+    def __call__(self, progress: DownloadProgress, /) -> None:
+        """Receive one progress."""
+        ...
+
+
+def ignore_progress(progress: DownloadProgress, /) -> None:
+    """Drop `progress`, for callers that show none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +152,13 @@ class ObjectStore(Protocol):
         """The object of this name; None where there is none."""
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small object; None where there is none."""
+        """The present progress."""
 
     def read_newer(self, name: str, etag: str) -> tuple[bytes | None, str]:
         """The content and ETag of a small object; None while it has this ETag, "" without one."""
 
     def write(self, name: str, content: bytes, etag: str | None = None) -> str:
-        """Replace the object that has this ETag, and return the new ETag.
-
-        With "" there must be none yet, with None any. Otherwise it raises `ObjectChangedError`.
-        """
+        """Save it in `directory`, whole or not at all."""
 
     def delete(self, name: str) -> None:
         """Delete the object if it exists."""

@@ -1,12 +1,18 @@
-"""Local paths, plain or as `file:` URLs; they are never fetched."""
+"""Paths of this machine, plain or as `file:` URLs, and where what is fetched is kept."""
 
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.base import FetchRequest
+from lmi_vllm.sources.trusted_folders import per_user_sibling, trusted_folder
 
+MANIFEST_NAME: Final = ".lmi-fetch.json"  # what was fetched, in the directory itself
 _THIS_MACHINE: Final = ("", "localhost")
 
 
@@ -83,3 +89,33 @@ class LocalPaths:
         """The text of a file in the directory."""
         path = Path(without_file_scheme(request.reference)) / name
         return path.read_text("utf-8") if is_file(path) else None
+
+
+def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
+    """The cache folder for `url`: `<root>/download/<hash>`, as in the LMI container.
+
+    Raises:
+        StartupError: only the temporary directory can be written, and other users can change it.
+    """
+    # An archive is unpacked here before there are settings: its serving.properties is part of them.
+    root = environ.get("SERVING_DOWNLOAD_DIR") or environ.get("DJL_CACHE_DIR")
+    if not root:
+        home = Path("~/.djl.ai").expanduser()
+        usable = home if home.is_dir() else home.parent
+        root = str(home if os.access(usable, os.W_OK) else _temporary_root())
+    digest = hashlib.sha256(url.strip().encode()).hexdigest()[:40]
+    return Path(root).expanduser().absolute() / "download" / digest
+
+
+def _temporary_root() -> Path:
+    """The folder below the temporary directory; another user may have created its name first."""
+    usual = Path(tempfile.gettempdir()) / ".djl.ai"
+    return trusted_folder(usual, per_user_sibling(usual), "what is fetched", "SERVING_DOWNLOAD_DIR")
+
+
+def skip_single_folders(directory: Path) -> Path:
+    """`directory`, or the directory below, as long as it is an only child."""
+    children = [child for child in directory.iterdir() if child.name != MANIFEST_NAME]
+    if len(children) == 1 and children[0].is_dir():
+        return skip_single_folders(children[0])
+    return directory

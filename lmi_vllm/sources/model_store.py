@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.sources.archives import is_archive, unpacked_directory, without_archive_ending
-from lmi_vllm.sources.local import file_url_path, is_directory, is_file
-from lmi_vllm.sources.storage import skip_single_folders
+from lmi_vllm.sources.local import file_url_path, is_directory, is_file, skip_single_folders
 
 PROPERTIES_NAME: Final = "serving.properties"
 

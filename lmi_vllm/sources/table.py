@@ -11,10 +11,16 @@ from typing import Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extension import extras
-from lmi_vllm.sources.base import FetchRequest, Limits, Repositories, Source, Store
-from lmi_vllm.sources.local import LocalPaths
-from lmi_vllm.sources.progress import ProgressSink, ignore_progress
-from lmi_vllm.sources.storage import MANIFEST_NAME
+from lmi_vllm.sources.base import (
+    FetchRequest,
+    Limits,
+    ProgressSink,
+    Repositories,
+    Source,
+    Store,
+    ignore_progress,
+)
+from lmi_vllm.sources.local import MANIFEST_NAME, LocalPaths
 
 _LOCAL: Final = LocalPaths()
 _STORES: Final = "object_stores"

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.setting import Sentence, Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
+from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.translate.devices import Devices
+
+# Origins of copies that no setting asks for.
+FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
 
 
 @dataclass(slots=True)
@@ -35,24 +39,19 @@ class ArgumentDraft:
         if argument not in self.values:
             self.put(argument, value, origin)
 
-    def warn(self, sentence: str) -> None:
-        """Note a warning."""
-        self.warnings.append(sentence)
+    def warn(self, text: str, *about: Setting) -> None:
+        """Note a warning about these settings."""
+        self.warnings.append(Sentence.of(text, *about))
 
-    def fail(self, sentence: str) -> None:
-        """Note an error."""
-        self.errors.append(sentence)
+    def fail(self, text: str, *about: Setting) -> None:
+        """Note an error about these settings."""
+        self.errors.append(Sentence.of(text, *about))
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """The architectures in the model's config.json."""
         named = self.config.get("architectures")
         return tuple(map(str, named)) if isinstance(named, list) else ()
-
-    def given(self, name: str) -> Setting | None:
-        """Option `name`, of the core or an extra, if it was written somewhere."""
-        parts = (self.settings.model, *self.settings.extras)
-        return next((found for part in parts if (found := part.given(name))), None)
 
     def label(self, argument: str) -> str:
         """How messages name an argument that is set: its name and origin."""

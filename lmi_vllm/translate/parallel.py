@@ -1,24 +1,19 @@
 """Devices -> tensor, pipeline and data parallel sizes."""
 
-from typing import Final
-
 from lmi_vllm.config.setting import Setting
-from lmi_vllm.origin import Origin, OriginKind
-from lmi_vllm.translate.draft import ArgumentDraft
-
-# Origins of copies that no setting asks for.
-FREE_GPUS: Final = Origin(OriginKind.DERIVED, "free GPUs")
+from lmi_vllm.origin import OriginKind
+from lmi_vllm.translate.draft import FREE_GPUS, ArgumentDraft
 
 
 def assign_devices(draft: ArgumentDraft) -> None:
     """Set the parallel sizes, the copies and the devices."""
     nodes, model = _node_count(draft), draft.settings.model
-    degree = model.details["tensor_parallel_degree"]
+    degree = model.details.tensor_parallel_degree
     pipeline = max(1, model.pipeline_parallel_degree)
     first_devices = _chosen_devices(draft)
     tensor = _tensor_size(draft, degree.is_set, pipeline, nodes, first_devices)
     draft.put("tensor_parallel_size", tensor, degree.origin)
-    stages = model.details["pipeline_parallel_degree"].origin
+    stages = model.details.pipeline_parallel_degree.origin
     draft.put("pipeline_parallel_size", pipeline, stages)
     span = tensor * pipeline
     if span % nodes:
@@ -69,7 +64,8 @@ def _assign_cpu_ranks(draft: ArgumentDraft, degree: Setting, span: int) -> None:
         label = degree.label if degree.is_set else "pipeline_parallel_degree"
         draft.fail(
             f"{label} asks for {wanted} devices and there is no GPU; not enough devices (CPU ranks "
-            f"need a NUMA node each or VLLM_CPU_OMP_THREADS_BIND)"
+            f"need a NUMA node each or VLLM_CPU_OMP_THREADS_BIND)",
+            degree,
         )
 
 
@@ -77,7 +73,7 @@ def _put_copies(draft: ArgumentDraft) -> int | None:
     """Set the configured copies, and return their number."""
     model = draft.settings.model
     if model.data_parallel_size is not None:
-        origin = model.details["data_parallel_size"].origin
+        origin = model.details.data_parallel_size.origin
         draft.put("data_parallel_size", model.data_parallel_size, origin)
     return model.data_parallel_size
 
@@ -86,8 +82,8 @@ def _leave_to_ray(draft: ArgumentDraft, first_devices: list[int]) -> None:
     """Set copies only if they are configured: GPUs of a Ray cluster cannot be counted here."""
     _put_copies(draft)
     if first_devices:
-        chosen = draft.settings.server.details["load_on_devices"]
-        draft.warn(f"{chosen.stated} has no effect: Ray chooses the devices")
+        chosen = draft.settings.server.details.load_on_devices
+        draft.warn(f"{chosen.stated} has no effect: Ray chooses the devices", chosen)
 
 
 def _assign_gpus(draft: ArgumentDraft, span: int, first_devices: list[int]) -> None:
@@ -104,7 +100,7 @@ def _assign_gpus(draft: ArgumentDraft, span: int, first_devices: list[int]) -> N
             return
     else:
         copies = len(first_devices) if first_devices else _copies(draft, gpus // span)
-        chosen = draft.settings.server.details["load_on_devices"]
+        chosen = draft.settings.server.details.load_on_devices
         origin = chosen.origin if first_devices else FREE_GPUS
         if copies > 1:
             draft.put("data_parallel_size", copies, origin)
@@ -121,11 +117,12 @@ def _assign_gpus(draft: ArgumentDraft, span: int, first_devices: list[int]) -> N
 def _used_devices(draft: ArgumentDraft, span: int, first_devices: list[int]) -> list[int]:
     """The devices of every copy in load_on_devices; they must not overlap."""
     used = [start + offset for start in first_devices for offset in range(span)]
-    setting = draft.settings.server.details["load_on_devices"]
+    setting = draft.settings.server.details.load_on_devices
     if len(set(used)) < len(used) or max(used) >= draft.devices.gpu_count:
         draft.fail(
             f"{setting.stated} with {span} devices a copy needs devices "
-            f"{', '.join(map(str, used))}; there are 0 to {draft.devices.gpu_count - 1}"
+            f"{', '.join(map(str, used))}; there are 0 to {draft.devices.gpu_count - 1}",
+            setting,
         )
         return []
     return used
@@ -141,32 +138,30 @@ def _copies(draft: ArgumentDraft, fitting: int) -> int:
 
 def worker_cap(draft: ArgumentDraft) -> tuple[int, str]:
     """Most copies (0: any), and the label of what says so: SageMaker, else the most special."""
-    server = draft.settings.server
-    caps = {"gpu.maxWorkers": server.gpu_max_workers, "maxWorkers": server.file_max_workers}
-    general = server.detail("maxWorkers")
-    if general is not None and general.origin.kind is OriginKind.PLATFORM:
-        del caps["gpu.maxWorkers"]
-    else:
-        caps["max_workers"] = server.max_workers
-    caps_set = ((cap, server.details[name].label) for name, cap in caps.items() if cap)
-    return next(caps_set, (0, ""))
+    said = draft.settings.server.details
+    caps = [said.file_max_workers]
+    if caps[0].origin.kind is not OriginKind.PLATFORM:
+        caps = [said.gpu_max_workers, *caps, said.max_workers]
+    found = ((cap.value, cap.label) for cap in caps if isinstance(cap.value, int) and cap.value)
+    return next(found, (0, ""))
 
 
 def _chosen_devices(draft: ArgumentDraft) -> list[int]:
-    """The first device of every copy in load_on_devices; empty for all devices."""
-    setting = draft.settings.server.details["load_on_devices"]
+    """The first device of every copy that load_on_devices asks for; empty for all devices."""
+    setting = draft.settings.server.details.load_on_devices
     text = draft.settings.server.load_on_devices.strip()
     if text in ("*", "") or not setting.is_set:
         return []
     parts = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
     if draft.devices.gpu_count == 0:
         if parts != ["-1"]:
-            draft.warn(f"{setting.stated} has no effect: there is no GPU")
+            draft.warn(f"{setting.stated} has no effect: there is no GPU", setting)
         return []
     if not all(part.isascii() and part.isdigit() for part in parts):
         draft.warn(
             f"{setting.stated} has no effect: give device numbers separated by ; "
-            f"(the CPU is used only by the CPU build)"
+            f"(the CPU is used only by the CPU build)",
+            setting,
         )
         return []
     return sorted(int(part[:6]) for part in parts)

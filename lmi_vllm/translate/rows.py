@@ -10,9 +10,9 @@ from lmi_vllm.translate.draft import ArgumentDraft
 
 def put_model(draft: ArgumentDraft) -> None:
     """The model as the engine gets it."""
-    model_id = draft.settings.model.detail("model_id")
+    model_id = draft.settings.model.details.model_id
     if draft.model is not None:
-        origin = model_id.origin if model_id else _directory_origin(draft.model)
+        origin = model_id.origin if model_id.is_set else _directory_origin(draft.model)
         draft.put("model", draft.model.model, origin)
 
 
@@ -53,11 +53,13 @@ def put_fallbacks(draft: ArgumentDraft) -> None:
             continue
         (target,) = setting.targets
         if target in draft.values:
-            draft.warn(f"{setting.label} has no effect: {draft.label(target)} is set")
+            draft.warn(f"{setting.label} has no effect: {draft.label(target)} is set", setting)
             continue
         draft.put(target, setting.value, setting.origin)
         if row.effect.text:
-            draft.warn(f"{setting.label} is used as {target}={setting.value}: {row.effect.text}")
+            draft.warn(
+                f"{setting.label} is used as {target}={setting.value}: {row.effect.text}", setting
+            )
 
 
 def put_defaults(draft: ArgumentDraft) -> None:

@@ -40,11 +40,12 @@ def load_format(draft: ArgumentDraft) -> None:
     model = draft.settings.model
     if model.load_format == "sagemaker_fast_model_loader":
         draft.fail(
-            f"{model.details['load_format'].label}: sagemaker_fast_model_loader is not available "
-            f"here; use runai_streamer, sharded_state or leave it out"
+            f"{model.details.load_format.label}: sagemaker_fast_model_loader is not available "
+            f"here; use runai_streamer, sharded_state or leave it out",
+            model.details.load_format,
         )
     elif model.load_format is not None:
-        draft.put("load_format", model.load_format, model.details["load_format"].origin)
+        draft.put("load_format", model.load_format, model.details.load_format.origin)
 
 
 def model_dir(draft: ArgumentDraft) -> None:
@@ -53,10 +54,10 @@ def model_dir(draft: ArgumentDraft) -> None:
     if settings.model_dir is None or model is None:
         return
     if str(Path(without_file_scheme(settings.model_dir))) != model.reference:
-        named = settings.detail("model_id")
-        other = model.reference if named is None else named.stated
-        label = settings.details["model_dir"].label
-        draft.warn(f"{label} has no effect: the model is {mask_urls(other)}")
+        named = settings.details.model_id
+        other = named.stated if named.is_set else model.reference
+        setting = settings.details.model_dir
+        draft.warn(f"{setting.label} has no effect: the model is {mask_urls(other)}", setting)
 
 
 def tokenizer_mode(draft: ArgumentDraft) -> None:
@@ -64,20 +65,21 @@ def tokenizer_mode(draft: ArgumentDraft) -> None:
     model = draft.settings.model
     if model.tokenizer_mode is None:
         return
-    mode, setting = model.tokenizer_mode, model.details["tokenizer_mode"]
+    mode, setting = model.tokenizer_mode, model.details.tokenizer_mode
     if mode == "slow":
-        draft.warn(f"{setting.label}: slow is gone from vLLM; auto is used")
+        draft.warn(f"{setting.label}: slow is gone from vLLM; auto is used", setting)
     draft.put("tokenizer_mode", "auto" if mode == "slow" else mode, setting.origin)
 
 
 def task(draft: ArgumentDraft) -> None:
-    """Set runner and convert of the task; explicit ones win."""
-    named, setting = draft.settings.model.task, draft.settings.model.details["task"]
+    """Runner and convert of the task; explicit ones win."""
+    named, setting = draft.settings.model.task, draft.settings.model.details.task
     text = named.replace("_", "-")
     if setting.is_set and text not in _TASKS:
         draft.warn(
             f"{setting.label}: task {named} is not known and counts as auto; known are "
-            f"{', '.join(_TASKS)}"
+            f"{', '.join(_TASKS)}",
+            setting,
         )
     runner, convert = _TASKS.get(text, ("auto", "auto"))
     for argument, value in (("runner", runner), ("convert", convert)):
@@ -85,7 +87,8 @@ def task(draft: ArgumentDraft) -> None:
         if setting.is_set and explicit != value:
             draft.warn(
                 f"{draft.label(argument)}={explicit} is used; {setting.stated} "
-                f"would mean {argument}={value}"
+                f"would mean {argument}={value}",
+                setting,
             )
         draft.put_if_unset(argument, value, setting.origin)
 
@@ -95,29 +98,30 @@ def batch_sizes(draft: ArgumentDraft) -> None:
     server = draft.settings.server
     if server.engine in EMBEDDING_ENGINES:
         return
-    sizes = (server.batch_size, server.max_dynamic_batch_size)
-    for name, size in zip(("batch_size", "max_dynamic_batch_size"), sizes, strict=True):
-        if size not in (None, "1"):
-            label = server.details[name].label
-            draft.warn(f"{label} has no effect: continuous batching is always on")
+    for setting in (server.details.batch_size, server.details.max_dynamic_batch_size):
+        if setting.value not in (None, "1"):
+            draft.warn(f"{setting.label} has no effect: continuous batching is always on", setting)
 
 
 def quantization(draft: ArgumentDraft) -> None:
-    """Set the quantization method from `quantize`, `load_in_8bit` and `load_in_4bit`."""
-    model = draft.settings.model
-    chosen, result, origin = model.detail("quantize"), None, DEFAULT_ORIGIN
-    if chosen is not None and model.quantize is not None:
+    """The quantization method out of `quantize`, `load_in_8bit` and `load_in_4bit`."""
+    model, said = draft.settings.model, draft.settings.model.details
+    chosen, result, origin = said.quantize, None, DEFAULT_ORIGIN
+    if model.quantize is not None:
         result, origin = _quantization_method(draft, chosen, model.quantize), chosen.origin
-    bits = {8: model.load_in_8bit, 4: model.load_in_4bit}
-    for width in (width for width, is_on in bits.items() if is_on):
-        setting, stands_for = model.details[f"load_in_{width}bit"], f"bitsandbytes{width}"
+    bits = {"bitsandbytes8": said.load_in_8bit, "bitsandbytes4": said.load_in_4bit}
+    for stands_for, setting in bits.items():
+        if not setting.value:
+            continue
         method = _quantization_method(draft, setting, stands_for)
-        if chosen is not None and method != result:
+        if chosen.is_set and method != result:
             draft.fail(
                 f"{setting.stated} and {chosen.stated} ask for different "
-                f"quantization: set one of them"
+                f"quantization: set one of them",
+                setting,
+                chosen,
             )
-        elif chosen is None:
+        elif not chosen.is_set:
             result, origin = method, setting.origin
     draft.put("quantization", result, origin)
     if result in load_release().deprecated_quantization_methods:
@@ -135,7 +139,8 @@ def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> s
             return "bitsandbytes"
         draft.warn(
             f"{setting.label}: vLLM has no {method} any more; fp8 is used, which rounds the "
-            f"weights of every layer to 8 bits while they are loaded"
+            f"weights of every layer to 8 bits while they are loaded",
+            setting,
         )
         return "fp8"
     known = f"allowed are {', '.join(release.quantization_methods)}"
@@ -147,7 +152,7 @@ def _quantization_method(draft: ArgumentDraft, setting: Setting, text: str) -> s
         "gguf": f"vLLM no longer reads gguf; {known}",
         "marlin": f"leave it out, vLLM picks Marlin kernels by itself; {known}",
     }
-    draft.fail(f"{setting.label}: {text} is not possible: {reasons.get(method, known)}")
+    draft.fail(f"{setting.label}: {text} is not possible: {reasons.get(method, known)}", setting)
     return None
 
 
@@ -158,17 +163,18 @@ def lora(draft: ArgumentDraft) -> None:
     if rank is not None:
         allowed = [c for c in load_release().engine["max_lora_rank"].choices if isinstance(c, int)]
         rounded = next((size for size in sorted(allowed) if size >= rank), None)
-        written = said["max_lora_rank"]
+        written = said.max_lora_rank
         if rounded is None:
-            draft.fail(f"{written.stated} is above {max(allowed)}, the most vLLM has")
+            draft.fail(f"{written.stated} is above {max(allowed)}, the most vLLM has", written)
         else:
             if rounded != rank:
-                draft.warn(f"{written.stated} is rounded up to {rounded}, which vLLM has")
+                draft.warn(f"{written.stated} is rounded up to {rounded}, which vLLM has", written)
             draft.put("max_lora_rank", rounded, written.origin)
     if model.max_cpu_loras is not None and model.max_cpu_loras < model.max_loras:
         draft.fail(
-            f"{said['max_cpu_loras'].stated} must be at least max_loras={model.max_loras} "
-            f"({said['max_loras'].origin})"
+            f"{said.max_cpu_loras.stated} must be at least max_loras={model.max_loras} "
+            f"({said.max_loras.origin})",
+            said.max_cpu_loras,
         )
 
 
@@ -193,30 +199,35 @@ def adapter_format(draft: ArgumentDraft) -> None:
 def parsers(draft: ArgumentDraft) -> None:
     """Check that tool and reasoning parsers are known if they are needed."""
     release, model = load_release(), draft.settings.model
+    said = model.details
     if model.enable_auto_tool_choice and model.tool_parser_plugin is None:
-        _check_parser(draft, "enable_auto_tool_choice", "tool_call_parser", release.tool_parsers)
+        switch, tools = said.enable_auto_tool_choice, said.tool_call_parser
+        _check_parser(draft, switch, tools, release.tool_parsers)
     if model.arguments.get("reasoning_parser_plugin") is not None:  # vLLM's own, no row of ours
         return
     if model.enable_reasoning or model.reasoning_parser is not None:
-        switch = "enable_reasoning" if model.enable_reasoning else "reasoning_parser"
-        _check_parser(draft, switch, "reasoning_parser", release.reasoning_parsers)
+        _check_parser(
+            draft, said.enable_reasoning, said.reasoning_parser, release.reasoning_parsers
+        )
 
 
-def _check_parser(draft: ArgumentDraft, switch: str, name: str, known: tuple[str, ...]) -> None:
-    """Fail if `switch` needs a parser that is missing or unknown."""
-    said = draft.settings.model.details
-    parser = said.get(name)
-    if parser is None:
-        draft.fail(f"{said[switch].label} needs option.{name}; known are {', '.join(known)}")
+def _check_parser(
+    draft: ArgumentDraft, switch: Setting, parser: Setting, known: tuple[str, ...]
+) -> None:
+    """Fail where `switch` needs a parser and the one set is missing or unknown."""
+    if not parser.is_set:
+        draft.fail(
+            f"{switch.label} needs option.{parser.name}; known are {', '.join(known)}", switch
+        )
     elif parser.value not in known:
         recorded, installed = load_release().release, installed_release()
         names = f"known are {', '.join(known)}"
         if installed in (None, recorded):
-            draft.fail(f"{parser.label}: parser {parser.value} is not known; {names}")
-        else:  # which may add more
+            draft.fail(f"{parser.label}: parser {parser.value} is not known; {names}", parser)
+        else:  # which may have more
             draft.warn(f"{parser.label}: parser {parser.value} is not among those of vLLM "
                        f"{recorded}, whose names are recorded; {installed} is installed. There, "
-                       f"{names}")  # fmt: skip
+                       f"{names}", parser)  # fmt: skip
 
 
 def remote_code(draft: ArgumentDraft) -> None:
@@ -226,10 +237,11 @@ def remote_code(draft: ArgumentDraft) -> None:
         return
     is_hub_id = "://" not in model.model and not is_directory(model.model)
     if is_hub_id and settings.revision is None:
-        label = settings.details["trust_remote_code"].label
+        setting = settings.details.trust_remote_code
         draft.warn(
-            f"{label} runs code of {model.model} that may change at any time: set "
-            f"option.revision to the commit you validated"
+            f"{setting.label} runs code of {model.model} that may change at any time: set "
+            f"option.revision to the commit you validated",
+            setting,
         )
 
 
@@ -243,8 +255,8 @@ def entry_point(draft: ArgumentDraft) -> None:
     path = (model.directory or Path("/nonexistent")) / file
     if not is_file(path):
         place = f"in {model.directory}" if model.directory else "(there is no model directory)"
-        label = draft.settings.model.details["entryPoint"].label
-        draft.fail(f"{label}: {file} does not exist {place}")
+        setting = draft.settings.model.details.entry_point
+        draft.fail(f"{setting.label}: {file} does not exist {place}", setting)
 
 
 def served_task(values: Mapping[str, object]) -> str:

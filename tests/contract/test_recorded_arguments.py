@@ -78,6 +78,38 @@ def test_every_switch_reaches_vllm_on_and_off() -> None:
         assert {name: parsed[name] for name in names if parsed[name] is not value} == {}
 
 
+CONFIGS = (
+    ("compilation_config", '{"mode": 0, "cudagraph_capture_sizes": [1, 2]}'),
+    ("kv_transfer_config", '{"kv_connector": "x", "kv_role": "kv_both", "engine_id": "e"}'),
+    ("structured_outputs_config", '{"backend": "xgrammar"}'), ("pooler_config", "{}"),
+    ("profiler_config", '{"profiler": "torch", "torch_profiler_dir": "/tmp"}'),
+    ("attention_config", '{"backend": "CPU_ATTN"}'), ("attention_backend", "CPU_ATTN"),
+    ("quantization_config", '{"linear": {"weight": "fp8_per_tensor_static"}}'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), [*TEXTS, *CONFIGS])
+def test_value_is_handed_on_as_the_command_line_has_it(name: str, text: str, parser: Any) -> None:
+    """Without being written as flags again: what vLLM gets is what its parser makes of the text."""
+    from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
+
+    if (name, text) == ("hf_overrides", "module.function"):
+        return  # vLLM takes it from the command line, and refuses it later
+    flag = f"--{name.replace('_', '-')}"
+    argument = load_release().engine[name]
+    given = [flag, *text.split(",")] if argument.is_list else [f"{flag}={text}"]
+    theirs = getattr(parser.parse_args(given), name)
+    ours = getattr(parse_vllm_arguments({name: coerce(argument, text)}), name)
+    assert repr(ours) == repr(theirs)
+
+
+def test_devices_that_we_choose_arrive_as_numbers() -> None:
+    """As flag text a list of them was `[0, 1]`, and its ends no numbers."""
+    from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
+
+    assert parse_vllm_arguments({"device_ids": [0, 1]}).device_ids == [0, 1]
+
+
 def test_every_target_of_the_option_table_is_a_field() -> None:
     """Each `maps_to` names an argument vLLM has."""
     engine = load_release().engine

@@ -62,7 +62,7 @@ LIBRARIES = {
     r"|management|tgi|vllm_adapters)/\w+)\.py",
     "pydantic_settings": r"config/(settings|layers|options/row)\.py",
     "pydantic": r"config/(settings|layers|options/row)\.py|inference/request/parameters\.py"
-    r"|(engine/vllm/(openai|routes)|extras/seq2seq/requests)\.py",
+    r"|(engine/vllm/(configuration|openai|routes)|extras/seq2seq/requests)\.py",
     "boto3": AWS,
     "botocore": AWS,
     "huggingface_hub": r"extras/hub/\w+\.py",
@@ -105,7 +105,7 @@ def allowed_names(path: str) -> str:
     """Return the pattern of what the file at `path` may import of ours."""
     package, *rest = path.split("/")
     if package == "extras":
-        return rf"(?!extras\b).*|extras\.{rest[0]}\..*"
+        return rf"(?!extras\b).*|extras\.({rest[0]}|transfer)\..*"
     package = package.removesuffix(".py")
     return rf"{PACKAGES[package]}|{package}\..*"
 

@@ -62,13 +62,13 @@ def report(old: str, new: str) -> tuple[int, list[str]]:
     return done.returncode, [line.strip() for line in done.stdout.splitlines()]
 
 
-def test_a_missing_replaced_name_is_reported(tmp_path: Path) -> None:
+def test_a_replaced_name_that_is_gone_is_reported(tmp_path: Path) -> None:
     """What we replace is named by a text and not imported; it counts, too."""
-    launch = {"v1/engine/core_client.py": "def launch_core_engines(): ..."}
-    old, new = package(tmp_path / "a", OLD | launch), package(tmp_path / "b", OLD)
+    counting = {"v1/sample/sampler.py": "def batched_count_greater_than(): ..."}
+    old, new = package(tmp_path / "a", OLD | counting), package(tmp_path / "b", OLD)
     code, lines = report(old, new)
     assert code == 1
-    assert any("vllm.v1.engine.core_client launch_core_engines" in line for line in lines)
+    assert any("vllm.v1.sample.sampler batched_count_greater_than" in line for line in lines)
 
 
 def test_fields_signatures_and_models_are_compared(tmp_path: Path) -> None:
@@ -98,11 +98,12 @@ def test_missing_import_of_ours_is_named(tmp_path: Path) -> None:
     assert any(line.startswith("- vllm.connections HTTPConnection  (") for line in lines)
 
 
-def test_every_place_of_a_missing_import_is_named(tmp_path: Path) -> None:
-    """In one line: several of our modules make sampling parameters."""
-    moved = {name: text for name, text in NEW.items() if name != "sampling_params.py"}
-    _, lines = report(package(tmp_path / "a", OLD), package(tmp_path / "b", moved))
-    (line,) = [one for one in lines if one.startswith("- vllm.sampling_params SamplingParams  (")]
+def test_every_place_of_an_import_that_is_gone_is_named(tmp_path: Path) -> None:
+    """In one line: the engine and an extra read completions with vLLM's own model."""
+    module = "vllm.entrypoints.openai.completion.protocol"
+    protocol = {f"{module.removeprefix('vllm.').replace('.', '/')}.py": "CompletionRequest = 1\n"}
+    _, lines = report(package(tmp_path / "a", OLD | protocol), package(tmp_path / "b", NEW))
+    (line,) = [one for one in lines if one.startswith(f"- {module} CompletionRequest  (")]
     assert line.count(".py:") > 1
 
 

@@ -19,6 +19,7 @@ from lmi_vllm.messages import HttpRoute, OpenAIReply, RouteKind, ServingProfile
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.queue import admitted
 from tests.support.scripted_application import EchoingApplication
 from tests.web.conftest import lifecycle_of, queue_of, register, until
 from tests.web.test_metrics import grown, key, samples
@@ -79,7 +80,7 @@ async def test_full_queue_refuses_in_the_form_of_the_route(
 ) -> None:
     """503 with the time to come back."""
     client = await serve(limit=1)
-    with queue_of(client).admit():
+    with admitted(queue_of(client)):
         response = await client.post(route.path, json={})
     assert (response.status, response.headers["Retry-After"]) == (503, "1")
     check_form(route, await response.read(), 503, "capacity exceeded")

@@ -16,6 +16,7 @@ from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import Routes
 from tests.conftest import ServeScripted
+from tests.support.queue import admitted
 from tests.support.scripted_application import EchoingApplication as Application
 from tests.support.scripted_application import by_name
 from tests.web.conftest import A, B, lifecycle_of, queue_of, register
@@ -97,7 +98,7 @@ async def test_other_method_is_the_application_s_to_refuse(
 ) -> None:
     """Also where the server is full: nothing is asked of the engine."""
     client = await serve(limit=1)
-    with queue_of(client).admit():
+    with admitted(queue_of(client)):
         response = await client.request(method, path)
     assert (response.status, response.headers["Allow"]) == (405, "POST")
     assert [(call.method, call.path) for call in application.calls] == [(method, path)]
@@ -211,7 +212,7 @@ async def test_items_of_a_conversation_are_one_prompt(serve: ServeScripted) -> N
 async def test_full_queue_refuses(serve: ServeScripted, application: Application) -> None:
     """Before the body is read; routes of information are still answered."""
     client = await serve(limit=1)
-    with queue_of(client).admit():
+    with admitted(queue_of(client)):
         assert (await client.post("/v1/messages", data=b"{}")).status == 503
         assert (await client.get("/version")).status == 200
     assert [call.path for call in application.calls] == ["/version"]
@@ -239,7 +240,7 @@ async def test_body_is_not_parsed_if_the_queue_filled_meanwhile(
     with contextlib.ExitStack() as others:
 
         def fill(_: bytes) -> None:
-            others.enter_context(queue_of(client).admit())
+            others.enter_context(admitted(queue_of(client)))
 
         monkeypatch.setattr("lmi_vllm.web.inference_routes.check_values", fill)
         assert (await client.post(path, data=b"{}")).status == 503

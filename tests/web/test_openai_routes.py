@@ -8,6 +8,7 @@ from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import OPENAI_ROUTES
 from tests.conftest import ServeScripted
+from tests.support.queue import admitted
 from tests.support.scripted_application import ROUTES
 from tests.web.conftest import queue_of
 
@@ -45,7 +46,7 @@ async def test_stored_response_is_asked_for_by_its_id(
 ) -> None:
     """Or cancelled; no place in the queue is needed for either."""
     client = await serve(limit=1)
-    with queue_of(client).admit():
+    with admitted(queue_of(client)):
         assert (await client.get("/v1/responses/r_1?starting_after=3&stream=true")).status == 200
         assert (await client.post("/v1/responses/r_1/cancel")).status == 200
     assert [call.kind for call in engine.calls] == ["responses/r_1", "responses/r_1/cancel"]

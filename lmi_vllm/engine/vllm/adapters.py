@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
@@ -41,7 +41,7 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
     refuse_ignored,
 )
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRefusedError
-from lmi_vllm.messages import AdapterRef, SharedAdapter
+from lmi_vllm.messages import AdapterRef
 
 BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters are above
@@ -104,12 +104,12 @@ class EngineAdapters:
     @property
     def at_work(self) -> ActiveAdapters:
         """The adapters that requests run on or wait for, by the names in the requests."""
-        slots = self._slots
-        return ActiveAdapters(slots.count, self._names(slots.taken), self._names(slots.awaited))
-
-    def _names(self, engine_ids: Collection[int]) -> tuple[str, ...]:
-        names = {one.shown for one in self._loaded.values() if one.engine_id in engine_ids}
-        return tuple(sorted(names))
+        names = {one.engine_id: one.shown for one in self._loaded.values()}
+        taken, awaited = (
+            tuple(sorted({names[one] for one in found if one in names}))
+            for found in (self._slots.taken, self._slots.awaited)
+        )
+        return ActiveAdapters(self._slots.count, taken, awaited)
 
     def find(self, engine_id: int, shown: str) -> LoadedAdapter:
         """Return a loaded adapter; see `UsableAdapters.find`."""
@@ -155,11 +155,9 @@ class EngineAdapters:
             await self.release(adapter)
 
     @property
-    def shared(self) -> tuple[SharedAdapter, ...]:
+    def shared(self) -> tuple[LoadedAdapter, ...]:
         """The loaded adapters, with the names and paths that other clients need."""
-        return tuple(
-            SharedAdapter(item.engine_id, item.name, item.path) for item in self._loaded.values()
-        )
+        return tuple(self._loaded.values())
 
     async def load(self, adapter: AdapterRef) -> None:
         """Load a private copy of `adapter`, once, and make it findable; pin it if asked.
@@ -217,6 +215,12 @@ class EngineAdapters:
             text = f"Adapter {adapter.shown} cannot be loaded: {reason}"
             is_full = _is(error, Refusal.FULL)
             raise (AdapterCapacityError if is_full else AdapterRefusedError)(text) from error
+
+    async def add_base(self, adapter: LoadedAdapter, shown_path: str) -> None:
+        """Put the adapter into the engine for good that requests without one carry; see `add`."""
+        await self.add(adapter, shown_path)
+        await self._calls.pin_adapter(adapter.engine_id)
+        self.base = adapter
 
     async def _forget(self, adapter: LoadedAdapter) -> None:
         """Drop the weights and the private copy; a request may have loaded the weights again."""

@@ -1,56 +1,86 @@
 """vLLM's `AsyncLLM` with guards before every request, for the first client of an engine and others.
 
-The head of `adapters` and the modules in `workarounds` explain each guard. vLLM's engine core
-serves as many clients as it has addresses; vLLM's `--api-server-count` uses that, too. The first
-client starts the engine. It is a `GuardedAsyncLLM` and keeps what all clients share: the loaded
-adapters, and those that may be in the engine together. The other clients (of the extra front_ends)
-ask it, so one table decides for all.
+What each guard is for is said at the head of `adapters` and of the modules in `workarounds`.
+
+vLLM's engine core serves as many clients as it is given addresses; its own `--api-server-count`
+works so. The first client, which starts the engine, is a `LeadingAsyncLLM` and keeps what all of
+them share: which adapters are loaded, and which may be in the engine together. The others
+(of the extra front_ends) ask it, so that one table decides for all.
 """
 
-import asyncio
 import contextlib
+import functools
 import sys
 import time
+from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from vllm.exceptions import GenerationError, VLLMValidationError
-from vllm.lora.request import LoRARequest
+from vllm.exceptions import GenerationError
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
+from vllm.v1.executor import Executor
 
 from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
-from lmi_vllm.engine.vllm.outputs import EngineOutputs
-from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, has_name, is_needed, replace
+from lmi_vllm.engine.vllm.names import LoRARequest, VllmEngineDeadError, VLLMValidationError
+from lmi_vllm.engine.vllm.outputs import EngineOutputs, lane_for
+from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
-from lmi_vllm.errors import EngineStartError, LmiError
-from lmi_vllm.messages import EngineSlot
+from lmi_vllm.errors import LmiError
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
 KILL_POLL_SECONDS: Final = 0.01
-LAUNCH: Final = "vllm.v1.engine.core_client:launch_core_engines"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What an engine is started or joined with."""
+
+    arguments: EngineArguments
+    namespace: Namespace  # vLLM's reading of them
+    config: Any  # vLLM's configuration, which it makes of that
+    profile: ServingProfile
+    thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
+    is_cpu: bool
 
 
 class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
-    """AsyncLLM whose `generate` and `encode` refuse requests that could harm the engine."""
+    """AsyncLLM whose `generate` and `encode` let through nothing that could harm the engine.
+
+    Its constructor blocks until the engine is there; `client` is what AsyncLLM takes of a client.
+    """
 
     adapters: UsableAdapters
     output_processor: EngineOutputs
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.output_processor = EngineOutputs.of(self.output_processor)
+    def __init__(
+        self,
+        setup: EngineSetup,
+        client: dict[str, Any],
+        began: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(
+            setup.config,
+            Executor.get_class(setup.config),
+            log_stats=not setup.namespace.disable_log_stats,
+            log_requests=setup.namespace.enable_log_requests,
+            **client,
+        )
+        self.setup = setup
         self.calls = EngineCalls(self)
-        self.adapters = EngineAdapters(self.calls)
-        self.grammars: GrammarGuard | None = None
-        self._sockets: PrivateFolder | None = None  # of the engine's processes
-        self.has_prompt_logprobs = True
+        lane = lane_for(setup.profile, self.model_config, self.output_processor.tokenizer)
+        self.output_processor = EngineOutputs.of(self.output_processor, lane, began)
+        seconds = setup.profile.limits.grammar_timeout
+        self.grammars = GrammarGuard.of(self, seconds, setup.thread) if seconds else None
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the engine as AsyncLLM does, but not from a half torn down interpreter.
@@ -59,30 +89,6 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """
         if not _is_finalizing():
             super().__del__()
-
-    async def guard(self, adapter_bytes: int, *, is_cpu: bool) -> EngineAdapters:
-        """Prepare for requests; on CPU with LoRA and a foreign worker, load the all-zero adapter.
-
-        Raises:
-            EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
-        """
-        self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
-        config = self.vllm_config.lora_config
-        if config is None:
-            self.adapters = adapters = EngineAdapters(self.calls)
-            return adapters
-        folder = await asyncio.to_thread(new_private_folder, "lmi-vllm-adapters-")
-        needs_zero_adapter = is_cpu and not self._has_our_worker and is_needed("zero_adapter")
-        slots = config.max_loras - 1 if needs_zero_adapter else config.max_loras
-        model = Path(self.model_config.model)
-        base = await asyncio.to_thread(describe_base, model, (), config.max_lora_rank)
-        self.adapters = adapters = EngineAdapters(
-            self.calls, slots, folder, base.limit, adapter_bytes
-        )
-        if needs_zero_adapter:
-            adapters.base = await load_zero_adapter(adapters.add, model, folder.path / "base")
-            await self.calls.pin_adapter(adapters.base.engine_id)
-        return adapters
 
     def generate(  # type: ignore[override,unused-ignore]
         self,
@@ -95,7 +101,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     ) -> AsyncGenerator[Any, None]:
         """As AsyncLLM.generate; refuses adapters that could harm the engine."""
         adapter = self._adapter(lora_request)
-        if sampling_params.prompt_logprobs is not None and not self.has_prompt_logprobs:
+        if sampling_params.prompt_logprobs is not None and not self._has_prompt_logprobs:
             raise VLLMValidationError(
                 "log probabilities of the prompt are not possible on CPU with enable_lora and "
                 "another worker_cls or model runner than the default: vLLM's engine would end"
@@ -156,23 +162,16 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if context is not None:
             context.destroy(linger=0)
 
-    def own_sockets(self, folder: PrivateFolder | None) -> None:
-        """Remove the folder of the engine's sockets with the engine."""
-        self._sockets = folder
-
     def clean_up(self) -> None:
-        """Remove the private copies of all adapters, and the engine's sockets."""
-        if self._sockets is not None:
-            self._sockets.remove()
-        if isinstance(self.adapters, EngineAdapters) and self.adapters.folder is not None:
-            self.adapters.folder.remove()
+        """Remove what is this client's own on disk: by itself nothing."""
 
     @property
     def _has_our_worker(self) -> bool:
         return bool(self.vllm_config.parallel_config.worker_cls == CPU_WORKER)
 
-    def _may_have_prompt_logprobs(self, *, is_cpu: bool) -> bool:
-        if not is_cpu or self.vllm_config.lora_config is None:
+    @functools.cached_property
+    def _has_prompt_logprobs(self) -> bool:
+        if not self.setup.is_cpu or self.vllm_config.lora_config is None:
             return True
         return self._has_our_worker and not self.vllm_config.use_v2_model_runner
 
@@ -214,30 +213,93 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             await self.adapters.release(adapter)
 
 
-def with_clients(
-    slots: tuple[EngineSlot, ...],
-) -> contextlib.AbstractContextManager[object]:
-    """Let the engine that is started in the body serve these clients, too.
+class LeadingAsyncLLM(GuardedAsyncLLM):
+    """The first client, which starts the engine and keeps its adapters.
 
-    Raises:
-        EngineStartError: the installed vLLM starts its engines otherwise.
+    `slots` are the clients of the engine if there are several; this one is the first. `sockets` is
+    the folder of the sockets of the engine's processes, which is removed with the engine.
     """
-    if not has_name(LAUNCH):
-        raise EngineStartError(
-            f"this vLLM has no {LAUNCH}: LMI_FRONTEND_PROCESSES cannot be more than 1 with it"
-        )
 
-    def with_addresses(launch: Any) -> Any:
-        def launch_with_clients(
-            config: Any, executor_class: Any, log_stats: bool, addresses: Any
-        ) -> Any:
-            addresses.inputs.extend(slot.input_address for slot in slots)
-            addresses.outputs.extend(slot.output_address for slot in slots)
-            return launch(config, executor_class, log_stats, addresses)
+    adapters: EngineAdapters
 
-        return launch_with_clients
+    def __init__(
+        self, setup: EngineSetup, slots: tuple[EngineSlot, ...], sockets: PrivateFolder | None
+    ) -> None:
+        with contextlib.ExitStack() as undone:
+            launch = _launched(setup, slots, undone) if slots else None
+            super().__init__(setup, {} if launch is None else _first_client(slots, launch))
+            undone.callback(self.shutdown)
+            if launch is not None:  # vLLM's client watches and ends what it has started itself
+                self.engine_core.resources.engine_manager = launch.engine_manager
+                self.engine_core.resources.coordinator = launch.coordinator
+                self.engine_core.start_engine_core_monitor()
+            self.adapters = self._new_adapters()
+            undone.pop_all()
+        self._sockets = sockets
 
-    return replace(LAUNCH, with_addresses)
+    def _new_adapters(self) -> EngineAdapters:
+        config = self.vllm_config.lora_config
+        if config is None:
+            return EngineAdapters(self.calls)
+        folder = new_private_folder("lmi-vllm-adapters-")
+        slots = config.max_loras - 1 if self._needs_zero_adapter else config.max_loras
+        base = describe_base(Path(self.model_config.model), (), config.max_lora_rank)
+        most_bytes = self.setup.profile.max_adapter_size
+        return EngineAdapters(self.calls, slots, folder, base.limit, most_bytes)
+
+    @property
+    def _needs_zero_adapter(self) -> bool:
+        has_defect = self.setup.is_cpu and not self._has_our_worker and is_needed("zero_adapter")
+        return has_defect and self.vllm_config.lora_config is not None
+
+    async def keep_base_rows_apart(self) -> None:
+        """Load the all-zero adapter where base rows need it: on CPU, with LoRA, a foreign worker.
+
+        Raises:
+            EngineStartError: none fits this model, so base rows would be wrong.
+        """
+        if self._needs_zero_adapter and (folder := self.adapters.folder) is not None:
+            model = Path(self.model_config.model)
+            await load_zero_adapter(self.adapters.add_base, model, folder.path / "base")
+
+    def clean_up(self) -> None:
+        """Remove the private copies of all adapters, and the engine's sockets."""
+        for folder in (self._sockets, self.adapters.folder):
+            if folder is not None:
+                folder.remove()
+
+
+def client_of(slot: EngineSlot) -> dict[str, Any]:
+    """Return what AsyncLLM takes of one of several clients."""
+    addresses = {
+        "input_address": slot.input_address,
+        "output_address": slot.output_address,
+        "stats_update_address": slot.stats_address,
+    }
+    return {"client_addresses": addresses, "client_count": slot.clients, "client_index": slot.index}
+
+
+def _first_client(slots: tuple[EngineSlot, ...], launch: Any) -> dict[str, Any]:
+    stats = launch.addresses.frontend_stats_publish_address
+    client = client_of(replace(slots[0], stats_address=stats))
+    client["client_addresses"]["tensor_queue"] = launch.tensor_queue
+    return client
+
+
+def _launched(
+    setup: EngineSetup, slots: tuple[EngineSlot, ...], undone: contextlib.ExitStack
+) -> Any:
+    """Start an engine for these clients, as vLLM does for its own --api-server-count."""
+    addresses = EngineZmqAddresses(
+        inputs=[slot.input_address for slot in slots],
+        outputs=[slot.output_address for slot in slots],
+    )
+    executor, log_stats = Executor.get_class(setup.config), not setup.namespace.disable_log_stats
+    with launch_core_engines(setup.config, executor, log_stats, addresses) as launch:
+        for part in (launch.engine_manager, launch.coordinator):
+            if part is not None:
+                undone.callback(part.shutdown)
+    return launch
 
 
 @contextlib.contextmanager

@@ -1,22 +1,23 @@
-"""vLLM's configuration: our engine arguments as its command line parses them, and additions.
+"""vLLM's configuration: our engine arguments as its command line would have them, and what we add.
 
 Two arguments ask for Ray. Whether Ray can be used is checked before the engine starts. vLLM says so
 only in the engine's process, after the download, and without a remedy.
 """
 
 import contextlib
-import json
 import logging
 import os
-from argparse import BooleanOptionalAction, Namespace
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Final, NoReturn
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from enum import EnumMeta
+from typing import Any, Final, get_args, get_type_hints
 
 import psutil
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from vllm import envs
+from vllm.config import quantization
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -24,6 +25,7 @@ from vllm.v1.executor import ray_utils
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from lmi_vllm.engine.vllm import workarounds
+from lmi_vllm.engine.vllm.names import current_platform
 from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import inspect_adapters
@@ -33,9 +35,9 @@ from lmi_vllm.messages import EngineArguments
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
 
 try:  # 0.33 moved it; the old path is the one of 0.32
-    from vllm.entrypoints.common.cli_args import make_arg_parser
+    from vllm.entrypoints.common.cli_args import FrontendArgs, make_arg_parser
 except ImportError:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser
 
 
 logger = logging.getLogger(__name__)
@@ -45,16 +47,7 @@ CPU_KV_CACHE_BYTES: Final = 4 << 30
 CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of the free memory
 _RAY_ARGUMENTS: Final = ("distributed_executor_backend", "data_parallel_backend")
 _OTHERWISE: Final = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for several"
-# A field of AsyncEngineArgs without a flag: the place that weights are streamed from, if the model
-# is local.
-_FLAGLESS: Final = ("model_weights",)
-
-
-class _RaisingParser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore]
-    """vLLM's parser; it raises instead of printing its usage and exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+_LAX: Final = ConfigDict(arbitrary_types_allowed=True)  # torch.dtype is one
 
 
 def parse_vllm_arguments(
@@ -63,84 +56,43 @@ def parse_vllm_arguments(
     """Return the namespace of `vllm serve` for `values`; `origins` are named in errors.
 
     Raises:
-        ConfigurationError: one problem per value that vLLM refuses, in vLLM's words.
+        ConfigurationError: one problem per value that vLLM's own types refuse.
     """
-    parser = make_arg_parser(_RaisingParser(add_help=False))
-    actions = {action.dest: action for action in parser._actions}
-    flags = {name: value for name, value in values.items() if name not in _FLAGLESS}
-    try:
-        words = [word for name, value in flags.items() for word in _words(actions[name], value)]
-        parsed = vars(parser.parse_args(words))
-    except (KeyError, ValueError, TypeError) as error:
-        if problems := list(_problems(parser, actions, flags, origins or {})):
-            raise ConfigurationError(problems) from error
-        raise  # only the combination is wrong
-    return Namespace(**{**parsed, **{name: values[name] for name in _FLAGLESS if name in values}})
-
-
-def _problems(
-    parser: FlexibleArgumentParser,
-    actions: Mapping[str, Any],
-    values: Mapping[str, object],
-    origins: Mapping[str, Origin],
-) -> Iterator[str]:
-    """Name each value that vLLM refuses: its parser stops at the first one."""
+    written = vars(quantization)  # of a type that is written as text
+    types = get_type_hints(FrontendArgs) | get_type_hints(AsyncEngineArgs, localns=written)
+    typed, problems = {}, []
     for name, value in values.items():
-        shown = f"{name} ({origins.get(name, DEFAULT_ORIGIN)})"
-        if name not in actions:
-            yield f"{shown}: the installed vLLM has no such engine argument"
-            continue
-        try:
-            parser.parse_args(_words(actions[name], value))
-        except (ValueError, TypeError) as error:
-            yield f"{shown}: vLLM refuses it: {error}"
+        shown = f"{name} ({(origins or {}).get(name, DEFAULT_ORIGIN)})"
+        if name not in types:
+            problems.append(f"{shown}: the installed vLLM has no such engine argument")
+        elif value is not None:
+            try:
+                typed[name] = _typed(types[name], value)
+            except ValidationError as error:
+                reasons = "; ".join(one["msg"] for one in error.errors())
+                problems.append(f"{shown}: vLLM refuses {value!r}: {reasons}")
+    if problems:
+        raise ConfigurationError(problems)
+    defaults = make_arg_parser(FlexibleArgumentParser(add_help=False)).parse_args([])
+    return Namespace(**{**vars(defaults), **typed})
+
+
+def _typed(kind: Any, value: object) -> Any:
+    """Return the value as vLLM's command line hands it on: a mapping may become a class of its.
+
+    Of its enums it takes names, and looks them up later.
+    """
+    parts: tuple[Any, ...] = (kind, *get_args(kind))
+    if isinstance(value, str) and any(isinstance(one, EnumMeta) for one in parts):
+        return value
+    wanted: Any = next((one for one in parts if is_dataclass(one)), kind)
+    given = dict(value) if isinstance(value, Mapping) else value
+    return TypeAdapter(wanted | None, config=_LAX).validate_python(given)
 
 
 def engine_args_from(namespace: Namespace) -> AsyncEngineArgs:
     """Return vLLM's engine arguments for a parsed namespace."""
     return AsyncEngineArgs.from_cli_args(namespace)
-
-
-def _words(action: Any, value: object) -> list[str]:
-    """Return the command-line words that set `action` to this value; none for the default."""
-    flag = next(option for option in action.option_strings if option.startswith("--"))
-    if value is None:
-        return []
-    if action.nargs == 0:
-        return _switch(action, flag, value)
-    if action.nargs in ("+", "*"):
-        items = value if isinstance(value, (list, tuple)) else str(value).split(",")
-        return [flag, *map(_text, items)]
-    if isinstance(action.default, list):  # given once for each value, as --middleware is
-        return [f"{flag}={item}" for item in str(value).split(",")]
-    return [f"{flag}={_text(value)}"]
-
-
-def _switch(action: Any, flag: str, value: object) -> list[str]:
-    if str(value).lower() in ("true", "1"):
-        return [flag]
-    if str(value).lower() not in ("false", "0"):
-        raise ValueError("expected true or false")
-    negation = next((text for text in _opposites(flag) if text in action.option_strings), None)
-    if negation is None and isinstance(action, BooleanOptionalAction):
-        raise ValueError("this vLLM has no flag that switches it off")
-    return [] if negation is None else [negation]
-
-
-def _opposites(flag: str) -> list[str]:
-    """The flags that may turn `flag` off; from 0.33 vLLM pairs --enable-x with --disable-x."""
-    bare = flag.removeprefix("--")
-    flags = ["--no-" + bare]
-    for one, other in (("enable-", "disable-"), ("disable-", "enable-")):
-        if bare.startswith(one):
-            flags.append("--" + other + bare.removeprefix(one))
-    return flags
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return json.dumps(dict(value))
-    return json.dumps(value) if isinstance(value, (bool, list, tuple)) else str(value)
 
 
 def engine_config(

@@ -23,19 +23,18 @@ from lmi_vllm.engine.base import (
     start_error,
 )
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
+from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
-from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer, our_errors
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
+from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
+from lmi_vllm.engine.vllm.names import our_errors
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.outputs import may_be_used
 from lmi_vllm.engine.vllm.processes import in_own_thread
-from lmi_vllm.engine.vllm.start import StartedEngine, check_arguments, start_vllm
-from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard, guard_media
-from lmi_vllm.engine.vllm.workarounds.text_lengths import (
-    guard_lengths,
-)
+from lmi_vllm.engine.vllm.start import check_arguments, start_vllm
+from lmi_vllm.engine.vllm.workarounds.hostile_requests import guard_media
+from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
-from lmi_vllm.extension import extras
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
@@ -47,7 +46,6 @@ from lmi_vllm.messages import (
     OpenAISchemas,
     PromptToken,
     ServingProfile,
-    SharedAdapter,
 )
 
 __all__ = [
@@ -70,44 +68,39 @@ async def start_vllm_engine(
 ) -> "VllmEngine":
     """Start vLLM and everything that request handling needs of it.
 
-    `thread` must outlive the engine, because its one thread is the parent of the engine's
-    processes. Other processes may join the engine as the clients in `slots`.
+    `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
+    processes may join it as the clients that all `slots` but the first describe.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up.
     """
-    started = await start_vllm(arguments, thread, slots)
-    async with ended_unless_ready(started):
-        adapters = await started.llm.guard(profile.max_adapter_size, is_cpu=started.is_cpu)
-        bridge, task = await prepared(started, profile)
-        return (LeadingEngine if slots else VllmEngine)(started, bridge, task, adapters)
+    llm = await start_vllm(arguments, profile, thread, slots)
+    async with ended_unless_ready(llm):
+        await llm.keep_base_rows_apart()
+        bridge, task = await prepared(llm)
+        return VllmEngine(llm, bridge, task)
 
 
 @contextlib.asynccontextmanager
-async def ended_unless_ready(started: StartedEngine) -> AsyncIterator[None]:
-    """End what was started if the body fails."""
+async def ended_unless_ready(llm: GuardedAsyncLLM) -> AsyncIterator[None]:
+    """End what was started where the body fails."""
     try:
         yield
     except BaseException as error:
-        started.llm.clean_up()
-        started.llm.shutdown()
+        llm.clean_up()
+        llm.shutdown()
         if isinstance(error, Exception) and not isinstance(error, LmiError):
             raise start_error(f"the engine did not start: {error}") from error
         raise
 
 
-async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bridge, str]:
-    """Return vLLM's handlers and the model's task, once the guards are in place."""
-    llm = started.llm
-    make = next(filter(None, (extra.token_lane for extra in extras().values())), None)
-    if make is not None and profile.has_token_lane and may_be_used(llm.model_config):
-        llm.output_processor.lane = make.load()(llm.output_processor.tokenizer)
-    if profile.limits.grammar_timeout:
-        llm.grammars = GrammarGuard.of(llm, profile.limits.grammar_timeout, started.thread)
+async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
+    """Return vLLM's handlers and the model's task, once media and texts are guarded."""
+    profile = llm.setup.profile
     guard_media(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
-    bridge = await Bridge.create(llm, started.namespace, profile)
+    bridge = await Bridge.create(llm, llm.setup.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()
     for task in ("generate", "transcription"):
@@ -119,17 +112,16 @@ async def prepared(started: StartedEngine, profile: ServingProfile) -> tuple[Bri
 class VllmClient:
     """A client of a running vLLM, started here or elsewhere; implements most of `Engine`."""
 
-    def __init__(self, started: StartedEngine, bridge: Bridge, task: str) -> None:
-        self.max_model_len = int(started.llm.model_config.max_model_len)
+    def __init__(self, llm: GuardedAsyncLLM, bridge: Bridge, task: str) -> None:
+        self.max_model_len = int(llm.model_config.max_model_len)
         self.task = task  # what vLLM made of the model
-        self.tokenizer: Any = started.llm.renderer.tokenizer  # not safe to share with a thread
-        self.arguments = started.arguments
+        self.tokenizer: Any = llm.renderer.tokenizer  # not safe to share with a thread
+        self.arguments = llm.setup.arguments  # as it was started
         self.others: OtherClients = NO_OTHERS
-        self._llm = started.llm
-        self._thread = started.thread  # the kernel ends the engine when this thread ends
+        self._llm = llm
         self.http = bridge
-        self._openai = VllmOpenAI(bridge, started.llm.output_processor)
-        self._jobs = JobRunner(started.llm, self._openai)
+        self._openai = VllmOpenAI(bridge, llm.output_processor)
+        self._jobs = JobRunner(llm, self._openai)
         self._tokenizer = PromptTokenizer(self.tokenizer)
         self._is_closing = False
 
@@ -216,17 +208,15 @@ class VllmClient:
         await asyncio.to_thread(self._llm.kill, KILL_SECONDS)  # vLLM kills, and leaves zombies
         self._llm.release()
         self._llm.clean_up()
-        self._thread.shutdown(wait=False)
+        self._llm.setup.thread.shutdown(wait=False)
 
 
 class VllmEngine(VllmClient):
     """The real engine, in processes that were started here."""
 
-    def __init__(
-        self, started: StartedEngine, bridge: Bridge, task: str, adapters: EngineAdapters
-    ) -> None:
-        super().__init__(started, bridge, task)
-        self.adapters = adapters
+    def __init__(self, llm: LeadingAsyncLLM, bridge: Bridge, task: str) -> None:
+        super().__init__(llm, bridge, task)
+        self.adapters: EngineAdapters = llm.adapters
 
     @property
     def active_adapters(self) -> ActiveAdapters:
@@ -258,12 +248,8 @@ class VllmEngine(VllmClient):
             raise
         await task
 
-
-class LeadingEngine(VllmEngine):
-    """The real engine, which clients in other processes join."""
-
     @property
-    def shared_adapters(self) -> tuple[SharedAdapter, ...]:
+    def shared_adapters(self) -> tuple[LoadedAdapter, ...]:
         """The adapters in the engine, for its other clients."""
         return self.adapters.shared
 

@@ -1,34 +1,29 @@
 """Jobs in vLLM: our messages become its prompts and parameters, and its errors ours."""
 
 import asyncio
-import contextlib
 import copy
 import functools
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from vllm.exceptions import GracefulHTTPError, VLLMClientError
-from vllm.lora.request import LoRARequest
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.sampling_params import (
-    BeamSearchParams,
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-)
-from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+from vllm.sampling_params import BeamSearchParams
 
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
+from lmi_vllm.engine.vllm.names import (
+    LoRARequest,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+    our_errors,
+)
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.workarounds.text_lengths import render_text
 from lmi_vllm.errors import (
-    EngineDeadError,
     EngineFailureError,
-    LmiError,
-    OverloadError,
     PayloadError,
 )
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, PromptToken
@@ -153,25 +148,6 @@ class PromptTokenizer:
     @functools.cached_property
     def _copy(self) -> Any:
         return copy.deepcopy(self._tokenizer)
-
-
-@contextlib.contextmanager
-def our_errors() -> Iterator[None]:
-    """Turn vLLM's exceptions into ours, with their cause."""
-    try:
-        yield
-    except VllmEngineDeadError as error:
-        raise EngineDeadError from error
-    except VLLMClientError as error:
-        raise PayloadError(str(error)) from error
-    except GracefulHTTPError as error:
-        raise OverloadError("lmi") from error
-    except (ValueError, TypeError, OverflowError) as error:
-        raise PayloadError(str(error)) from error
-    except (LmiError, asyncio.CancelledError, GeneratorExit):
-        raise
-    except Exception as error:
-        raise EngineFailureError(f"the engine failed: {error}") from error
 
 
 def _lora_request(adapter: AdapterRef | None) -> Any:

@@ -18,13 +18,11 @@ from starlette.responses import JSONResponse
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-from vllm.lora.request import LoRARequest
-from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import raw_headers
-from lmi_vllm.engine.vllm.bridge import Bridge
+from lmi_vllm.engine.vllm.bridge import Bridge, create_error_response
+from lmi_vllm.engine.vllm.names import LoRARequest, VllmEngineDeadError
 from lmi_vllm.engine.vllm.outputs import DirectTexts, EngineOutputs
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
 from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply

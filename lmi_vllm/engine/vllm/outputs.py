@@ -9,14 +9,17 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol, Self
 
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
-from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
-
 from lmi_vllm.engine.base import DirectChunks, DirectEvents
 from lmi_vllm.engine.vllm.chunks import ChunkMaker, SequenceWork, count_not_finite
-from lmi_vllm.messages import GenerationJob, OpenAICall
+from lmi_vllm.engine.vllm.names import (
+    EngineCoreOutput,
+    FastIncrementalDetokenizer,
+    OutputProcessor,
+    OutputProcessorOutput,
+    RequestOutputKind,
+)
+from lmi_vllm.extension import extras
+from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
@@ -93,11 +96,16 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
     lane: TokenLane | None
 
     @classmethod
-    def of(cls, made: OutputProcessor) -> Self:
-        """Return ours in place of vLLM's, which has no request yet."""
+    def of(
+        cls,
+        made: OutputProcessor,
+        lane: TokenLane | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> Self:
+        """Return ours in place of one that has no request yet."""
         ours = cls.__new__(cls)
         ours.__dict__ = vars(made)
-        ours.steps, ours.not_finite, ours.report, ours.lane = 0, 0, None, None
+        ours.steps, ours.not_finite, ours.report, ours.lane = 0, 0, report, lane
         return ours
 
     def in_lane(
@@ -175,6 +183,15 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         """As vLLM's, called for each message of the engine: counts steps without tokens, too."""
         self.steps += 1
         super().update_scheduler_stats(scheduler_stats)
+
+
+def lane_for(profile: ServingProfile, model_config: Any, tokenizer: Any) -> TokenLane | None:
+    """Return the lane of an extra; None without one, and where the profile or release has none."""
+    make = next(filter(None, (extra.token_lane for extra in extras().values())), None)
+    if make is None or not profile.has_token_lane or not may_be_used(model_config):
+        return None
+    lane: TokenLane = make.load()(tokenizer)
+    return lane
 
 
 def form_of(state: Any) -> SequenceForm | None:

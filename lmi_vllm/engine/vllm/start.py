@@ -5,17 +5,15 @@ import contextlib
 import logging
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.engine.base import start_error
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
-from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM, with_clients
+from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.configuration import (
     adjusted_for_cpu,
     engine_args_from,
@@ -36,7 +34,7 @@ from lmi_vllm.engine.vllm.processes import (
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
-from lmi_vllm.messages import EngineArguments, EngineSlot
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +49,6 @@ NO_TORCHVISION_MARKS: Final = (
     "import of torchvision halted",  # companions.py has hidden it
     "requires the Torchvision library",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StartedEngine:
-    """A running engine, the set-up of its OpenAI handlers, and the cost of its isolation."""
-
-    llm: GuardedAsyncLLM
-    namespace: Namespace
-    is_cpu: bool
-    thread: ThreadPoolExecutor  # the parent of the engine's processes
-    arguments: EngineArguments  # the arguments that it was started with
 
 
 def check_arguments(arguments: EngineArguments) -> None:
@@ -83,18 +70,19 @@ def check_arguments(arguments: EngineArguments) -> None:
 
 async def start_vllm(
     arguments: EngineArguments,
+    profile: ServingProfile,
     thread: ThreadPoolExecutor,
     slots: tuple[EngineSlot, ...] = (),
-) -> StartedEngine:
+) -> LeadingAsyncLLM:
     """Start an engine on `thread`; the event loop stays free meanwhile.
 
-    Another process can take each of `slots`, as one more client.
+    Each of `slots` but the first can be taken by another process, as one more client.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up; the text is the root cause.
     """
-    start = partial(_start, arguments, thread, slots)
+    start = partial(_start, arguments, profile, thread, slots)
     return await asyncio.get_running_loop().run_in_executor(thread, start)
 
 
@@ -110,11 +98,28 @@ def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
 
 def _start(
     arguments: EngineArguments,
+    profile: ServingProfile,
     thread: ThreadPoolExecutor,
     slots: tuple[EngineSlot, ...],
-) -> StartedEngine:
+) -> LeadingAsyncLLM:
     with starting(arguments) as is_cpu:
-        return _start_configured(arguments, thread, slots, is_cpu=is_cpu)
+        if is_cpu:
+            arguments = adjusted_for_cpu(arguments)
+        namespace = parse_vllm_arguments(arguments.values, arguments.origins)
+        config = engine_config(namespace, len(slots) or 1, 0, is_cpu=is_cpu)
+        _choose_start_method(is_cpu=is_cpu)
+        own_length = config.model_config.max_model_len
+        setup = EngineSetup(arguments, namespace, config, profile, thread, is_cpu)
+        with _sockets() as sockets:
+            llm = LeadingAsyncLLM(setup, slots, sockets)
+    if (fitted := config.model_config.max_model_len) < own_length:
+        logger.warning(
+            "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
+            "or give the KV cache more memory",
+            own_length,
+            fitted,
+        )
+    return llm
 
 
 @contextlib.contextmanager
@@ -135,38 +140,6 @@ def starting(arguments: EngineArguments) -> Iterator[bool]:
                 raise
             except Exception as error:
                 raise _start_error(error, error_file, arguments) from error
-
-
-def _start_configured(
-    arguments: EngineArguments,
-    thread: ThreadPoolExecutor,
-    slots: tuple[EngineSlot, ...],
-    *,
-    is_cpu: bool,
-) -> StartedEngine:
-    if is_cpu:
-        arguments = adjusted_for_cpu(arguments)
-    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = engine_config(namespace, 1 + len(slots), 0, is_cpu=is_cpu)
-    _choose_start_method(is_cpu=is_cpu)
-    own_length = config.model_config.max_model_len
-    with_slots = with_clients(slots) if slots else contextlib.nullcontext()
-    with with_slots, _sockets() as sockets:
-        llm = GuardedAsyncLLM.from_vllm_config(
-            config,
-            enable_log_requests=namespace.enable_log_requests,
-            disable_log_stats=namespace.disable_log_stats,
-            client_count=1 + len(slots),
-        )
-    llm.own_sockets(sockets)
-    if (fitted := config.model_config.max_model_len) < own_length:
-        logger.warning(
-            "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
-            "or give the KV cache more memory",
-            own_length,
-            fitted,
-        )
-    return StartedEngine(llm, namespace, is_cpu, thread, arguments)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from lmi_vllm.sources.base import Limits
-from lmi_vllm.sources.storage import cache_directory
+from lmi_vllm.sources.local import cache_directory
 from lmi_vllm.telemetry.metrics import ADAPTER_STORE_BYTES
 
 logger = logging.getLogger(__name__)

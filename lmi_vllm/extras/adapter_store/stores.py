@@ -10,9 +10,9 @@ from lmi_vllm.adapters.check import CONFIG
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
+from lmi_vllm.extras.transfer import read_manifest
 from lmi_vllm.sources.base import FetchRequest, ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
-from lmi_vllm.sources.storage import read_manifest
 from lmi_vllm.sources.table import fetch_model, hub, store_of, stores
 
 _VERSION_DIGITS: Final = 16

@@ -45,10 +45,9 @@ from lmi_vllm.extras.compile_cache.store import (
     CompileCacheSettings,
     open_cache_store,
 )
+from lmi_vllm.extras.transfer import without_secrets
 from lmi_vllm.server.plan import PlannedStart
-from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
-from lmi_vllm.sources.progress import human_size
-from lmi_vllm.sources.storage import without_secrets
+from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError, human_size
 
 logger = logging.getLogger(__name__)
 

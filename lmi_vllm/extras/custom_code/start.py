@@ -33,7 +33,7 @@ from lmi_vllm.server.code_start import (
     warn_of_handlers,
     warn_of_unknown_formatter,
 )
-from lmi_vllm.sources.storage import cache_directory
+from lmi_vllm.sources.local import cache_directory
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.progress import DownloadProgress
+from lmi_vllm.sources.base import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, store_examples
 
 SECONDS_BETWEEN_LINES: Final = 5.0

@@ -83,9 +83,11 @@ def free_gpu_memory(nvidia_smi: str | None) -> list[int]:
 
 def _asked(settings: Settings, prefix: str) -> Setting | None:
     """Return the setting that asks for a check; a default does not, None without one."""
-    asked = settings.extra(FreeMemorySettings)
-    found = (asked.detail(prefix + name) for name in (_REQUIRED, _RESERVED))
-    return next((setting for setting in found if setting is not None and setting.is_set), None)
+    said = settings.extra(FreeMemorySettings).details
+    found = (said.required_memory_mb, said.reserved_memory_mb)
+    if prefix:
+        found = (said.gpu_required_memory_mb, said.gpu_reserved_memory_mb)
+    return next((setting for setting in found if setting.is_set), None)
 
 
 def _missing(

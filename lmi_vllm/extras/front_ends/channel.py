@@ -18,9 +18,10 @@ from typing import Any, Final
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import Fault, LmiError, NotReadyError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile, SharedAdapter
+from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
 
 _LENGTH: Final = struct.Struct("!I")
 
@@ -62,7 +63,7 @@ class AdapterList:
 
     number: int
     adapters: tuple[Adapter, ...]
-    shared: tuple[SharedAdapter, ...]
+    shared: tuple[LoadedAdapter, ...]
     timeout_seconds: float
 
 

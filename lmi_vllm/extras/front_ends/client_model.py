@@ -116,10 +116,14 @@ class ClientModel:
 
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await join_vllm_engine(
-            message.arguments, message.profile, self._thread, message.slot, self._first
+            message.arguments,
+            message.profile,
+            self._thread,
+            message.slot,
+            self._first,
+            lambda request: self._channel.send(RequestStarted(request)),
         )
         self._thread = None  # the engine owns the thread from here on
-        engine.report_requests(lambda request: self._channel.send(RequestStarted(request)))
         if engine.task == GENERATE:
             await warm_up(engine, has_logprobs=False)
         service, profile = self._service, message.profile

@@ -10,11 +10,12 @@ from typing import Protocol
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import MAX_FINDS, AdapterRegistry, evicted
 from lmi_vllm.engine.base import Engine, OtherClients
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import EngineDeadError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineSlot, SharedAdapter
+from lmi_vllm.messages import EngineArguments, EngineSlot
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class SharedEngine(Engine, Protocol):
         ...
 
     @property
-    def shared_adapters(self) -> tuple[SharedAdapter, ...]:
+    def shared_adapters(self) -> tuple[LoadedAdapter, ...]:
         """The adapters loaded in the engine."""
         ...
 
@@ -64,13 +65,13 @@ class EngineSlots:
         self._used = set(rows)
 
     def new(self) -> tuple[EngineSlot, ...]:
-        """Return one slot for each further process, at the engine that is started next."""
+        """Return one slot for each process, at the engine that is started next."""
         self._engines += 1
         folder = self._folder / f"engine-{self._engines}"
         folder.mkdir()
         self._slots = tuple(
             EngineSlot(index, self.rows, f"ipc://{folder}/in{index}", f"ipc://{folder}/out{index}")
-            for index in range(1, self.rows)
+            for index in range(self.rows)
         )
         return self._slots
 
@@ -87,7 +88,7 @@ class EngineSlots:
 
     def of(self, row: int) -> EngineSlot:
         """Return the slot that belongs to a row."""
-        return self._slots[row - 1]
+        return self._slots[row]
 
 
 class FirstProcess:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
@@ -33,7 +34,6 @@ from lmi_vllm.extras.front_ends.channel import (
 from lmi_vllm.extras.front_ends.first import FirstProcess
 from lmi_vllm.extras.front_ends.mirrored_adapters import without_hooks
 from lmi_vllm.extras.front_ends.series import OTHER_PROCESSES, forget_process
-from lmi_vllm.messages import SharedAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class FrontEnd:
     async def send_adapters(
         self,
         adapters: Collection[Adapter],
-        shared: Collection[SharedAdapter],
+        shared: Collection[LoadedAdapter],
         timeout_seconds: float,
     ) -> None:
         """Send the list to route by; a process that does not reply in time is killed."""

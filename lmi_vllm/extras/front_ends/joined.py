@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from lmi_vllm.engine.base import start_error
-from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME, UsableAdapters
-from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
+from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
+from lmi_vllm.engine.vllm.async_llm import EngineSetup, GuardedAsyncLLM, client_of
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.configuration import engine_config, parse_vllm_arguments, runs_on_cpu
 from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
-from lmi_vllm.engine.vllm.start import StartedEngine
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
     EngineSlot,
     ServingProfile,
-    SharedAdapter,
 )
+
+Report = Callable[[str], None]  # of a request, by its id in the engine
 
 
 class SharedState(Protocol):
@@ -39,7 +39,7 @@ class SharedState(Protocol):
         ...
 
 
-class SharedAdapters:
+class LoadedAdapters:
     """The adapters of the shared engine; the first process allocates their slots."""
 
     def __init__(self, shared: SharedState, base_path: str) -> None:
@@ -47,10 +47,10 @@ class SharedAdapters:
         if base_path:
             self.base = LoadedAdapter(BASE_ADAPTER_ID, BASE_ADAPTER_NAME, base_path, "base")
         self._decides = shared
-        self._shared: dict[int, SharedAdapter] = {}
+        self._shared: dict[int, LoadedAdapter] = {}
         self._loaded: dict[int, LoadedAdapter] = {}
 
-    def share(self, adapters: Iterable[SharedAdapter]) -> None:
+    def share(self, adapters: Iterable[LoadedAdapter]) -> None:
         """Set the adapters that are in the engine; `load` picks among them."""
         self._shared = {adapter.engine_id: adapter for adapter in adapters}
 
@@ -74,7 +74,7 @@ class SharedAdapters:
         if shared is None:  # being unloaded, or its engine has died
             return
         self._loaded[adapter.engine_id] = LoadedAdapter(
-            adapter.engine_id, shared.engine_name, shared.engine_path, adapter.name
+            adapter.engine_id, shared.name, shared.path, adapter.name
         )
 
     def unload(self, adapter: AdapterRef) -> None:
@@ -85,14 +85,13 @@ class SharedAdapters:
 class ClientAsyncLLM(GuardedAsyncLLM):
     """An AsyncLLM on an engine that another process started, and that guards it for us."""
 
-    def join(self, adapters: UsableAdapters, *, is_cpu: bool) -> None:
-        """Prepare for requests; instead of `guard`."""
-        self.adapters = adapters
-        self.has_prompt_logprobs = self._may_have_prompt_logprobs(is_cpu=is_cpu)
+    adapters: LoadedAdapters
 
-    def report_requests(self, began: Callable[[str], None]) -> None:
-        """Call `began` for each request before the engine has it, with its id there."""
-        self.output_processor.report = began
+    def __init__(
+        self, setup: EngineSetup, slot: EngineSlot, shared: SharedState, began: Report
+    ) -> None:
+        super().__init__(setup, client_of(slot), began)
+        self.adapters = LoadedAdapters(shared, slot.base_adapter)
 
     @property
     def engine_requests(self) -> tuple[str, ...]:
@@ -103,19 +102,13 @@ class ClientAsyncLLM(GuardedAsyncLLM):
 class JoinedEngine(VllmClient):
     """The engine of another process, as one of its clients."""
 
-    def __init__(
-        self, started: StartedEngine, bridge: Bridge, task: str, adapters: SharedAdapters
-    ) -> None:
-        super().__init__(started, bridge, task)
-        self._adapters = adapters
+    def __init__(self, llm: ClientAsyncLLM, bridge: Bridge, task: str) -> None:
+        super().__init__(llm, bridge, task)
+        self._adapters = llm.adapters
 
-    def share(self, adapters: Iterable[SharedAdapter]) -> None:
+    def share(self, adapters: Iterable[LoadedAdapter]) -> None:
         """Set the adapters that are in the engine."""
         self._adapters.share(adapters)
-
-    def report_requests(self, began: Callable[[str], None]) -> None:
-        """Call `began` for each request before the engine has it, with its id there."""
-        self._llm.report_requests(began)
 
     @property
     def engine_requests(self) -> tuple[str, ...]:
@@ -144,57 +137,39 @@ async def join_vllm_engine(
     thread: ThreadPoolExecutor,
     slot: EngineSlot,
     shared: SharedState,
+    began: Report,
 ) -> JoinedEngine:
     """Return a client of another process's engine; `shared` decides about adapters for all clients.
 
-    Raises:
-        EngineStartError: the engine could not be joined.
-    """
-    started = await _start_client(arguments, thread, slot)
-    async with ended_unless_ready(started):
-        adapters = SharedAdapters(shared, slot.base_adapter)
-        started.llm.join(adapters, is_cpu=started.is_cpu)
-        bridge, task = await prepared(started, profile)
-        return JoinedEngine(started, bridge, task, adapters)
-
-
-async def _start_client(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, slot: EngineSlot
-) -> StartedEngine:
-    """Join, as one more client, the engine that another process has started with `arguments`.
+    `began` is called for each request before the engine has it, with its id there.
 
     Raises:
-        EngineStartError: it did not work out; the text is the root cause.
+        EngineStartError: the engine could not be joined; the text is the root cause.
     """
-    join = partial(_join, arguments, thread, slot)
+    join = partial(_join, arguments, profile, thread, slot, shared, began)
     try:
-        return await asyncio.get_running_loop().run_in_executor(thread, join)
+        llm = await asyncio.get_running_loop().run_in_executor(thread, join)
     except Exception as error:
         text = f"the engine could not be joined: {type(error).__name__}: {error}"
         raise start_error(text) from error
+    async with ended_unless_ready(llm):
+        bridge, task = await prepared(llm)
+        return JoinedEngine(llm, bridge, task)
 
 
 def _join(
-    arguments: EngineArguments, thread: ThreadPoolExecutor, slot: EngineSlot
-) -> StartedEngine:
+    arguments: EngineArguments,
+    profile: ServingProfile,
+    thread: ThreadPoolExecutor,
+    slot: EngineSlot,
+    shared: SharedState,
+    began: Report,
+) -> ClientAsyncLLM:
     claim_children()  # those that try grammars
     is_cpu = runs_on_cpu()
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
     config = engine_config(namespace, slot.clients, slot.index, is_cpu=is_cpu)
     if sys.platform == "linux":
         adopt_forked_engines()
-    llm = ClientAsyncLLM.from_vllm_config(
-        config,
-        enable_log_requests=namespace.enable_log_requests,
-        disable_log_stats=namespace.disable_log_stats,
-        **_addresses_of(slot),
-    )
-    return StartedEngine(llm, namespace, is_cpu, thread, arguments)
-
-
-def _addresses_of(slot: EngineSlot) -> dict[str, Any]:
-    """Return what `AsyncLLM.from_vllm_config` takes for one more client."""
-    addresses = {"input_address": slot.input_address, "output_address": slot.output_address}
-    if slot.stats_address is not None:
-        addresses["stats_update_address"] = slot.stats_address
-    return {"client_addresses": addresses, "client_count": slot.clients, "client_index": slot.index}
+    setup = EngineSetup(arguments, namespace, config, profile, thread, is_cpu)
+    return ClientAsyncLLM(setup, slot, shared, began)

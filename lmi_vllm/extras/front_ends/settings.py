@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from lmi_vllm.config.listen import INFERENCE, PROCESSES, read_address
+from lmi_vllm.config.listen import PROCESSES, read_address
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings
 from lmi_vllm.engine.private_folders import new_private_folder
 
@@ -20,13 +20,13 @@ class FrontEndSettings(ExtraSettings):
         count = server.lmi_frontend_processes
         if count == 1:
             return
-        setting = server.details[PROCESSES]
+        setting = server.details.lmi_frontend_processes
         if count > MAX_PROCESSES:
             fail(f"{setting.stated}: at most {MAX_PROCESSES} are possible")
         if sys.platform != "linux":
             fail(f"{setting.stated}: only Linux spreads the connections of one port over processes")
         if read_address(server.inference_address).path:
-            address = server.details[INFERENCE].stated
+            address = server.details.inference_address.stated
             fail(f"{setting.stated}: {address} is a Unix socket, which one process can answer")
 
 

@@ -10,8 +10,8 @@ from urllib.parse import quote
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.hub.errors import hiding_signed_urls, translating
 from lmi_vllm.extras.hub.location import HubRepository
+from lmi_vllm.extras.transfer import with_retries
 from lmi_vllm.sources.base import UnreachableError
-from lmi_vllm.sources.storage import with_retries
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo

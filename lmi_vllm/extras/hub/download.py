@@ -19,16 +19,22 @@ from lmi_vllm.extras.hub.api import model_info
 from lmi_vllm.extras.hub.errors import hiding_signed_urls, translating
 from lmi_vllm.extras.hub.files import FileSelection, needs_weights, select_files
 from lmi_vllm.extras.hub.location import HubRepository
-from lmi_vllm.sources.base import FetchRequest, InterruptedTransferError, UnreachableError
-from lmi_vllm.sources.progress import Measure, ProgressSink, reporting
-from lmi_vllm.sources.storage import (
+from lmi_vllm.extras.transfer import (
+    Measure,
     file_lock,
     has_size,
+    reporting,
     reporting_full_disk,
     require_space,
     with_retries,
     without_secrets,
     written_size,
+)
+from lmi_vllm.sources.base import (
+    FetchRequest,
+    InterruptedTransferError,
+    ProgressSink,
+    UnreachableError,
 )
 
 logger = logging.getLogger(__name__)

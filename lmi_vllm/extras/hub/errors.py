@@ -7,8 +7,8 @@ from typing import Final
 
 from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.hub.location import HubRepository
+from lmi_vllm.extras.transfer import without_secrets
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
-from lmi_vllm.sources.storage import without_secrets
 from lmi_vllm.sources.table import unknown_reference
 
 _CHATTY_LOGGERS: Final = (

@@ -10,14 +10,14 @@ from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.hub.api import commit_of, model_info, read_hub_text
 from lmi_vllm.extras.hub.download import fetch_from_hub
 from lmi_vllm.extras.hub.location import HubRepository, hub_repository
-from lmi_vllm.sources.base import FetchRequest, RepositoryFiles, UnreachableError
-from lmi_vllm.sources.storage import (
+from lmi_vllm.extras.transfer import (
     FetchManifest,
     file_lock,
     link_or_copy,
     read_manifest,
     replace_directory,
 )
+from lmi_vllm.sources.base import FetchRequest, RepositoryFiles, UnreachableError
 
 logger = logging.getLogger(__name__)
 

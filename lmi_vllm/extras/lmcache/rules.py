@@ -6,12 +6,12 @@ from typing import ClassVar, Final
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import computes, option, ours
+from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.translate.draft import ArgumentDraft
 from lmi_vllm.translate.parallel import worker_cap
 
 PACKAGE: Final = "lmcache"
-_OPTIONS: Final = ("lmcache_config_file", "lmcache_auto_config", "kv_transfer_config")
 
 
 class LmcacheSettings(ExtraSettings):
@@ -34,50 +34,54 @@ def kv_transfer(draft: ArgumentDraft) -> None:
     asked = draft.settings.extra(LmcacheSettings)
     config, said = asked.kv_transfer_config, asked.details
     if config is not None:
-        draft.put("kv_transfer_config", config, said["kv_transfer_config"].origin)
+        draft.put("kv_transfer_config", config, said.kv_transfer_config.origin)
         if not config.get("kv_role"):
             draft.fail(
-                f"{said['kv_transfer_config'].label} lacks kv_role; allowed are kv_producer, "
-                f"kv_consumer and kv_both"
+                f"{said.kv_transfer_config.label} lacks kv_role; allowed are kv_producer, "
+                f"kv_consumer and kv_both",
+                said.kv_transfer_config,
             )
     if not asked.lmcache_auto_config:
         return
-    auto = said["lmcache_auto_config"]
+    auto = said.lmcache_auto_config
     draft.takes_copies = False  # the automatic sizes are for one copy
     connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
     draft.put_if_unset("kv_transfer_config", connector, auto.origin)
-    experts = draft.given("enable_expert_parallel")
+    experts = draft.settings.model.details.enable_expert_parallel
     if asked.lmcache_config_file is not None:
-        file = said["lmcache_config_file"]
-        draft.fail(f"{auto.label} and {file.label} exclude each other: set one of them")
-    if experts is not None and experts.value is True:
-        draft.fail(f"{auto.label} and {experts.label} exclude each other: set one of them")
+        file = said.lmcache_config_file
+        draft.fail(f"{auto.label} and {file.label} exclude each other: set one of them", auto, file)
+    if experts.value is True:
+        draft.fail(
+            f"{auto.label} and {experts.label} exclude each other: set one of them", auto, experts
+        )
 
 
 def check_workers(draft: ArgumentDraft) -> None:
     """Refuse several copies with LMCache's automatic sizes, which are for one."""
     asked, (cap, label) = draft.settings.extra(LmcacheSettings), worker_cap(draft)
     if asked.lmcache_auto_config and cap > 1:
-        auto = asked.details["lmcache_auto_config"].label
-        draft.fail(f"{auto} allows one copy and {label} is {cap}")
+        auto = asked.details.lmcache_auto_config
+        draft.fail(f"{auto.label} allows one copy and {label} is {cap}", auto)
 
 
 def check_package(draft: ArgumentDraft) -> None:
     """Refuse LMCache where vLLM would not find it; say what it cannot do without a GPU."""
     asked = _asked(draft)
-    if not asked:
+    if asked is None:
         return
     if not is_installed(PACKAGE):
         sentence = (
-            f'{asked} needs the package lmcache: pip install "lmi-vllm[lmcache]" (the CUDA image '
-            f"has it)"
+            f'{asked.label} needs the package lmcache: pip install "lmi-vllm[lmcache]" (the CUDA '
+            f"image has it)"
         )
         # Where vLLM is not installed either, another machine is to serve.
-        (draft.fail if is_installed("vllm") else draft.warn)(sentence)
+        (draft.fail if is_installed("vllm") else draft.warn)(sentence, asked)
     if draft.devices.gpu_count == 0:
         draft.warn(
-            f"{asked}: LMCache has no connector for a CPU; nothing is kept, and prompts wait for "
-            f"look-ups that fail"
+            f"{asked.label}: LMCache has no connector for a CPU; nothing is kept, and prompts "
+            f"wait for look-ups that fail",
+            asked,
         )
 
 
@@ -86,15 +90,14 @@ def is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def _asked(draft: ArgumentDraft) -> str:
-    """Return the label of the option that asks for LMCache; empty without one."""
-    for name in _OPTIONS:
-        setting = draft.given(name)
-        if setting is None or setting.value in (None, False):
-            continue
-        if name != "kv_transfer_config" or _is_lmcache(setting.value):
-            return setting.label
-    return ""
+def _asked(draft: ArgumentDraft) -> Setting | None:
+    """Return the option that asks for LMCache; None without one."""
+    asked = draft.settings.extra(LmcacheSettings)
+    said = asked.details
+    for setting in (said.lmcache_config_file, said.lmcache_auto_config):
+        if setting.is_set and setting.value not in (None, False):
+            return setting
+    return said.kv_transfer_config if _is_lmcache(asked.kv_transfer_config) else None
 
 
 def _is_lmcache(config: object) -> bool:

@@ -47,7 +47,7 @@ def lmcache_variables(
     variables = _of_file(settings, model)
     asked = settings.extra(LmcacheSettings)
     if asked.lmcache_auto_config:
-        auto = asked.details["lmcache_auto_config"]
+        auto = asked.details.lmcache_auto_config
         size = _model_bytes(Path(model.model))
         if not size:
             raise ConfigurationError(
@@ -77,7 +77,7 @@ def _of_file(settings: Settings, model: ModelArtifacts) -> dict[str, str]:
     asked = settings.extra(LmcacheSettings)
     if asked.lmcache_config_file is None:
         return {}
-    setting = asked.details["lmcache_config_file"]
+    setting = asked.details.lmcache_config_file
     path = (model.directory or Path.cwd()) / asked.lmcache_config_file
     if not path.is_file():
         raise ConfigurationError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import Fault, ManagementError
 from lmi_vllm.inference.service import InferenceService
@@ -89,15 +90,21 @@ async def describing(
 
 def _worker_counts(settings: Settings, has_gpu: bool) -> tuple[int, int]:
     """Return the least and most workers that the settings ask for, the most special ones first."""
-    server, kind = settings.server, "gpu" if has_gpu else "cpu"
-    bounds = []
-    for bound, variable in (("minWorkers", "min_workers"), ("maxWorkers", "max_workers")):
-        general = server.detail(bound)
-        is_platform = general is not None and general.origin.kind is OriginKind.PLATFORM
-        names = (bound,) if is_platform else (f"{kind}.{bound}", bound, variable)
-        values = [one.value for one in map(server.detail, names) if one is not None]
-        bounds.append(next((value for value in values if isinstance(value, int) and value), 1))
-    return bounds[0], max(bounds)
+    said = settings.server.details
+    special = (
+        (said.gpu_min_workers, said.gpu_max_workers)
+        if has_gpu
+        else (said.cpu_min_workers, said.cpu_max_workers)
+    )
+    least = _first_count(special[0], said.file_min_workers, said.min_workers)
+    return least, max(least, _first_count(special[1], said.file_max_workers, said.max_workers))
+
+
+def _first_count(special: Setting, general: Setting, variable: Setting) -> int:
+    """Return the first of these that counts workers, 1 without one; a platform's stands alone."""
+    is_platform = general.origin.kind is OriginKind.PLATFORM
+    found = (general,) if is_platform else (special, general, variable)
+    return next((one.value for one in found if isinstance(one.value, int) and one.value), 1)
 
 
 def _shown_count(text: str | None, default: int) -> int:

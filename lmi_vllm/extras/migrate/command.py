@@ -11,6 +11,7 @@ from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.migrate.migration import (
     Migration,
+    StepOutcome,
     as_properties,
     as_variables,
     detect_origin,
@@ -117,10 +118,7 @@ def _as_json(migration: Migration) -> str:
         "from": migration.origin,
         "properties": migration.properties,
         "environment": migration.environment,
-        **{
-            outcome: [step for step in steps if step["outcome"] == outcome]
-            for outcome in ("mapped", "approximated", "refused")
-        },
+        **{str(word): [step for step in steps if step["outcome"] == word] for word in StepOutcome},
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
 
@@ -149,7 +147,7 @@ def _as_environment(migration: Migration) -> str:
 def _report(migration: Migration) -> list[str]:
     """Return the lines of the report (mapped, approximated, refused) as comments."""
     lines: list[str] = []
-    for outcome in ("mapped", "approximated", "refused"):
+    for outcome in StepOutcome:
         steps = [step for step in migration.steps if step.outcome == outcome]
         if steps:
             lines += ["", f"# {outcome}"]

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
@@ -12,7 +13,7 @@ from lmi_vllm.config.options import ENV, ENVIRONMENT_SETTINGS, FILE, EffectWord,
 from lmi_vllm.config.parsers import words
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import is_secret, mask_text, mask_value
-from lmi_vllm.config.setting import FILE_PREFIX, Setting
+from lmi_vllm.config.setting import FILE_PREFIX, Sentence, Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.variable_names import (
     OPTION_PREFIX,
@@ -37,6 +38,7 @@ _ENOUGH_GPUS: Final = 1024  # the target machine is unknown: no check may fail f
 _NO_STORE: Final = MappingProxyType({"SERVING_MODEL_STORE": "/nonexistent"})
 
 _SERVER_ROWS: Final = MappingProxyType({row.name: row for row in all_rows().server})
+_VARIABLES: Final = frozenset(row.name for row in all_rows().variables)
 
 
 def _cors(name: str) -> Converter:
@@ -80,11 +82,19 @@ _OTHER_FRONT_END: Final = not_needed(
 )
 
 
+class StepOutcome(StrEnum):
+    """What became of one setting; the words of the report."""
+
+    MAPPED = "mapped"
+    APPROXIMATED = "approximated"
+    REFUSED = "refused"
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One setting of the source and its outcome, for the report."""
 
-    outcome: str  # mapped, approximated, refused
+    outcome: StepOutcome
     source: str
     becomes: str = ""
     why: str = ""
@@ -102,12 +112,13 @@ class Migration:
     def add(self, source: str, replacement: Replacement) -> None:
         """Write the replacement of one setting, and report it."""
         if replacement.is_refused:
-            self.steps.append(Step("refused", source, why=replacement.why))
+            self.steps.append(Step(StepOutcome.REFUSED, source, why=replacement.why))
             return
         becomes = "nothing to set"
         if replacement.key is not None:
             becomes = self._write(replacement.key, replacement.text)
-        outcome = "approximated" if replacement.why or replacement.key is None else "mapped"
+        is_same = replacement.key is not None and not replacement.why
+        outcome = StepOutcome.MAPPED if is_same else StepOutcome.APPROXIMATED
         self.steps.append(Step(outcome, source, becomes, replacement.why))
 
     def _write(self, key: str, text: str) -> str:
@@ -122,12 +133,12 @@ class Migration:
         """Set `key` where the source leaves it to a default that differs from ours."""
         if key not in self.properties:
             self.properties[key] = text
-            self.steps.append(Step("mapped", "(default)", f"{key}={text}", why))
+            self.steps.append(Step(StepOutcome.MAPPED, "(default)", f"{key}={text}", why))
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing was refused."""
-        return all(step.outcome != "refused" for step in self.steps)
+        return all(step.outcome is not StepOutcome.REFUSED for step in self.steps)
 
 
 def detect_origin(environ: Mapping[str, str], file: PropertiesFile | None, flags: bool) -> str:
@@ -212,7 +223,7 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     if "option.max_num_seqs" not in properties:
         why = "vLLM's max_num_seqs depends on the hardware; set it to keep what you had"
         becomes = "option.max_rolling_batch_size=256"
-        migration.steps.append(Step("approximated", "(default)", becomes, why))
+        migration.steps.append(Step(StepOutcome.APPROXIMATED, "(default)", becomes, why))
     return checked(migration)
 
 
@@ -244,27 +255,35 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
     translation = translate(settings, None, Devices(_ENOUGH_GPUS))
     warnings = (*settings.warnings, *translation.warnings)
     unnamed = [*settings.errors, *translation.errors]
+    arguments = translation.arguments
     entries = file.entries if file is not None else ()
     texts = {file.origin(entry): entry.value for entry in entries if file}
     for setting in settings.all_details():
-        is_ours = setting.origin.name != "SERVING_MODEL_STORE"
-        if not setting.is_set or not is_ours or setting.name.isupper():
+        is_ours = setting is settings.server.details.model_store  # _NO_STORE
+        if not setting.is_set or is_ours or setting.name in _VARIABLES:
             continue
         source = _as_written(setting, texts.get(setting.origin, environ.get(setting.origin.name)))
-        faults = [text for text in (*settings.errors, *translation.errors) if setting.label in text]
+        faults = _about(setting, (*settings.errors, *translation.errors))
         if faults:  # `serve` would refuse it, so it is not written
-            migration.steps.append(Step("refused", source, why="; ".join(faults)))
+            migration.steps.append(Step(StepOutcome.REFUSED, source, why="; ".join(faults)))
             unnamed = [text for text in unnamed if text not in faults]
         else:
-            reasons = [text for text in warnings if setting.label in text or setting.stated in text]
-            migration.add(source, _replacement_of_setting(setting, reasons))
+            is_used = any(arguments.origin_of(name) == setting.origin for name in setting.targets)
+            why = "; ".join(_about(setting, warnings))
+            migration.add(source, _replacement_of_setting(setting, why, is_used=is_used))
     _name_secrets(migration, environ)
     for error in unnamed:
-        migration.steps.append(Step("refused", "(check)", why=error))
+        migration.steps.append(Step(StepOutcome.REFUSED, "(check)", why=error))
     for setting in settings.others:
         if setting.effect == EffectWord.UNKNOWN:
-            migration.steps.append(Step("refused", setting.label, why=setting.note))
+            migration.steps.append(Step(StepOutcome.REFUSED, setting.label, why=setting.note))
     return migration
+
+
+def _about(setting: Setting, sentences: Sequence[str]) -> list[str]:
+    """Return those of the sentences that are about the setting."""
+    place = (setting.name, setting.origin)
+    return [one for one in sentences if isinstance(one, Sentence) and place in one.about]
 
 
 def _name_secrets(migration: Migration, environ: Mapping[str, str]) -> None:
@@ -284,9 +303,8 @@ def _as_written(setting: Setting, text: str | None) -> str:
     return f"{name}={mask_value(setting.name, text)} ({setting.origin})"
 
 
-def _replacement_of_setting(setting: Setting, warnings: list[str]) -> Replacement:
-    """Return what one LMI setting becomes; its warnings are the reason of an approximation."""
-    why = "; ".join(warnings)
+def _replacement_of_setting(setting: Setting, why: str, *, is_used: bool) -> Replacement:
+    """Return what one LMI setting becomes; its warnings are why that is an approximation."""
     row = find_option(setting.name)
     key = setting.written or setting.name
     if setting.name == "engine" and setting.value in EMBEDDING_ENGINES:
@@ -297,7 +315,7 @@ def _replacement_of_setting(setting: Setting, warnings: list[str]) -> Replacemen
         return Replacement(None, why="reported below" if setting.value else "it was off")
     if setting.value is None:  # such as the name of the built-in handler
         return Replacement(None, why=why or "it is the default here")
-    if row is not None and row.effect.is_fallback and "no effect" not in why:
+    if row is not None and row.effect.is_fallback and is_used:
         key = f"{FILE_PREFIX}{setting.targets[0]}"
     server = _SERVER_ROWS.get(setting.name)
     if server is not None and FILE not in server.written:
@@ -322,7 +340,7 @@ def checked(migration: Migration) -> Migration:
     settings = load_settings({**migration.environment, **_NO_STORE}, extra_properties=file)
     translation = translate(settings, None, Devices(_ENOUGH_GPUS))
     for error in (*settings.errors, *translation.errors):
-        migration.steps.append(Step("refused", "(check)", why=error))
+        migration.steps.append(Step(StepOutcome.REFUSED, "(check)", why=error))
     return migration
 
 

@@ -9,7 +9,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from lmi_vllm.config import parsers as parse
@@ -24,9 +24,6 @@ from lmi_vllm.translate.draft import ArgumentDraft
 logger = logging.getLogger(__name__)
 
 MASTER_PORT: Final = 29500  # torch's
-_SIZES: Final = ("nnodes", "DJL_CLUSTER_SIZE", "LWS_GROUP_SIZE")
-_RANKS: Final = ("node_rank", "DJL_NODE_RANK", "LWS_WORKER_INDEX")
-_LEADERS: Final = ("master_addr", "DJL_LEADER_ADDR", "LWS_LEADER_ADDRESS", "MASTER_ADDR")
 _KUBERNETES: Final = ".svc.cluster.local"
 _LOOK_UP_SECONDS: Final = 60.0  # as LMI: a pod's name resolves some time after the pod starts
 _LOOK_UP_PAUSE: Final = 2.0
@@ -59,25 +56,28 @@ class ClusterSettings(ExtraSettings):
 def put_cluster(draft: ArgumentDraft) -> None:
     """Put the engine arguments of a model on several nodes; report settings that exclude them."""
     settings = draft.settings
-    size, rank, leader = (_first_set(settings, names) for names in (_SIZES, _RANKS, _LEADERS))
+    sizes, ranks, leaders = _sizes(settings), _ranks(settings), _leaders(settings)
+    size, rank, leader = map(_first_set, (sizes, ranks, leaders))
     nodes, number = _int_value(size, 1), _int_value(rank, 0)
     if size is None or nodes <= 1:
-        _warn_of_one_node(draft)
+        _warn_of_one_node(draft, (*ranks, *leaders[:2]))
         return
     if rank is not None and not 0 <= number < nodes:
-        draft.fail(f"{_stated(rank)}: the {nodes} nodes of {size.name} are 0 to {nodes - 1}")
+        draft.fail(f"{_stated(rank)}: the {nodes} nodes of {size.name} are 0 to {nodes - 1}", rank)
     if leader is None:
         draft.fail(
             f"{_stated(size)} needs the leader's address, as every node reaches it: set "
-            f"DJL_LEADER_ADDR (or MASTER_ADDR)"
+            f"DJL_LEADER_ADDR (or MASTER_ADDR)",
+            size,
         )
     elif not _is_host(str(leader.value)):
         draft.fail(
             f"{_stated(leader)}: a host name or an IP address is needed, without a scheme or a "
-            f"port (option.master_port is the port, {MASTER_PORT} unless it is set)"
+            f"port (option.master_port is the port, {MASTER_PORT} unless it is set)",
+            leader,
         )
-    for names in (_SIZES, _RANKS, _LEADERS[:-1]):
-        _warn_of_others(draft, names)
+    for alike in (sizes, ranks, leaders[:-1]):
+        _warn_of_others(draft, alike)
     _refuse(draft, size)
     draft.put("nnodes", nodes, size.origin)
     draft.put("node_rank", number, DEFAULT_ORIGIN if rank is None else rank.origin)
@@ -89,14 +89,12 @@ def put_cluster(draft: ArgumentDraft) -> None:
 
 def _refuse(draft: ArgumentDraft, size: Setting) -> None:
     """Report settings that exclude several nodes."""
-    for option, reason in (
-        ("enable_lora", "adapters are kept on the leader's disk only"),
-        ("data_parallel_size", "copies of a model stay on one node each"),
-    ):
-        setting = draft.settings.model.detail(option)
-        value = None if setting is None else setting.value
-        if value is True or (option == "data_parallel_size" and value not in (None, 1)):
-            draft.fail(f"{option}={value} is not possible with {_stated(size)}: {reason}")
+    model, more_than_one = draft.settings.model, f"is not possible with {_stated(size)}"
+    if model.enable_lora:
+        draft.fail(f"enable_lora=True {more_than_one}: adapters are kept on the leader's disk only")
+    if model.data_parallel_size not in (None, 1):
+        copies = f"data_parallel_size={model.data_parallel_size}"
+        draft.fail(f"{copies} {more_than_one}: copies of a model stay on one node each")
     if draft.values.get("distributed_executor_backend") not in (None, "mp"):
         draft.fail(
             f"{_argument(draft, 'distributed_executor_backend')} is not possible with "
@@ -111,30 +109,28 @@ def _refuse(draft: ArgumentDraft, size: Setting) -> None:
         )
 
 
-def _warn_of_one_node(draft: ArgumentDraft) -> None:
+def _warn_of_one_node(draft: ArgumentDraft, settings: Iterable[Setting]) -> None:
     """Warn of a node number or leader without a cluster size, which has no effect."""
-    for name in (*_RANKS, *_LEADERS[:2]):
-        setting = _setting(draft.settings, name)
-        if setting is not None and setting.value != 0:
+    for setting in settings:
+        if setting.is_set and setting.value != 0:
             draft.warn(
                 f"{_stated(setting)} has no effect: this node serves the model alone, because "
-                f"neither DJL_CLUSTER_SIZE nor LWS_GROUP_SIZE is above 1"
+                f"neither DJL_CLUSTER_SIZE nor LWS_GROUP_SIZE is above 1",
+                setting,
             )
 
 
-def _warn_of_others(draft: ArgumentDraft, names: tuple[str, ...]) -> None:
+def _warn_of_others(draft: ArgumentDraft, alike: Iterable[Setting]) -> None:
     """Warn of settings that contradict the one that is used."""
-    settings = [
-        setting for name in names if (setting := _setting(draft.settings, name)) is not None
-    ]
-    for other in settings[1:]:
-        if other.value != settings[0].value:
-            draft.warn(f"{_stated(other)} has no effect: {_stated(settings[0])} counts")
+    found = [setting for setting in alike if setting.is_set]
+    for other in found[1:]:
+        if other.value != found[0].value:
+            draft.warn(f"{_stated(other)} has no effect: {_stated(found[0])} counts", other)
 
 
 def follows(settings: Settings) -> bool:
     """Whether this node is a follower: its rank is above 0 in a cluster of several."""
-    size, rank = _first_set(settings, _SIZES), _first_set(settings, _RANKS)
+    size, rank = _first_set(_sizes(settings)), _first_set(_ranks(settings))
     return _int_value(size, 1) > 1 and _int_value(rank, 0) > 0
 
 
@@ -214,15 +210,27 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def _setting(settings: Settings, name: str) -> Setting | None:
-    """Return the setting of that name; None where it is not set: none of these has a default."""
-    return settings.extra(ClusterSettings).detail(name) or settings.model.detail(name)
+def _sizes(settings: Settings) -> tuple[Setting, ...]:
+    """Return what may say how many nodes there are, vLLM's own argument first."""
+    ours = settings.extra(ClusterSettings).details
+    return settings.model.details.nnodes, ours.djl_cluster_size, ours.lws_group_size
 
 
-def _first_set(settings: Settings, names: tuple[str, ...]) -> Setting | None:
+def _ranks(settings: Settings) -> tuple[Setting, ...]:
+    """Return what may say which of the nodes this one is."""
+    ours = settings.extra(ClusterSettings).details
+    return settings.model.details.node_rank, ours.djl_node_rank, ours.lws_worker_index
+
+
+def _leaders(settings: Settings) -> tuple[Setting, ...]:
+    """Return what may say where the first node is; MASTER_ADDR, the last, is many programs'."""
+    ours, vllms = settings.extra(ClusterSettings).details, settings.model.details.master_addr
+    return vllms, ours.djl_leader_addr, ours.lws_leader_address, ours.master_addr
+
+
+def _first_set(alike: Iterable[Setting]) -> Setting | None:
     """Return the first of these settings that is set."""
-    candidates = (_setting(settings, name) for name in names)
-    return next((setting for setting in candidates if setting is not None), None)
+    return next((setting for setting in alike if setting.is_set), None)
 
 
 def _int_value(setting: Setting | None, default: int) -> int:

@@ -10,20 +10,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_vllm.sources.archives import SPACE_ADVICE
-from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, StoredObject
-from lmi_vllm.sources.progress import Measure, ProgressSink, reporting
-from lmi_vllm.sources.storage import (
-    MANIFEST_NAME,
+from lmi_vllm.extras.transfer import (
     FetchManifest,
+    Measure,
     has_size,
     link_or_copy,
     read_manifest,
+    reporting,
     reporting_full_disk,
     require_space,
     with_retries,
     written_size,
 )
+from lmi_vllm.sources.archives import SPACE_ADVICE
+from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, ProgressSink, StoredObject
+from lmi_vllm.sources.local import MANIFEST_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.object_stores import s3_transfer as transfer
+from lmi_vllm.extras.transfer import without_secrets
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
-from lmi_vllm.sources.storage import without_secrets
 
 _WRONG_REGION: Final = (
     "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",

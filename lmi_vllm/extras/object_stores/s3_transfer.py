@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.extras.transfer import without_secrets, written_size
 from lmi_vllm.sources.base import InterruptedTransferError, StoredObject
-from lmi_vllm.sources.storage import without_secrets, written_size
 
 CONNECTIONS: Final = 32
 S5CMD_IN_IMAGE: Final = Path("/opt/djl/bin/s5cmd")

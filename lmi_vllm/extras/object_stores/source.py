@@ -14,6 +14,7 @@ from typing import Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.object_stores.partial import PartialDirectory
+from lmi_vllm.extras.transfer import FetchManifest, file_lock, read_manifest, replace_directory
 from lmi_vllm.sources.archives import extract_archive, is_archive
 from lmi_vllm.sources.base import (
     FetchRequest,
@@ -24,14 +25,7 @@ from lmi_vllm.sources.base import (
     UnreachableError,
     is_weight_file,
 )
-from lmi_vllm.sources.storage import (
-    FetchManifest,
-    cache_directory,
-    file_lock,
-    read_manifest,
-    replace_directory,
-    skip_single_folders,
-)
+from lmi_vllm.sources.local import cache_directory, skip_single_folders
 
 logger = logging.getLogger(__name__)
 

@@ -151,8 +151,8 @@ def _options(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _python(settings: Settings) -> Iterator[str]:
-    setting = settings.model.detail("pythonExecutable")
-    if setting is not None and setting.is_set and setting.value not in PYTHONS:
+    setting = settings.model.details.python_executable
+    if setting.is_set and setting.value not in PYTHONS:
         yield f"{setting.stated} is not allowed in secure mode: only {' and '.join(PYTHONS)} are"
 
 
@@ -178,7 +178,7 @@ def _entry_point(mode: SecureMode, settings: Settings) -> Iterator[str]:
         return
     if not file.startswith(_OWN_ENTRY_POINTS):
         allowed = f"only those that begin with {_OWN_ENTRY_POINTS} are allowed"
-        stated = settings.model.details["entryPoint"].stated
+        stated = settings.model.details.entry_point.stated
         yield f"{stated} is forbidden by {NO_SCRIPTS}: {allowed}"
 
 

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.listen import PROCESSES
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.origin import DEFAULT_ORIGIN
-from lmi_vllm.translate.draft import ArgumentDraft
-from lmi_vllm.translate.parallel import FREE_GPUS
+from lmi_vllm.translate.draft import FREE_GPUS, ArgumentDraft
 
 ARCHITECTURES: Final = frozenset(
     {
@@ -90,7 +88,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         ),
     }
 )
-_SETTINGS: Final = ("enable_auto_tool_choice", "tool_call_parser", "enable_reasoning")
 
 
 def runs_here(architectures: Sequence[str], arguments: Mapping[str, object]) -> str | None:
@@ -123,13 +120,15 @@ def _use_one_device(draft: ArgumentDraft, own: str) -> None:
     """Read `max` devices, which is the default, as one: this engine uses no more."""
     if draft.origins.get("data_parallel_size") == FREE_GPUS:
         del draft.values["data_parallel_size"], draft.origins["data_parallel_size"]
-    degree = draft.given("tensor_parallel_degree")
+    degree = draft.settings.model.details.tensor_parallel_degree
     if draft.values.get("tensor_parallel_size") in (None, 1):
         return
-    if degree is None:
+    if not degree.is_set:
         draft.put("tensor_parallel_size", 1, DEFAULT_ORIGIN)
     elif degree.value == "max":
-        draft.warn(f"{degree.stated} means one device: {own} runs on the Transformers engine")
+        draft.warn(
+            f"{degree.stated} means one device: {own} runs on the Transformers engine", degree
+        )
         draft.put("tensor_parallel_size", 1, degree.origin)
 
 
@@ -140,12 +139,12 @@ def refusals(own: str, arguments: EngineArguments, settings: Settings) -> Iterat
         if name not in _SUPPORTED and name not in _IGNORED:
             stated = f"{name}={value} ({arguments.origin_of(name)})"
             yield f"{stated}: {why_here}, which {_REFUSED.get(name, 'has no such argument')}"
-    for name in _SETTINGS:
-        setting = settings.model.detail(name)
-        if setting is not None and setting.is_set and setting.value not in (None, False):
+    said = settings.model.details
+    for setting in (said.enable_auto_tool_choice, said.tool_call_parser, said.enable_reasoning):
+        if setting.is_set and setting.value not in (None, False):
             yield f"{setting.stated}: {why_here}, which has no parsers"
-    processes = settings.server.detail(PROCESSES)
-    if processes is not None and processes.value not in (None, 1):
+    processes = settings.server.details.lmi_frontend_processes
+    if processes.value not in (None, 1):
         yield f"{processes.stated}: {why_here}, which lives in one process"
 
 

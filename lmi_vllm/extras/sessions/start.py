@@ -93,9 +93,9 @@ def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Ses
             safe from other users.
     """
     asked = settings.extra(SessionSettings)
-    is_enabled, setting = asked.enable_stateful_sessions, asked.given("sessions_path")
+    is_enabled, setting = asked.enable_stateful_sessions, asked.details.sessions_path
     root = Path(asked.sessions_path).absolute()
-    if setting is None:
+    if not setting.is_set:
         # /dev/shm is missing on some systems, and may belong to another user.
         if not os.access(root.parent, os.W_OK):
             root = Path(tempfile.gettempdir()) / DEFAULT_ROOT.name

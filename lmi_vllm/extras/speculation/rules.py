@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import DROPPED, computes, option, warns
-from lmi_vllm.config.setting import Setting
+from lmi_vllm.config.setting import Details, Setting
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.sources.local import is_directory
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from lmi_vllm.server.model_files import Fetch
 
 _SPECULATIVE_LENGTH: Final = 5  # LMI's default
-_DRAFT_NAMES: Final = ("speculative_draft_model", "speculative_length", "draft_model_tp_size")
-_OLD_DRAFT_NAMES: Final = (
-    "speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max",
-    "ngram_prompt_lookup_min",
-)  # fmt: skip
 # What vLLM 0.32 takes in the place of a model for methods that have none (config/speculative.py).
 _METHODS_WITHOUT_MODEL: Final = (
     "ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class",
@@ -131,78 +126,90 @@ def _with_method(config: Mapping[str, object], written: str) -> Mapping[str, obj
 
 def configure(draft: ArgumentDraft) -> None:
     """Put speculative_config from LMI's three options, vLLM's own, or vLLM's older ones."""
-    config = draft.given("speculative_config")
-    given = [setting for name in _DRAFT_NAMES if (setting := draft.given(name))]
-    model = draft.given("speculative_draft_model")
-    if config is not None:
+    said = draft.settings.extra(SpeculationSettings).details
+    config, model, degree = (
+        said.speculative_config, said.speculative_draft_model, said.draft_model_tp_size
+    )  # fmt: skip
+    given = [one for one in (model, said.speculative_length, degree) if one.is_set]
+    if config.is_set:
         for setting in given:
             draft.fail(
                 f"{setting.label} and {config.label} both describe speculative decoding: "
-                f"set one of them"
+                f"set one of them",
+                setting,
+                config,
             )
         value = config.value
         if isinstance(value, Mapping):
             value = _with_method(value, str(value.get("model")))
         draft.put("speculative_config", value, config.origin)
-    elif model is not None:
-        length, degree = _length(draft), draft.given("draft_model_tp_size")
-        if length is not None and length.value == 0:
-            draft.warn(f"{length.stated}: speculation is off, and {model.label} is not loaded")
+    elif model.is_set:
+        length = _length(draft, said)
+        if length.is_set and length.value == 0:
+            draft.warn(
+                f"{length.stated}: speculation is off, and {model.label} is not loaded",
+                length,
+                model,
+            )
             return
         value = {
             "model": model.value,
-            "num_speculative_tokens": length.value if length else _SPECULATIVE_LENGTH,
-            "draft_tensor_parallel_size": degree.value if degree else 1,
+            "num_speculative_tokens": length.value if length.is_set else _SPECULATIVE_LENGTH,
+            "draft_tensor_parallel_size": degree.value if degree.is_set else 1,
         }
         draft.put("speculative_config", _with_method(value, str(model.value)), model.origin)
     else:
         for setting in given:
-            draft.warn(f"{setting.label} has no effect without option.speculative_draft_model")
-    _put_old_options(draft)
+            draft.warn(
+                f"{setting.label} has no effect without option.speculative_draft_model", setting
+            )
+    _put_old_options(draft, said)
 
 
-def _length(draft: ArgumentDraft) -> Setting | None:
-    """Return the setting of the draft length: LMI's option, else vLLM's; None without one."""
-    length, vllm_length = draft.given("speculative_length"), draft.given("num_speculative_tokens")
-    if length and vllm_length and length.value != vllm_length.value:
-        draft.fail(f"{length.stated} and {vllm_length.stated} differ: set one of them")
-    return length or vllm_length
+def _length(draft: ArgumentDraft, said: Details) -> Setting:
+    """Return the setting of the draft length: LMI's option, else vLLM's."""
+    length, vllm_length = said.speculative_length, said.num_speculative_tokens
+    if length.is_set and vllm_length.is_set and length.value != vllm_length.value:
+        draft.fail(
+            f"{length.stated} and {vllm_length.stated} differ: set one of them", length, vllm_length
+        )
+    return length if length.is_set else vllm_length
 
 
-def _put_old_options(draft: ArgumentDraft) -> None:
+def _put_old_options(draft: ArgumentDraft, said: Details) -> None:
     """Put speculative_config from vLLM's older options, where it is unset."""
-    given = {name: setting for name in _OLD_DRAFT_NAMES if (setting := draft.given(name))}
-    if draft.given("speculative_draft_model"):
-        given.pop("num_speculative_tokens", None)  # counts there, see _length
+    model, length = said.speculative_model, said.num_speculative_tokens
+    most, least = said.ngram_prompt_lookup_max, said.ngram_prompt_lookup_min
+    # Beside LMI's draft model the length counts, see _length.
+    lengths = () if said.speculative_draft_model.is_set else (length,)
+    given = [setting for setting in (model, *lengths, most, least) if setting.is_set]
     if not given:
         return
-    model = given.get("speculative_model")
-    if "speculative_config" in draft.values or model is None:
+    if "speculative_config" in draft.values or not model.is_set:
         reason = (
-            "without option.speculative_model"
-            if model is None
-            else f"beside {draft.label('speculative_config')}"
+            f"beside {draft.label('speculative_config')}"
+            if model.is_set
+            else "without option.speculative_model"
         )
-        for setting in given.values():
-            draft.warn(f"{setting.label} has no effect {reason}")
+        for setting in given:
+            draft.warn(f"{setting.label} has no effect {reason}", setting)
         return
-    length = given.get("num_speculative_tokens")
     value: dict[str, object] = {"model": model.value}
     if model.value == "[ngram]":
         value = {"method": "ngram"}
-    value["num_speculative_tokens"] = length.value if length else _SPECULATIVE_LENGTH
-    for bound in ("max", "min"):
-        setting = given.get(f"ngram_prompt_lookup_{bound}")
-        if setting is not None:
-            value[f"prompt_lookup_{bound}"] = setting.value
+    is_counted = length in given
+    value["num_speculative_tokens"] = length.value if is_counted else _SPECULATIVE_LENGTH
+    for bound, argument in ((most, "prompt_lookup_max"), (least, "prompt_lookup_min")):
+        if bound.is_set:
+            value[argument] = bound.value
     draft.put("speculative_config", _with_method(value, str(model.value)), model.origin)
 
 
 def check_draft_degree(draft: ArgumentDraft) -> None:
     """Refuse a draft degree that is neither 1 nor the tensor parallel degree."""
-    setting = draft.given("draft_model_tp_size")
-    degree = draft.values.get("tensor_parallel_size")
-    if setting is None or draft.given("speculative_draft_model") is None:
+    said = draft.settings.extra(SpeculationSettings).details
+    setting, degree = said.draft_model_tp_size, draft.values.get("tensor_parallel_size")
+    if not setting.is_set or not said.speculative_draft_model.is_set:
         return
     if setting.value not in (1, degree):
-        draft.fail(f"{setting.stated} must be 1 or the tensor parallel degree ({degree})")
+        draft.fail(f"{setting.stated} must be 1 or the tensor parallel degree ({degree})", setting)

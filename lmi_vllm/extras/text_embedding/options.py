@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import FILE, computes, no_effect, option, ours, refuses, warns
+from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.origin import DEFAULT_ORIGIN
@@ -29,8 +30,6 @@ _POOLING: Final[Mapping[str, str]] = MappingProxyType(
 )
 _ZOO: Final = "djl://"  # its models of texts are converted for one of these engines
 _TOKENIZED: Final = "vLLM makes the model's inputs"
-# What says how texts are embedded or ranked, and means nothing where text is generated.
-_OF_TEXTS: Final = ("pooling", "normalize", "sigmoid", "truncation")
 
 
 def unread(text: str) -> str | None:
@@ -86,8 +85,8 @@ class TextEmbeddingSettings(ExtraSettings):
 
     def check(self, _server: object, fail: Callable[[str], None]) -> None:
         """Report a way to pool that vLLM does not have."""
-        setting = self.given("pooling")
-        if setting is not None and self.pooling not in _POOLING:
+        setting = self.details.pooling
+        if setting.is_set and self.pooling not in _POOLING:
             fail(f"{setting.stated} is not possible: vLLM pools by cls, mean or lasttoken")
 
     @property
@@ -100,7 +99,7 @@ class TextEmbeddingSettings(ExtraSettings):
 
 def is_translated(settings: Settings) -> bool:
     """Whether LMI had a translator before the model: by its engine, or as a model of DJL's zoo."""
-    engine = settings.server.details["engine"]
+    engine = settings.server.details.engine
     named = settings.model.model_id or settings.server.load_models
     is_of_zoo = _ZOO in named and not engine.is_set
     return is_of_zoo or settings.server.engine in EMBEDDING_ENGINES
@@ -109,75 +108,71 @@ def is_translated(settings: Settings) -> bool:
 def configure(draft: ArgumentDraft) -> None:
     """Put how the model pools, and the task of a model that ranks; explicit arguments win."""
     asked = draft.settings.extra(TextEmbeddingSettings)
-    if is_translated(draft.settings) and not (draft.given("task") or draft.given("runner")):
+    explicit = draft.settings.model.details
+    if is_translated(draft.settings) and not (explicit.task.is_set or explicit.runner.is_set):
         draft.put("runner", "pooling", DEFAULT_ORIGIN)
     if asked.reranking:
         _rank(draft, asked)
     else:
         _pool(draft, asked)
-    for name, reason in _unused(asked, draft.values):
-        setting = draft.given(name)
-        if setting is not None and (name != "normalize" or setting.value is True):
-            draft.warn(f"{setting.label} has no effect{reason}")
+    for setting, reason in _unused(draft, asked):
+        if setting.is_set:
+            draft.warn(f"{setting.label} has no effect{reason}", setting)
 
 
-def _unused(
-    asked: TextEmbeddingSettings, values: Mapping[str, object]
-) -> Iterator[tuple[str, str]]:
+def _unused(draft: ArgumentDraft, asked: TextEmbeddingSettings) -> Iterator[tuple[Setting, str]]:
     """Yield what has no effect for the model's task, as far as that is known before it is loaded.
 
     `normalize=false` holds for whatever makes no vectors.
     """
+    said, normalize = asked.details, draft.settings.model.details.normalize
     if asked.longest is None:
-        yield "maxLength", " without truncation=true"
-    if values.get("runner") == "generate":
-        yield from ((name, ": the model is to generate text") for name in _OF_TEXTS)
-    elif values.get("convert") == "classify":
+        yield said.max_length, " without truncation=true"
+    if draft.values.get("runner") == "generate":
+        for setting in (said.pooling, *_if_on(normalize), said.sigmoid, said.truncation):
+            yield setting, ": the model is to generate text"
+    elif draft.values.get("convert") == "classify":
         reason = " on a model that ranks or classifies"
-        yield "pooling", f"{reason}: it pools as its own files say"
-        yield "normalize", f"{reason}: it makes no vectors"
-    elif values.get("convert") == "embed":
-        yield "sigmoid", " on a model that embeds: it makes no scores"
+        yield said.pooling, f"{reason}: it pools as its own files say"
+        for setting in _if_on(normalize):
+            yield setting, f"{reason}: it makes no vectors"
+    elif draft.values.get("convert") == "embed":
+        yield said.sigmoid, " on a model that embeds: it makes no scores"
+
+
+def _if_on(switch: Setting) -> tuple[Setting, ...]:
+    return (switch,) if switch.value is True else ()
 
 
 def _rank(draft: ArgumentDraft, asked: TextEmbeddingSettings) -> None:
     """Have the model score pairs, whatever option.task says: LMI looks at `reranking` first."""
-    setting = asked.given("reranking")
-    origin = DEFAULT_ORIGIN if setting is None else setting.origin
-    for argument, value in (("runner", "pooling"), ("convert", "classify")):
-        if draft.given(argument) is None:
-            draft.put(argument, value, origin)
+    origin, explicit = asked.details.reranking.origin, draft.settings.model.details
+    if not explicit.runner.is_set:
+        draft.put("runner", "pooling", origin)
+    if not explicit.convert.is_set:
+        draft.put("convert", "classify", origin)
 
 
 def _pool(draft: ArgumentDraft, asked: TextEmbeddingSettings) -> None:
     """Put the pooling and the normalisation, which /v1/embeddings follows, too."""
     if draft.values.get("convert") == "classify":
         return
-    pooling, normalize = asked.given("pooling"), draft.given("normalize")
+    pooling, normalize = asked.details.pooling, draft.settings.model.details.normalize
     values: dict[str, object] = {}
-    if normalize is not None and served_task(draft.values) == "embed":
+    if normalize.is_set and served_task(draft.values) == "embed":
         values["use_activation"] = normalize.value
     if (found := _POOLING.get(asked.pooling or "")) is not None:
         values["pooling_type"] = found
     explicit = draft.values.get("pooler_config")
     if values and isinstance(explicit, dict):
-        _warn_of_hidden(draft, values, explicit)
+        label = draft.label("pooler_config")
+        for setting, field, scope in (
+            (pooling, "pooling_type", ""),
+            (normalize, "use_activation", " outside `inputs`"),
+        ):
+            if field in values and explicit.get(field, values[field]) != values[field]:
+                draft.warn(f"{setting.label} has no effect{scope}: {label} is set", setting)
         values |= explicit
-    if values and (setting := pooling or normalize) is not None:
-        origin = draft.origins.get("pooler_config", setting.origin)
-        draft.put("pooler_config", values, origin)
-
-
-def _warn_of_hidden(
-    draft: ArgumentDraft, values: Mapping[str, object], explicit: Mapping[str, object]
-) -> None:
-    """Name what an explicit pooler_config says otherwise."""
-    label = draft.label("pooler_config")
-    for option_name, field, scope in (
-        ("pooling", "pooling_type", ""),
-        ("normalize", "use_activation", " outside `inputs`"),
-    ):
-        setting = draft.given(option_name)
-        differs = field in values and explicit.get(field, values[field]) != values[field]
-        if setting is not None and differs:
-            draft.warn(f"{setting.label} has no effect{scope}: {label} is set")
+    if values:
+        origin = (pooling if pooling.is_set else normalize).origin
+        draft.put("pooler_config", values, draft.origins.get("pooler_config", origin))

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.listen import INFERENCE, MANAGEMENT, read_address
 from lmi_vllm.config.options.row import SERVER_LEVEL, option, ours
+from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings, Settings
 from lmi_vllm.errors import StartupError
 
@@ -32,25 +33,27 @@ class TlsSettings(ExtraSettings):
         """Report addresses and files that do not go together."""
         for sentence in self.missing(server):
             fail(sentence)
-        given = (self.certificate_file and CERTIFICATE, self.private_key_file and KEY)
-        for name in filter(None, given if not _secure(server) else ()):
-            fail(
-                f"{self.details[name].label} has no effect: neither {INFERENCE} nor {MANAGEMENT} "
-                "begins with https://"
-            )
+        given = (self.details.certificate_file, self.details.private_key_file)
+        for setting in given if not _secure(server) else ():
+            if setting.value:
+                fail(
+                    f"{setting.label} has no effect: neither {INFERENCE} nor {MANAGEMENT} "
+                    "begins with https://"
+                )
 
     def missing(self, server: ServerSettings) -> Iterator[str]:
         """Yield what https addresses lack."""
         files = {CERTIFICATE: self.certificate_file, KEY: self.private_key_file}
         for address in _secure(server):
             for name in (name for name, path in files.items() if not path):
-                yield f"{server.details[address].stated} needs {name}, a PEM file"
+                yield f"{address.stated} needs {name}, a PEM file"
 
 
-def _secure(server: ServerSettings) -> list[str]:
-    """Return the names of the addresses that begin with https."""
-    addresses = {INFERENCE: server.inference_address, MANAGEMENT: server.management_address}
-    return [name for name, text in addresses.items() if text and read_address(text, name).is_tls]
+def _secure(server: ServerSettings) -> list[Setting]:
+    """Return the addresses that begin with https."""
+    said = server.details
+    given = [one for one in (said.inference_address, said.management_address) if one.value]
+    return [one for one in given if read_address(str(one.value), one.name).is_tls]
 
 
 def tls_of(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLContext:

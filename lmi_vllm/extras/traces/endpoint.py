@@ -49,15 +49,16 @@ def put_endpoint(draft: ArgumentDraft) -> None:
     """Put the endpoint among the engine arguments, unless an option sets it."""
     asked = draft.settings.extra(TraceSettings)
     protocol = asked.otel_exporter_otlp_traces_protocol or asked.otel_exporter_otlp_protocol or ""
-    for name in (TRACES_ENDPOINT, ENDPOINT):
-        setting = asked.detail(name)
-        if setting is None or not setting.value or ARGUMENT in draft.values:
+    general = asked.details.otel_exporter_otlp_endpoint
+    for setting in (asked.details.otel_exporter_otlp_traces_endpoint, general):
+        if not setting.value or ARGUMENT in draft.values:
             continue
         url = str(setting.value)
         if not _is_web_url(url):
-            draft.fail(f"{name}: expected a URL such as http://host:4318 (got {mask_urls(url)})")
+            expected = "expected a URL such as http://host:4318"
+            draft.fail(f"{setting.name}: {expected} (got {mask_urls(url)})")
             continue
-        if name == ENDPOINT and chosen_protocol(url, protocol) == HTTP:
+        if setting is general and chosen_protocol(url, protocol) == HTTP:
             url = url.rstrip("/") + "/v1/traces"
         draft.put(ARGUMENT, url, setting.origin)
 

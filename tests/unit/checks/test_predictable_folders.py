@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.sources.storage import cache_directory
+from lmi_vllm.sources.local import cache_directory
 from lmi_vllm.sources.trusted_folders import (
     per_user_sibling,
     trusted_folder,

@@ -5,6 +5,7 @@ import pytest
 from lmi_vllm.errors import OverloadError
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from tests.support.queue import admitted
 
 
 def queue(limit: int = 2) -> Admission:
@@ -17,11 +18,11 @@ def queue(limit: int = 2) -> Admission:
 async def test_queue_limit_refuses_one_more_only() -> None:
     """Above the limit a request is refused, and what is in flight is not touched."""
     made = queue()
-    with made.admit(), made.admit():
+    with admitted(made), admitted(made):
         with pytest.raises(OverloadError, match=r"^Worker queue capacity exceeded for model: m$"):
-            made.admit().__enter__()
+            admitted(made).__enter__()
         assert made.in_flight == 2
-    with made.admit():
+    with admitted(made):
         assert made.in_flight == 1
     assert made.in_flight == 0
 
@@ -29,18 +30,18 @@ async def test_queue_limit_refuses_one_more_only() -> None:
 async def test_queue_counts_each_element() -> None:
     """A list takes as many places as it has elements, all or none."""
     made = queue()
-    with made.admit():
+    with admitted(made):
         with pytest.raises(OverloadError):
-            made.admit(2).__enter__()
+            admitted(made, 2).__enter__()
         assert made.in_flight == 1
-    with made.admit(2):
+    with admitted(made, 2):
         assert made.in_flight == 2
 
 
 async def test_queue_place_is_given_back_on_error() -> None:
     """A request that fails leaves its place."""
     made = queue()
-    with pytest.raises(ValueError, match="x"), made.admit():
+    with pytest.raises(ValueError, match="x"), admitted(made):
         raise ValueError("x")
     assert made.in_flight == 0
 
@@ -48,7 +49,7 @@ async def test_queue_place_is_given_back_on_error() -> None:
 async def test_queue_waits_for_the_last_request() -> None:
     """Draining waits until nothing is in flight, or says that its time is over."""
     made = queue()
-    with made.admit():
+    with admitted(made):
         assert not await made.wait_idle(0.01)
         waiting = asyncio.create_task(made.wait_idle(5))
     assert await waiting
@@ -60,7 +61,7 @@ async def test_queue_end_all_leaves_each_request_an_answer() -> None:
     begun = asyncio.Event()
 
     async def request() -> str:
-        with made.admit():
+        with admitted(made):
             try:
                 begun.set()
                 await asyncio.Event().wait()
@@ -78,12 +79,12 @@ async def test_queue_end_all_leaves_each_request_an_answer() -> None:
 async def test_queue_takes_another_limit() -> None:
     """A registered model may bring its own; what is in flight stays."""
     made = queue()
-    with made.admit(2):
+    with admitted(made, 2):
         made.resize(1)
         with pytest.raises(OverloadError):
             made.check_room()
         made.resize(3)
-        with made.admit():
+        with admitted(made):
             assert made.in_flight == 3
 
 
@@ -93,7 +94,7 @@ async def test_task_is_ended_as_long_as_it_has_one_request() -> None:
 
     async def connection() -> None:
         first = made.take()
-        with made.admit():
+        with admitted(made):
             first()
             await asyncio.sleep(60)
 

@@ -117,7 +117,7 @@ WORKAROUNDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A workaround outside of `apply`: a module of this folder, or an extension point of vLLM's."""
+    """A module of this folder that acts outside `apply`."""
 
     place: str  # the function that applies it, below engine/vllm/
     test: str  # the test function, below tests/ or integration/
@@ -125,9 +125,6 @@ class Elsewhere:
 
 
 ELSEWHERE: Final = {
-    "vllm.v1.engine.core_client:launch_core_engines": Elsewhere(
-        "async_llm.py", "test_the_queue_is_one"
-    ),
     "adapter_slots": Elsewhere("adapters.py", "test_all_slots_pinned_refuses_the_next_adapter"),
     "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
     "cpu_worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),

@@ -48,13 +48,10 @@ import numpy as np
 import torch
 import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
-from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
-from vllm.platforms import current_platform
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -65,6 +62,13 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from lmi_vllm.engine.base import FetchMedia, GrammarTrials, MediaRefusedError, TriedGrammar
+from lmi_vllm.engine.vllm.names import (
+    EngineCoreOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+    VLLMValidationError,
+    current_platform,
+)
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite

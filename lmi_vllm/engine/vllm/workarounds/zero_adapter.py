@@ -32,8 +32,8 @@ _ZERO_MODULES: Final = (
 
 async def load_zero_adapter(
     add: Callable[[LoadedAdapter, str], Awaitable[None]], model: Path, folder: Path
-) -> LoadedAdapter:
-    """Return the all-zero adapter, which `add` has loaded into the engine.
+) -> None:
+    """Have `add` put the all-zero adapter into the engine.
 
     Raises:
         EngineStartError: no all-zero adapter fits this model, so base rows would be wrong.
@@ -46,7 +46,7 @@ async def load_zero_adapter(
         except AdapterRefusedError as error:
             logger.debug("no all-zero adapter on %s: %s", module, error)
             continue
-        return adapter
+        return
     raise EngineStartError(
         "enable_lora on CPU: no linear layer was found for the all-zero adapter that keeps "
         "base answers apart from adapters' (a vLLM bug on CPU); start without enable_lora"

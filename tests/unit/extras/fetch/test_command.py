@@ -9,7 +9,7 @@ import pytest
 
 from lmi_vllm.cli import main
 from lmi_vllm.extras.fetch.command import ProgressDisplay, add_arguments, run
-from lmi_vllm.sources.progress import DownloadProgress
+from lmi_vllm.sources.base import DownloadProgress
 from tests.support.hub_server import COMMIT, HubServer, Repository, hub_server
 from tests.support.s3_server import BUCKET, S3Server
 

@@ -10,6 +10,7 @@ import pytest
 from lmi_vllm import errors
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.config.load import load_settings
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import LmiError, NotReadyError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
@@ -18,7 +19,7 @@ from lmi_vllm.extras.front_ends.channel import (
     ChannelClosedError,
     LoadAdapter,
 )
-from lmi_vllm.messages import AdapterRef, SharedAdapter
+from lmi_vllm.messages import AdapterRef
 
 ERRORS = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LmiError)
@@ -48,7 +49,7 @@ async def test_messages_arrive_in_order_and_whole() -> None:
     """Large ones too, with the read-only mappings that settings and adapters hold."""
     here, there = await two_ends()
     adapter = Adapter("a", "/a", options=MappingProxyType({"x": "y" * 300_000}))
-    message = AdapterList(3, (adapter,), (SharedAdapter(7, "a@7", "/private"),), 1.5)
+    message = AdapterList(3, (adapter,), (LoadedAdapter(7, "a@7", "/private", "a"),), 1.5)
     settings = load_settings({"OPTION_TENSOR_PARALLEL_DEGREE": "1"})
     sent = [message, settings, AdapterRef("a", "/a", 1)]
     for each in sent:

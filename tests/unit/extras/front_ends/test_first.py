@@ -19,7 +19,7 @@ from lmi_vllm.inference.service import InferenceService
 def test_replacement_process_gets_an_unused_slot(tmp_path: Path) -> None:
     """What replaces a lost process gets another slot, until all are used up."""
     slots = EngineSlots(tmp_path, 4)
-    assert [slot.index for slot in slots.new()] == [1, 2, 3]
+    assert [slot.index for slot in slots.new()] == [0, 1, 2, 3]
     assert (slots.take(), slots.take(), slots.is_exhausted) == (1, 2, False)
     assert (slots.take(), slots.is_exhausted) == (3, True)
     assert slots.of(3).index == 3

@@ -10,6 +10,7 @@ from lmi_vllm.errors import OverloadError
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from tests.support.queue import admitted
 
 
 def sharing(counters: SharedCounters, row: int, limit: int) -> Admission:
@@ -54,13 +55,13 @@ async def test_the_limit_holds_for_all_processes_together(tmp_path: Path) -> Non
     """What one admits the other has not; a refusal takes no place."""
     counters = SharedCounters(tmp_path / "counters", 2)
     first, second = sharing(counters, 0, 3), sharing(counters, 1, 3)
-    with first.admit(2), second.admit():
+    with admitted(first, 2), admitted(second):
         for queue in (first, second):
-            with pytest.raises(OverloadError), queue.admit():
+            with pytest.raises(OverloadError), admitted(queue):
                 pass
             assert queue.in_flight == 3
     assert first.in_flight == 0
-    with second.admit(3):
+    with admitted(second, 3):
         pass
 
 
@@ -68,7 +69,7 @@ async def test_idle_is_when_all_processes_are(tmp_path: Path) -> None:
     """A drain waits for requests of the others, too."""
     counters = SharedCounters(tmp_path / "counters", 2)
     first, second = sharing(counters, 0, 3), sharing(counters, 1, 3)
-    with second.admit():
+    with admitted(second):
         assert not await first.wait_idle(0.05)
         await first.wait_own(5)  # nothing of its own
     assert await first.wait_idle(5)

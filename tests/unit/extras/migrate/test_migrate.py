@@ -300,6 +300,17 @@ def test_built_in_handler_needs_no_name(migrated: Migrate, tmp_path: Path) -> No
     assert "option.entryPoint=djl_python.huggingface" in document["approximated"][0]["source"]
 
 
+def test_a_refusal_is_of_the_setting_that_it_is_about(migrated: Migrate, tmp_path: Path) -> None:
+    """However its text names it: the setting is not written beside the error."""
+    file = tmp_path / "serving.properties"
+    file.write_text("option.model_id=a/b\noption.max_lora_rank=1024\n")
+    code, document = migrated({}, "--properties", str(file))
+    assert (code, document["properties"]) == (2, {"option.model_id": "a/b"})
+    (step,) = document["refused"]
+    assert step["source"].startswith("option.max_lora_rank=1024")
+    assert "the most vLLM has" in step["why"]
+
+
 def test_flags_after_a_leading_file_are_ours(migrated: Migrate, tmp_path: Path) -> None:
     """`migrate FILE --output NEW` writes the new file; it asks vLLM for no flag `--output`."""
     file, new = tmp_path / "serving.properties", tmp_path / "new.properties"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.progress import DownloadProgress
+from lmi_vllm.sources.base import DownloadProgress
 from lmi_vllm.sources.table import fetch_model, read_text
 from tests.support.s3_server import BUCKET, Refusal, S3Server, tar_gz, zip_file
 

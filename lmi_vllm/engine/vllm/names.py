@@ -1,0 +1,59 @@
+"""Names of vLLM's that several modules here use, and its errors as ours.
+
+No two modules import the same name, so that a release that moves one changes one of them.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+
+from lmi_vllm.errors import (
+    EngineDeadError,
+    EngineFailureError,
+    LmiError,
+    OverloadError,
+    PayloadError,
+)
+
+__all__ = [
+    "EngineCoreOutput",
+    "FastIncrementalDetokenizer",
+    "LoRARequest",
+    "OutputProcessor",
+    "OutputProcessorOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "VLLMValidationError",
+    "VllmEngineDeadError",
+    "current_platform",
+    "our_errors",
+]
+
+
+@contextlib.contextmanager
+def our_errors() -> Iterator[None]:
+    """Turn vLLM's exceptions into ours, with their cause."""
+    try:
+        yield
+    except VllmEngineDeadError as error:
+        raise EngineDeadError from error
+    except VLLMClientError as error:
+        raise PayloadError(str(error)) from error
+    except GracefulHTTPError as error:
+        raise OverloadError("lmi") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise PayloadError(str(error)) from error
+    except (LmiError, asyncio.CancelledError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise EngineFailureError(f"the engine failed: {error}") from error

@@ -1,0 +1,79 @@
+"""Where a setting was written is read as an attribute: never by a string, never by a wrong name."""
+
+import ast
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+
+import lmi_vllm
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.config.options import all_rows
+from lmi_vllm.config.setting import Details, Sentence
+from lmi_vllm.config.settings import ModelSettings
+from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.origin import OriginKind
+
+PACKAGE = Path(lmi_vllm.__file__).parent
+MAPPING = {"values", "items", "keys", "get"}
+
+
+def is_of_settings(node: ast.expr) -> bool:
+    """Whether the expression is the details of some settings, also under a short name."""
+    text = ast.unparse(node)
+    return text.endswith(".details") or text in ("said", "foreign", "dropped")
+
+
+def fields() -> set[str]:
+    """Every field of the table, and vLLM's own arguments."""
+    rows = all_rows()
+    found = {row.attribute for row in (*rows.options, *rows.server, *rows.variables)}
+    return found | set(load_release().passed)
+
+
+def test_every_attribute_is_a_field() -> None:
+    """The details of any field can be asked for, so that a misspelt one is found here alone."""
+    known, asked = fields() | MAPPING, set()
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and is_of_settings(node.value):
+                asked.add(node.attr)
+    assert len(asked) > 50
+    assert asked - known == set()
+
+
+def test_no_setting_is_read_by_a_string() -> None:
+    """Neither its value nor its place."""
+    found = []
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".details"):
+                found.append(f"{file}:{node.lineno}")
+    assert found == []
+
+
+def test_a_setting_that_is_written_nowhere_says_so() -> None:
+    """Its place is the default; with a default of the table it has that value."""
+    details = load_settings({"OPTION_QUANTIZE": "fp8"}).model.details
+    assert (details.quantize.value, details.quantize.origin.kind) == ("fp8", OriginKind.VARIABLE)
+    assert (details.max_lora_rank.is_set, details.max_lora_rank.value) == (False, None)
+    assert (details.max_loras.is_set, details.max_loras.value) == (False, 4)
+    assert details.entry_point.name == "entryPoint"
+    assert "max_lora_rank" not in details
+
+
+def test_private_names_are_no_settings() -> None:
+    """Copies and pickles ask for some: a process of a server gets its settings so."""
+    details = Details({}, ModelSettings.rows)
+    with pytest.raises(AttributeError):
+        _ = details._nothing
+    assert dict(copy.copy(details)) == {}
+
+
+def test_a_sentence_keeps_what_it_is_about() -> None:
+    """In another process, too."""
+    setting = load_settings({"OPTION_QUANTIZE": "fp8"}).model.details.quantize
+    sentence = Sentence.of("text", setting)
+    again = pickle.loads(pickle.dumps(sentence))
+    assert (again, again.about) == ("text", sentence.about)
