@@ -105,7 +105,7 @@ def allowed_names(path: str) -> str:
     """Return the pattern of what the file at `path` may import of ours."""
     package, *rest = path.split("/")
     if package == "extras":
-        return rf"(?!extras\b).*|extras\.({rest[0]}|transfer)\..*"
+        return rf"(?!extras\b).*|extras\.({rest[0]}|transfer|host_memory)\..*"
     package = package.removesuffix(".py")
     return rf"{PACKAGES[package]}|{package}\..*"
 

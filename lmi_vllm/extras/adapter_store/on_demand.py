@@ -230,7 +230,9 @@ class OnDemandAdapters:
             self._cache.by_name[found.name] = replace(cached, version=found.version, key=key)
             await self._registry.replace(new, self._policy.drop_seconds())
         except BaseException:
-            if not self._is_served(found.name, path):  # else only the old load did not go
+            if not _is_served(
+                self._registry, found.name, path
+            ):  # else only the old load did not go
                 self._cache.by_name[found.name] = cached
                 await self._cache.forget(key)
             raise
@@ -245,8 +247,9 @@ class OnDemandAdapters:
         """Whether it is removed, or known to be missing; raises why it was refused."""
         return self._is_removed(name) or self._negative.is_absent(name)
 
-    def _is_served(self, name: str, path: str) -> bool:
-        return name in self._registry and self._registry.describe(name).path == path
+
+def _is_served(registry: AdapterRegistry, name: str, path: str) -> bool:
+    return name in registry and registry.describe(name).path == path
 
 
 async def _run_in(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: object) -> T:

@@ -219,22 +219,24 @@ class AdapterReconciler:
             raise AdapterConflictError(f"The adapter {name} is one of the model directory's")
         is_other = current.is_from_store or current.revision != wanted.revision
         if is_other or (current.pin and not wanted.pin):  # an update cannot unpin
-            await self._replace(current, wanted)
+            await _replace(registry, current, wanted, self._drop_seconds())
             return
         changed = replace(current, preload=wanted.preload, pin=wanted.pin, options=wanted.options)
         await registry.update(name, changed, self._drop_seconds())
 
-    async def _replace(self, current: Adapter, wanted: Adapter) -> None:
-        """Put the wanted one in the place of the current; its requests end on the old weights."""
-        try:
-            await self._registry.replace(wanted, self._drop_seconds())
-        except AdapterCapacityError:
-            if not current.is_from_store:
-                raise
-            # The one that was found has the slot itself, pinned by the same call.
-            name, seconds = current.name, self._drop_seconds()
-            await self._registry.unregister(name, seconds, only_from_store=True)
-            await self._registry.register(wanted)
+
+async def _replace(
+    registry: AdapterRegistry, current: Adapter, wanted: Adapter, drop_seconds: float
+) -> None:
+    """Put the wanted one in the place of the current; its requests end on the old weights."""
+    try:
+        await registry.replace(wanted, drop_seconds)
+    except AdapterCapacityError:
+        if not current.is_from_store:
+            raise
+        # The one that was found has the slot itself, pinned by the same call.
+        await registry.unregister(current.name, drop_seconds, only_from_store=True)
+        await registry.register(wanted)
 
 
 def as_shared(adapter: Adapter | None) -> Adapter | None:

@@ -5,12 +5,12 @@ import subprocess
 from pathlib import Path
 from typing import ClassVar, Final
 
-from lmi_vllm.checks.platform import free_host_memory
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import EVERYWHERE, FILE, option, ours
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.errors import EngineMemoryError
+from lmi_vllm.extras.host_memory import free_host_memory
 
 MIB: Final = 1 << 20
 _NVIDIA_SMI_SECONDS: Final = 10.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.platform import free_host_memory
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.host_memory import free_host_memory
 from lmi_vllm.extras.lmcache.rules import LmcacheSettings
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.trusted_folders import per_user_sibling, trusted_folder
