@@ -58,7 +58,7 @@ PathPrefix = Callable[[web.Application, str], Callable[[MakeRequest], MakeReques
 
 
 class Routes(StrEnum):
-    """The routes of a listener: all, or with a management address one half each."""
+    """The routes of a listener: all, or one group where management has its own address."""
 
     ALL = "all"
     INFERENCE = "inference"

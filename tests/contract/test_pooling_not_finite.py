@@ -1,6 +1,6 @@
 """Vectors and scores that are not finite are errors, on every route, and cost others nothing.
 
-Each was seen red without the guards of `hostile_requests` and `async_llm`.
+Each fails without the guards of `hostile_requests` and `async_llm`.
 """
 
 import json
@@ -77,7 +77,7 @@ def test_score_that_is_not_finite_is_an_error(
 
 
 def test_invocations_say_so(run: LoopThread, embedder: Engine) -> None:
-    """The call that LMI's own payloads become."""
+    """LMI's payloads on `/invocations` become this call, which is an error, too."""
     reply = run(embedder.answer_openai(OpenAICall("embeddings", {"input": NOT_FINITE}, {}, "r1")))
     assert (reply.status, b"not finite" in reply.body) == (500, True)
 

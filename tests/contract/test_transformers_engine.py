@@ -443,7 +443,7 @@ def test_not_finite_logits_end_only_their_request(run: LoopThread, t5_folder: Pa
             await anext(one)
         for sampling in ({}, {"temperature": 1.0, "n": 2}):
             head = engine._loaded.model.lm_head
-            hook = head.register_forward_hook(  # a row alone is one that joins
+            hook = head.register_forward_hook(  # a request that joins is computed alone, in one row
                 lambda _, __, logits: logits * float("nan") if len(logits) == 1 else logits
             )
             with pytest.raises(EngineFailureError, match="not numbers"):

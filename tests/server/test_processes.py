@@ -1,4 +1,4 @@
-"""Further processes at the server's port, as far as the server sees them."""
+"""The server's part in further processes at its port; a stand-in takes the place of these."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from tests.server.conftest import Engines, ManualClock, until
 
 
 class Processes(ProcessGroup):
-    """Writes down what it is asked to do."""
+    """A stand-in that records what it is asked to do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,16 +36,16 @@ class Processes(ProcessGroup):
             raise self.refusals.pop()
 
     def engine_died(self) -> None:
-        """Note it."""
+        """Record the call."""
         self.asked.append("engine died")
 
     async def detach(self) -> None:
-        """Note it."""
+        """Record the call."""
         self.asked.append("detach")
 
 
 class Kept:
-    """A model that is kept up, without a port."""
+    """A model whose engine is restarted when it fails, without a port."""
 
     def __init__(self, engines: Engines, environ: dict[str, str]) -> None:
         typed = CommandLine(model="some/model")

@@ -36,7 +36,7 @@ class ReplicatedAdapters:
         """Return the parsed object.
 
         Raises:
-            ModelSourceError: it is not ours; writing over it would lose what it is.
+            ModelSourceError: it is no such object, so it must not be overwritten.
         """
         try:
             document = json.loads(content)
@@ -53,7 +53,7 @@ class ReplicatedAdapters:
             ) from error
 
     def encoded(self) -> bytes:
-        """Return the object's content: JSON with a line for each adapter, as thousands may be."""
+        """Return the object's content: JSON with a line for each of maybe thousands of adapters."""
         head = {"version": VERSION, "generation": self.generation, "removed": dict(self.removed)}
         lines = (json.dumps(entry_of(one) | {"revision": one.revision})
                  for one in self.adapters.values())  # fmt: skip

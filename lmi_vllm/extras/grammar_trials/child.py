@@ -11,7 +11,7 @@ from typing import Final
 
 from lmi_vllm.engine.vllm.processes import close_internet_sockets, end_with_parent, in_own_thread
 
-# A child's copy of us may grow by so much; beyond, its allocations fail and it says so.
+# A child's copy of the server may grow by so much. Beyond, its allocations fail, and it says so.
 MEMORY_BYTES: Final = 4 << 30
 PASSED: Final = b"\0"
 _ANSWER_BYTES: Final = 2000
@@ -36,7 +36,7 @@ def fork_trial(attempt: Callable[[], bytes]) -> tuple[int, int]:
 
 
 async def wait_for_verdict(pid: int, pipe: int, seconds: float) -> str:
-    """Return why the child refuses, or an empty text; it ends with this, cancelled or not."""
+    """Return why the child refuses, or an empty text; the child is ended, also on cancellation."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(pipe, readable.set)
@@ -59,9 +59,9 @@ async def wait_for_verdict(pid: int, pipe: int, seconds: float) -> str:
 
 
 def end_trial(pid: int, pipe: int) -> "asyncio.Future[None]":
-    """End the child, wherever it is; what is returned is done when its memory is free."""
+    """Kill the child, whatever it does; the future is done when its memory is free."""
     os.close(pipe)
-    os.kill(pid, signal.SIGKILL)  # it has not been waited for: the number is still its own
+    os.kill(pid, signal.SIGKILL)  # it was not waited for, so no other process has its pid
     return in_own_thread(_reap, pid)
 
 

@@ -58,7 +58,7 @@ async def answering_texts(
 
 
 class TextStep(RequestStep):
-    """Has vLLM embed, classify or rank what a payload holds; on LMI's other engines as they do."""
+    """Lets vLLM embed, classify or rank a payload; with LMI's other engines, in their form."""
 
     def __init__(self, settings: Settings) -> None:
         self.use(settings)
@@ -69,7 +69,7 @@ class TextStep(RequestStep):
         self._is_translated = is_translated(settings)
 
     def undecoded(self, context: RequestContext) -> dict[str, Any] | None:
-        """Return a list of texts or pairs as `inputs`; None of every other body."""
+        """Return a list of texts or pairs as `inputs`; None for every other body."""
         if context.runtime.profile.task == GENERATE or not context.call.body.lstrip().startswith(
             b"["
         ):
@@ -83,7 +83,7 @@ class TextStep(RequestStep):
         """Return scores of pairs, or what the model makes of the payload; None where it generates.
 
         Raises:
-            PayloadError: half a pair, or what cannot be embedded.
+            PayloadError: one text of a pair is missing, or a value cannot be embedded.
         """
         task = context.runtime.profile.task
         if task == GENERATE:
@@ -133,7 +133,7 @@ def read_pairs(payload: Mapping[str, Any]) -> Pairs | None:
     A pair is `text` with `text_pair`, or `key` with `value`; `query` with `texts` are several.
 
     Raises:
-        PayloadError: half a pair, or texts that are none.
+        PayloadError: one text of a pair is missing, or a value is not text.
     """
     given = payload.get("inputs", payload)
     if isinstance(given, dict):
@@ -188,7 +188,7 @@ def scores_reply(answer: OpenAIReply, *, is_list: bool, is_probability: bool) ->
     """Return a list with the score of each pair, each in a list of its own, as a tensor has them.
 
     Raises:
-        LmiError: vLLM refused; its error object, as the error of ours that has its meaning.
+        LmiError: vLLM refused: its error, as the server's error of the same meaning.
     """
     if answer.status != _SUCCESS:
         return lmi_reply(answer)
@@ -198,7 +198,7 @@ def scores_reply(answer: OpenAIReply, *, is_list: bool, is_probability: bool) ->
 
 
 def _sigmoid(value: float) -> float:
-    """Return the sigmoid; with the sign taken apart, so that no exponent is too large."""
+    """Return the sigmoid, computed from the absolute value, so that no exponent is too large."""
     share = math.exp(-abs(value)) / (1 + math.exp(-abs(value)))
     return share if value < 0 else 1 - share
 
@@ -207,7 +207,7 @@ def vector_reply(answer: OpenAIReply) -> Reply:
     """Return the vector of the one text.
 
     Raises:
-        LmiError: vLLM refused; its error object, as the error of ours that has its meaning.
+        LmiError: vLLM refused: its error, as the server's error of the same meaning.
     """
     reply = vectors_reply(answer)
     [vector] = orjson.loads(reply.body)

@@ -96,7 +96,7 @@ def lmi_error(text: str, status: int) -> dict[str, Any]:
 def metered(text: str, reason: str | None, generated: int, prompt: int | None) -> dict[str, Any]:
     """Return an answer of LMI's third-party format, or a row of one: text, counts and metering.
 
-    `prompt` is the number of prompt tokens; None if a row before has it.
+    `prompt` is the number of prompt tokens; None if an earlier row has it.
     """
     metering = {"outputTokenCount": generated}
     return {
@@ -161,7 +161,7 @@ class StreamFormatter:
     framing: Framing
     _texts: list[str] = field(default_factory=list)
     _tokens: int = 0
-    _templates: dict[bool, _Template] = field(default_factory=dict)  # by: with a log probability
+    _templates: dict[bool, _Template] = field(default_factory=dict)  # key: has a log probability
 
     def rows(self, chunk: GenerationChunk) -> bytes:
         """Return the rows of `chunk`; the last one closes the stream if the chunk ends it."""

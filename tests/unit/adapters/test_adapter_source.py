@@ -79,13 +79,13 @@ def test_adapters_of_the_model_need_no_root(adapter: Path) -> None:
 
 
 def test_hub_id_names_its_switch() -> None:
-    """Without the switch a hub id is never fetched."""
+    """A hub id is never fetched without LMI_ADAPTER_HUB, and the refusal names it."""
     with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_HUB=true"):
         resolve("someone/french")
 
 
 def test_roots_confine_links_too(adapter: Path, tmp_path: Path) -> None:
-    """Below the roots is decided after links are followed."""
+    """Whether a folder is below the roots is decided after links are followed."""
     inside = copy_adapter(tmp_path / "allowed" / "inside")
     (tmp_path / "allowed" / "link").symlink_to(adapter)
     roots = os.pathsep.join([str(tmp_path / "allowed"), "/elsewhere"])

@@ -24,7 +24,7 @@ from PIL import Image
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, current_record
 
-IMAGES: Final = 4  # as many of the largest size may a request have, and as many audio files
+IMAGES: Final = 4  # a request may have so many largest images, and so many largest audio files
 FRAMES: Final = 256  # so many times the largest size for all of a video: 4 minutes of 1080p
 
 
@@ -148,7 +148,7 @@ class BoundedMedia:
 
 
 def _size_of_video(content: bytes) -> tuple[int, int]:
-    """Return the pixels of a frame and the number of frames that its head names; 0 of none."""
+    """Return the pixels of a frame and the number of frames that its head names, or 0 and 0."""
     try:
         import cv2  # noqa: PLC0415 - of vLLM's, and only where there are videos
 

@@ -98,10 +98,10 @@ class AdapterInspection:
 
 
 def _refuse_twice(model: Any, folder: Path) -> None:
-    """Return if no two weights are one of the model's own; vLLM would use the later one.
+    """Check that no two weights are for one module of the model; vLLM would use the later one.
 
     Raises:
-        ValueError: two are one, by the names that the model maps to one another.
+        ValueError: two are, by the names that the model maps to one another.
         OSError: the file cannot be read.
     """
     parse = importlib.import_module("vllm.lora.utils").parse_fine_tuned_lora_name
@@ -133,7 +133,7 @@ def inspect_adapters(config: Any) -> None:
         config.parallel_config.worker_extension_cls = joined_name(EXTENSION, other)
 
 
-if not TYPE_CHECKING:  # else every name would count as one of this module
+if not TYPE_CHECKING:  # else a type checker accepts every name
 
     def __getattr__(name: str) -> type:
         """Return our class joined with the one in the rest of `name`; workers call this."""
