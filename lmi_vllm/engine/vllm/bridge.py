@@ -37,6 +37,7 @@ from lmi_vllm.engine.vllm.names import LoRARequest, VllmEngineDeadError
 from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_conversation
+from lmi_vllm.engine.vllm.workarounds.slow_parsers import limit_parsers
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -117,6 +118,7 @@ class Bridge:
         for kind in _UNREAD:
             app.add_exception_handler(kind, _unreadable)
         await init_app_state(llm, app.state, namespace, tasks)
+        limit_parsers(app.state)
         if (responses := getattr(app.state, "openai_serving_responses", None)) is not None:
             responses.background_tasks = BackgroundTasks()
         return cls(app, llm)

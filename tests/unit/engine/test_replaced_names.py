@@ -101,6 +101,11 @@ FIELDS_SET: Final = {
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/not_finite.py": {"computed.num_nans_in_logits", "scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
+    "workarounds/slow_parsers.py": {
+        "handler.parser",
+        "handler.parser_cls",
+        "self.record.parser_seconds",
+    },
 }
 # Private names of foreign objects that are read.
 PRIVATE_READ: Final = {

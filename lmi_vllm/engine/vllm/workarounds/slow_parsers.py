@@ -1,0 +1,138 @@
+"""A bound on the time that vLLM's parsers of tool calls and reasoning take for one answer.
+
+They read the answer on the event loop, so every client waits meanwhile. A client can make the
+model write a text that is slow for them: a start token repeated, calls that are never closed.
+Some are slow by a regular expression (of `re` or `regex`), some by a loop in Python, and a stream
+reads its whole text again for each token. So each of them has a limit: a timer's signal, whose
+handler raises. Both libraries of regular expressions look for signals while they match. Only the
+main thread can be interrupted, and the server's event loop is there. In another thread the error
+comes once the parser is done.
+
+Grows with the square of the text or worse, measured with 400 repetitions: the tool parsers `dots`,
+`gemma4` (1 s or more for 1600), `deepseek_v3`, `deepseek_v31`, `ernie45`, `hunyuan_a13b`, `jamba`,
+`mistral`, `muse_glimmer`, `olmo3`, `poolside_v1`, and the reasoning parsers `gemma4`,
+`hunyuan_a13b`, `mistral`, `muse_glimmer`. In a stream also `llama3_json`, `pythonic` and `xlam`.
+
+Upstream: not reported that we know of.
+Releases: 0.31 and later.
+Shows: `<dots_function_call>` and the beginning of a call, 800 times in an answer, take 0.9 s and
+    four times that for each doubling, in which no client gets a token.
+May go: when tests/contract/test_slow_parsers.py holds without it.
+"""
+
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+
+from lmi_vllm.telemetry.records import current_record
+
+SECONDS: Final = 0.5  # processor time that the parsers of one request may take
+# A step of a stream that is this short does not count: there are thousands.
+SHORT_STEP_SECONDS: Final = 0.05
+TOO_SLOW: Final = (
+    "the answer could not be read for tool calls and reasoning in time: reading it took more than "
+    f"{SECONDS:g} s, in which other requests wait"
+)
+
+
+class _Rang(BaseException):
+    """The time is over: no `Exception`, since most parsers catch each of those, and go on."""
+
+
+@dataclass(slots=True)
+class Alarm:
+    """Interrupts a call in the main thread; one for an application."""
+
+    end: float | None = None  # of the running call, as of `time.thread_time()`
+
+    def call(self, seconds: float, read: Callable[[], Any]) -> Any:
+        """Return what `read` returns.
+
+        Raises:
+            ValueError: it used more than `seconds` of processor time.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return read()
+        signal.signal(signal.SIGALRM, self._ring)  # stays: a late signal must find a handler
+        try:
+            return self._read(seconds, read)
+        except _Rang:
+            raise ValueError(TOO_SLOW) from None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _read(self, seconds: float, read: Callable[[], Any]) -> Any:
+        self.end = time.thread_time() + seconds
+        try:
+            # Again and again: a thread that had to wait for its processor has time left at first.
+            signal.setitimer(signal.ITIMER_REAL, seconds, SECONDS / 10)
+            return read()
+        finally:  # at once: no signal is handled between the end of `read` and this
+            self.end = None
+
+    def _ring(self, *_: object) -> None:
+        if self.end is not None and time.thread_time() > self.end:
+            raise _Rang
+
+
+class LimitedParser:
+    """A mixin for the class that vLLM composes of its parsers; an answer has an object of it."""
+
+    alarm: Alarm
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.record: Any = current_record() or SimpleNamespace(parser_seconds=0.0)
+
+    def parse(self, *arguments: Any, **options: Any) -> Any:
+        """As vLLM's, within the request's time.
+
+        Raises:
+            ValueError: vLLM's sign of a bad request: it took too long.
+        """
+        return self._limited(functools.partial(super().parse, *arguments, **options))  # type: ignore[misc]
+
+    def parse_delta(self, *arguments: Any, **options: Any) -> Any:
+        """As vLLM's; short steps do not count.
+
+        Raises:
+            ValueError: vLLM's sign of a bad request: it took too long.
+        """
+        read = functools.partial(super().parse_delta, *arguments, **options)  # type: ignore[misc]
+        return self._limited(read, SHORT_STEP_SECONDS)
+
+    def _limited(self, read: Callable[[], Any], uncounted: float = 0.0) -> Any:
+        if self.alarm.end is not None:  # one method of vLLM's calls the other
+            return read()
+        self._charge(0)
+        began = time.thread_time()
+        try:
+            return self.alarm.call(SECONDS - self.record.parser_seconds, read)
+        finally:
+            spent = time.thread_time() - began
+            self._charge(spent if spent > uncounted else 0)
+
+    def _charge(self, seconds: float) -> None:
+        self.record.parser_seconds += seconds
+        if self.record.parser_seconds >= SECONDS:
+            raise ValueError(TOO_SLOW)
+
+
+def limited(parser: type, alarm: Alarm) -> type:
+    """Return the class of a parser whose answers have a limited time."""
+    return type(parser.__name__, (LimitedParser, parser), {"alarm": alarm})
+
+
+def limit_parsers(state: Any) -> None:
+    """Limit the parsers of all handlers in the state of vLLM's application."""
+    alarm = Alarm()
+    for handler in (state[name] for name in state):
+        if hasattr(getattr(handler, "parser_cls", None), "parse_delta"):  # of chat and messages
+            handler.parser_cls = limited(handler.parser_cls, alarm)
+        if hasattr(getattr(handler, "parser", None), "parse_delta"):
+            handler.parser = limited(handler.parser, alarm)
