@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from lmi_vllm.telemetry.records import current_record
 
-SECONDS: Final = 0.5  # processor time that the parsers of one request may take
+SECONDS: Final = 1.0  # processor time that the parsers of one request may take
 # A step of a stream that is this short does not count: there are thousands.
 SHORT_STEP_SECONDS: Final = 0.05
 TOO_SLOW: Final = (
