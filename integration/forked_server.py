@@ -8,6 +8,7 @@ do without it, and so does a start with a variable that a library reads while it
 """
 
 import array
+import atexit
 import contextlib
 import functools
 import importlib
@@ -120,6 +121,12 @@ def _importing_process() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
             [sys.executable, "-m", "integration.forked_server", str(its.fileno())],
             pass_fds=[its.fileno()], cwd=ROOT, env=environ,
         )  # fmt: skip
+
+    def end() -> None:
+        ours.close()
+        process.wait(10)
+
+    atexit.register(end)
     return ours, process
 
 

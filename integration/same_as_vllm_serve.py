@@ -74,7 +74,7 @@ def vllm_pooling_url(embedding_folder: Path) -> Iterator[str]:
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port),
             "--host", "127.0.0.1", "--model", str(embedding_folder), "--served-model-name", "lmi",
             "--dtype", "float32", "--enforce-eager", "--convert", "embed",
-            "--gpu-memory-utilization", "0.2",  # of which it asks for all, free at its start
+            "--gpu-memory-utilization", "0.05",  # of which it asks for all, free at its start
         ]  # fmt: skip
 
     with vllm_server(command) as url:

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import os
 import pickle
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from lmi_vllm.config.settings import ModelSettings
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.origin import OriginKind
 
-PACKAGE = Path(lmi_vllm.__file__).parent
+# The core alone is tested as a folder of links.
+FILES = [
+    Path(folder, name)
+    for folder, _, names in os.walk(Path(lmi_vllm.__file__).parent, followlinks=True)
+    for name in names
+    if name.endswith(".py")
+]
 MAPPING = {"values", "items", "keys", "get"}
 
 
@@ -35,18 +42,18 @@ def fields() -> set[str]:
 def test_every_attribute_is_a_field() -> None:
     """The details of any field can be asked for, so that a misspelt one is found here alone."""
     known, asked = fields() | MAPPING, set()
-    for file in PACKAGE.rglob("*.py"):
+    for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and is_of_settings(node.value):
                 asked.add(node.attr)
-    assert len(asked) > 50
+    assert len(asked) > 30
     assert asked - known == set()
 
 
 def test_no_setting_is_read_by_a_string() -> None:
     """Neither its value nor its place."""
     found = []
-    for file in PACKAGE.rglob("*.py"):
+    for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".details"):
                 found.append(f"{file}:{node.lineno}")
