@@ -101,7 +101,7 @@ LANES: Final[dict[str, tuple[tuple[str, Body], int]]] = {
 }
 # What a token may cost beyond the engine's own.
 WRITES, TURNS, CALLS = 1, 1, 12
-TRIES = 4  # on a busy machine the engine's tokens come in twos, and cost less than a lane's
+TRIES = 4  # on a busy machine tokens come in twos, and timers fall into the measurement
 ENDS = 0.05  # of the stream, spread over its tokens
 
 
@@ -203,7 +203,6 @@ BRIDGED: Final[dict[str, Mapping[str, Any]]] = {
     "/v1/responses": {"model": "lmi", "input": PROMPT, "max_output_tokens": 8, "temperature": 0},
 }
 MOST_CALLS: Final = 1.1  # of vLLM's own server: what a bridged request may cost
-TRIES: Final = 3  # on a busy machine timers of both servers fall into the measurement
 REQUESTS: Final = 8  # one after the other, on one connection
 
 
