@@ -1,7 +1,8 @@
 """The tests that start engines, three at a time; the few that failed there once more, alone.
 
-`python scripts/run_together.py [pytest's arguments]`. A test that fails alone too is a failure, and
-so are more than MAX_RETRIED failures, and every end of pytest that is not about single tests.
+`python scripts/run_together.py [pytest's arguments]`. A test that fails alone too is a failure.
+So are failures in more than MAX_RETRIED files, and every end of pytest that is not about single
+tests. Files are counted: the tests of one fail together where their server has not started.
 """
 
 import json
@@ -25,8 +26,11 @@ def run_together(tests: Sequence[str], arguments: Sequence[str], root: Path, not
     code, failed = _run([*TOGETHER, *tests, *arguments], root, notes / "together")
     if code != _FAILED or not failed:
         return code
-    if len(failed) > MAX_RETRIED:
-        print(f"run_together: {len(failed)} tests failed: too many to try again", flush=True)
+    files = {test.partition("::")[0] for test in failed}
+    if len(files) > MAX_RETRIED:
+        print(
+            f"run_together: tests of {len(files)} files failed: too many to try again", flush=True
+        )
         return code
     print(f"===== {len(failed)} failed beside others: once more, alone", flush=True)
     code, still = _run(failed, root, notes / "alone")

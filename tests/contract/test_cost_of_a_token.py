@@ -202,7 +202,9 @@ BRIDGED: Final[dict[str, Mapping[str, Any]]] = {
     },
     "/v1/responses": {"model": "lmi", "input": PROMPT, "max_output_tokens": 8, "temperature": 0},
 }
-MOST_CALLS: Final = 1.1  # of vLLM's own server: what a bridged request may cost
+# Of vLLM's own server: 1.01 to 1.06 alone. Beside other work vLLM's server takes fewer turns of its
+# event loop for a request, and /tokenize comes to 1.14. CPU time is measured by `make bench`.
+MOST_CALLS: Final = 1.15
 REQUESTS: Final = 8  # one after the other, on one connection
 
 

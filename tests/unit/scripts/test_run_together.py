@@ -46,7 +46,7 @@ def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(FAILS_ONCE, FAILS, 1, NAMED, id="once beside always"),
         pytest.param(PASSES, FAILS, 1, "failed alone: test_two.py::test_fails", id="always"),
         pytest.param(PASSES, f"import pytest\n{CANNOT_START}", 1, "failed alone", id="error"),
-        pytest.param(PASSES, MANY, 1, "6 tests failed: too many", id="many"),
+        pytest.param(PASSES, MANY, 1, "===== 6 failed beside others", id="many of one file"),
         pytest.param(PASSES, NO_PYTHON, 2, "failed alone: test_two.py", id="cannot be collected"),
         pytest.param(PASSES, ENDS, 3, "crashed while running 'test_two.py::test_end'", id="ends"),
         pytest.param("", "", 5, "no tests ran", id="nothing to run"),
@@ -64,6 +64,18 @@ def test_retry_is_limited_and_reported(
     out = capfd.readouterr().out
     assert said in out
     assert ("passed alone" in out) == (one == FAILS_ONCE)
+
+
+def test_failures_in_many_files_are_not_tried_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """That is no matter of the machine's other work."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    files = [f"test_{number}.py" for number in range(MAX_RETRIED + 1)]
+    for file in files:
+        (tmp_path / file).write_text(FAILS, encoding="utf-8")
+    assert run_together(files, (), tmp_path, tmp_path / "notes") == 1
+    assert f"tests of {MAX_RETRIED + 1} files failed: too many" in capfd.readouterr().out
 
 
 def test_run_that_fails_without_a_failed_test_is_a_failure(tmp_path: Path) -> None:
