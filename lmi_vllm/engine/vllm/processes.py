@@ -136,7 +136,13 @@ def end_children() -> None:
 
 
 def close_internet_sockets() -> None:
-    """Close every inherited TCP and UDP socket: our listener and our clients' connections."""
+    """Close every inherited TCP and UDP socket: our listener and our clients' connections.
+
+    Their numbers stay taken, by the null device. The objects of the sockets are inherited, too, and
+    one that is collected later would close what has its number by then: a socket of ZeroMQ, whose
+    library ends the process (`No such file or directory (src/epoll.cpp:118)`).
+    """
+    null = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd" if _IS_LINUX else "/dev/fd"):  # noqa: PTH208 (names only)
         descriptor = int(name)
         try:
@@ -146,7 +152,8 @@ def close_internet_sockets() -> None:
         is_internet = inherited.family in (socket.AF_INET, socket.AF_INET6)
         inherited.detach()  # the descriptor stays open
         if is_internet:
-            os.close(descriptor)
+            os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
 
 
 @functools.cache
