@@ -22,6 +22,8 @@ from lmi_vllm.telemetry.log_handler import GATHER_SECONDS
 from tests.support.engine_starts import STARTS
 
 READY_SECONDS = 150.0
+# Programs and their parts: importing them for tests fetches packages and changes sys.path.
+collect_ignore_glob = ["*/*.py"]
 
 
 @dataclass

