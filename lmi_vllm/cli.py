@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 from lmi_vllm._version import __version__
 from lmi_vllm.errors import LmiError
-from lmi_vllm.extension import Verb, extras
+from lmi_vllm.extension import Verb, extensions, extras
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -79,9 +79,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 def _set_variables() -> None:
     """Set environment variables of extras before a library is imported that reads them."""
-    for extra in extras().values():
-        for variables in extra.serve_variables:
-            os.environ.update(variables.load()(os.environ))
+    for variables in extensions(lambda extra: extra.serve_variables):
+        os.environ.update(variables(os.environ))
 
 
 def fail(text: str) -> NoReturn:

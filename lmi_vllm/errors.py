@@ -39,28 +39,40 @@ module imports no web framework.
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 
 class Fault(StrEnum):
-    """Who caused an error; with the dialect it decides the status."""
+    """Who caused an error: its name, its status, and vLLM's `type` of it.
 
-    CLIENT = "client"
-    CUSTOM_CODE = "custom_code"
-    NOT_FOUND = "not_found"
-    BAD_PARAMETER = "bad_parameter"
-    UNAUTHORIZED = "unauthorized"
-    FORBIDDEN = "forbidden"
-    METHOD = "method"
-    EXPECTATION = "expectation"
-    CONFLICT = "conflict"
-    TOO_LARGE = "too_large"
-    SLOW = "slow"
-    MEMORY = "memory"
-    OVERLOAD = "overload"
-    NOT_READY = "not_ready"
-    DEADLINE = "deadline"
-    ENGINE = "engine"
+    In some dialects the status differs, and settings change it. Use a `StatusTable` to read it.
+    """
+
+    status: int
+    openai_type: str
+
+    def __new__(cls, name: str, status: int, openai_type: str = "InternalServerError") -> Self:
+        """Return the member of that name."""
+        fault = str.__new__(cls, name)
+        fault._value_, fault.status, fault.openai_type = name, status, openai_type
+        return fault
+
+    CLIENT = "client", 424, "BadRequestError"
+    CUSTOM_CODE = "custom_code", 424
+    NOT_FOUND = "not_found", 404, "NotFoundError"
+    BAD_PARAMETER = "bad_parameter", 400, "BadRequestError"
+    UNAUTHORIZED = "unauthorized", 401, "AuthenticationError"
+    FORBIDDEN = "forbidden", 403, "PermissionDeniedError"
+    METHOD = "method", 405, "MethodNotAllowedError"
+    EXPECTATION = "expectation", 417, "BadRequestError"
+    CONFLICT = "conflict", 409
+    TOO_LARGE = "too_large", 413, "BadRequestError"
+    SLOW = "slow", 408, "RequestTimeoutError"
+    MEMORY = "memory", 507
+    OVERLOAD = "overload", 503, "ServiceUnavailableError"
+    NOT_READY = "not_ready", 503, "ServiceUnavailableError"
+    DEADLINE = "deadline", 500
+    ENGINE = "engine", 500
 
 
 class Dialect(StrEnum):
@@ -308,51 +320,13 @@ class EngineDeadError(EngineFailureError):
         super().__init__(text)
 
 
-# Fault -> status, and the dialects in which it differs. Use a `StatusTable` to read them.
-_STATUS: Final[Mapping[Fault, int]] = MappingProxyType(
-    {
-        Fault.CLIENT: 424,
-        Fault.CUSTOM_CODE: 424,
-        Fault.NOT_FOUND: 404,
-        Fault.BAD_PARAMETER: 400,
-        Fault.UNAUTHORIZED: 401,
-        Fault.FORBIDDEN: 403,
-        Fault.METHOD: 405,
-        Fault.EXPECTATION: 417,
-        Fault.CONFLICT: 409,
-        Fault.TOO_LARGE: 413,
-        Fault.SLOW: 408,
-        Fault.MEMORY: 507,
-        Fault.OVERLOAD: 503,
-        Fault.NOT_READY: 503,
-        Fault.DEADLINE: 500,
-        Fault.ENGINE: 500,
-    }
-)
+# The statuses of dialects in which they differ.
 _DIALECT_STATUS: Final[Mapping[Dialect, Mapping[Fault, int]]] = MappingProxyType(
     {
         Dialect.OPENAI: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
         Dialect.TGI: MappingProxyType({Fault.CLIENT: 422, Fault.OVERLOAD: 429}),
         Dialect.ANTHROPIC: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
         Dialect.COHERE: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
-    }
-)
-
-
-# vLLM's `type` of an error by fault; for a missing fault it is the server's own.
-OPENAI_TYPES: Final[Mapping[Fault, str]] = MappingProxyType(
-    {
-        Fault.CLIENT: "BadRequestError",
-        Fault.NOT_FOUND: "NotFoundError",
-        Fault.BAD_PARAMETER: "BadRequestError",
-        Fault.UNAUTHORIZED: "AuthenticationError",
-        Fault.FORBIDDEN: "PermissionDeniedError",
-        Fault.METHOD: "MethodNotAllowedError",
-        Fault.EXPECTATION: "BadRequestError",
-        Fault.TOO_LARGE: "BadRequestError",
-        Fault.SLOW: "RequestTimeoutError",
-        Fault.OVERLOAD: "ServiceUnavailableError",
-        Fault.NOT_READY: "ServiceUnavailableError",
     }
 )
 # TGI's `error_type` by status (its router's error module); below 500 the others are "validation".
@@ -368,12 +342,9 @@ class StatusTable:
     """
 
     def __init__(self, configured: Mapping[Fault, int] | None = None) -> None:
-        own = configured or {}
-        self._statuses = {
-            Dialect.SERVER: {**_STATUS, **own},
-            Dialect.LMI: {**_STATUS, **own},
-            **{dialect: {**_STATUS, **other} for dialect, other in _DIALECT_STATUS.items()},
-        }
+        usual, own = {fault: fault.status for fault in Fault}, configured or {}
+        differing = {Dialect.SERVER: own, Dialect.LMI: own, **_DIALECT_STATUS}
+        self._statuses = {dialect: usual | {**other} for dialect, other in differing.items()}
 
     def of_fault(self, fault: Fault, dialect: Dialect) -> int:
         """Return the status of most errors with this fault."""
@@ -414,5 +385,4 @@ def anthropic_error(error: LmiError, text: str, status: int) -> dict[str, object
 
 
 def _vllm_type(error: LmiError, status: int) -> str:
-    fault = Fault.NOT_FOUND if status == _STATUS[Fault.NOT_FOUND] else error.fault
-    return OPENAI_TYPES.get(fault, "InternalServerError")
+    return (Fault.NOT_FOUND if status == Fault.NOT_FOUND.status else error.fault).openai_type

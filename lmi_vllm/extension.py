@@ -2,7 +2,7 @@
 
 An extra is a package `lmi_vllm/extras/<name>/` whose `__init__.py` declares `EXTRA = Extra(...)`.
 The folder is the registration: deleting it removes what it adds, and nothing else breaks. Extras
-import the core. The core imports none of them and calls `extras()` where it can be extended. An
+import the core. The core imports none of them and calls `extensions` where it can be extended. An
 `__init__.py` imports this module and nothing slow. A `Lazy` names a value that needs a library, or
 a package of the core. It is imported when it is used, so `explain` and `--help` stay fast.
 """
@@ -10,7 +10,7 @@ a package of the core. It is imported when it is used, so `explain` and `--help`
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -174,3 +174,16 @@ def extras() -> Mapping[str, Extra]:
     return MappingProxyType(
         {name: importlib.import_module(f"{_PACKAGE}.{name}").EXTRA for name in names}
     )
+
+
+def extensions(point: Callable[[Extra], "Lazy[T] | tuple[Lazy[T], ...] | None"]) -> Iterator[T]:
+    """Yield the values of an extension point, from all extras; each is imported when reached."""
+    for extra in extras().values():
+        value = point(extra)
+        places = (value,) if isinstance(value, Lazy) else value or ()
+        yield from (place.load() for place in places)
+
+
+def extension(point: Callable[[Extra], Lazy[T] | None]) -> T | None:
+    """Return the value of an extension point that at most one extra has; None without it."""
+    return next(extensions(point), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions, extras
 
 SWITCH: Final = "SAGEMAKER_SECURE_MODE"
 _EXTRA: Final = "secure_mode"
@@ -46,7 +46,7 @@ def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
 
 
 def _checks() -> Iterator[Checks]:
-    return (extra.checks.load() for extra in extras().values() if extra.checks is not None)
+    return extensions(lambda extra: extra.checks)
 
 
 def _unchecked(settings: Settings) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import end_children
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.server.engines import (
     EngineEnvironment,
     check_engine_kind,
@@ -86,10 +86,9 @@ async def _serve_until_stopped(
         loop.add_signal_handler(number, stop.set)
     environment = EngineEnvironment(environ, os.environ, _log_format(settings))
     factory = engine_factory(engine_kind, environment)
-    for extra in extras().values():
-        for select in extra.run_modes:
-            if (run_mode := select.load()(settings)) is not None:
-                return await run_mode(settings, typed, environ, factory, os.environ, stop)
+    for select in extensions(lambda extra: extra.run_modes):
+        if (run_mode := select(settings)) is not None:
+            return await run_mode(settings, typed, environ, factory, os.environ, stop)
     return await Server(settings, typed, environ, factory, os.environ).run(stop)
 
 

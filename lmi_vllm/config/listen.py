@@ -15,7 +15,7 @@ from typing import Final
 from lmi_vllm.config.options import ServerOptions
 from lmi_vllm.config.settings import ServerSettings, Settings
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension
 
 INFERENCE: Final = "inference_address"
 MANAGEMENT: Final = "management_address"
@@ -114,9 +114,8 @@ def listener_tls(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLConte
     plan = listen_plan(settings.server)
     if not plan.is_tls:
         return None
-    for extra in extras().values():
-        if extra.tls is not None:
-            return extra.tls.load()(settings, environ)
+    if make_tls := extension(lambda extra: extra.tls):
+        return make_tls(settings, environ)
     details = settings.server.details
     address = details.inference_address if plan.inference.is_tls else details.management_address
     raise StartupError(f"{address.stated} needs the extra tls, which is not installed")

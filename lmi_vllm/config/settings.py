@@ -29,7 +29,7 @@ from lmi_vllm.config.layers import RawSource
 from lmi_vllm.config.options import ENVIRONMENT, ModelOptions, Section, ServerOptions
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine, Details, Setting
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 
 __all__ = [
     "CommandLine",
@@ -96,7 +96,7 @@ class ExtraSettings(LayeredSettings):
 
 def extra_settings() -> tuple[type[ExtraSettings], ...]:
     """The classes of settings of the installed extras."""
-    return tuple(kind.load() for extra in extras().values() for kind in extra.settings)
+    return tuple(extensions(lambda extra: extra.settings))
 
 
 Extra = TypeVar("Extra", bound=ExtraSettings)

@@ -10,7 +10,7 @@ from lmi_vllm.adapters.source import CODE_FILE, CUSTOM_CODE
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import FRAMINGS, ModelArtifacts, ServingProfile
 
@@ -131,8 +131,7 @@ def code_loader(settings: Settings) -> CodeLoader:
     """Return the extra's loader, or one that only warns: LMI_CUSTOM_CODE=none, or no such extra."""
     if settings.server.lmi_custom_code == "none":
         return SWITCHED_OFF
-    loaders = (extra.custom_code for extra in extras().values())
-    loader = next((place.load() for place in loaders if place is not None), None)
+    loader = extension(lambda extra: extra.custom_code)
     return NOT_INSTALLED if loader is None else loader()
 
 

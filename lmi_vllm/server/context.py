@@ -17,7 +17,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, StatusTable
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
@@ -154,10 +154,8 @@ async def running_extras(
 ) -> AsyncIterator[None]:
     """Enter the `lifespan` of every extra; leave them all after the body."""
     async with contextlib.AsyncExitStack() as running:
-        for extra in extras().values():
-            if extra.lifespan is not None:
-                run = extra.lifespan.load()
-                await running.enter_async_context(run(service, settings, environ, events))
+        for run in extensions(lambda extra: extra.lifespan):
+            await running.enter_async_context(run(service, settings, environ, events))
         yield
 
 

@@ -12,7 +12,7 @@ from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
 from lmi_vllm.config.listen import ListenAddress, api_keys, listen_plan, listener_tls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension, extensions
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.ports import open_port
 from lmi_vllm.telemetry.log_handler import print_lines
@@ -109,7 +109,7 @@ def _urls(url: str, options: WebOptions) -> list[str]:
 
 def _groups(context: ListenerContext) -> tuple[RouteGroup, ...]:
     """Return the routes of extras for one listener."""
-    made = (make.load()(context) for extra in extras().values() for make in extra.listener_routes)
+    made = (make(context) for make in extensions(lambda extra: extra.listener_routes))
     return tuple(group for group in made if group is not None)
 
 
@@ -131,7 +131,7 @@ def curl_line(url: str, *, has_key: bool) -> str:
 def web_options(settings: Settings) -> WebOptions:
     """Return the arguments of the application of any listener."""
     server = settings.server
-    make_prefix = next((e.path_prefix for e in extras().values() if e.path_prefix), None)
+    make_prefix = extension(lambda extra: extra.path_prefix)
     cors = {
         f"Access-Control-Allow-{header}": value
         for header, value in (
@@ -146,7 +146,7 @@ def web_options(settings: Settings) -> WebOptions:
         request_id_header=server.request_id_header_key,
         api_keys=api_keys(server),
         allows_handler_override=server.allow_request_handler_override,
-        prefix=make_prefix.load()(settings) if make_prefix else None,
+        prefix=make_prefix(settings) if make_prefix else None,
         cors_headers=MappingProxyType(cors),
         default_accept=server.sagemaker_default_invocations_accept or "",
         timeouts=ClientTimeouts(

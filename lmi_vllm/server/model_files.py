@@ -16,7 +16,7 @@ from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.model_source import with_files
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.base import DownloadProgress
 from lmi_vllm.sources.local import is_directory, is_file
@@ -83,11 +83,8 @@ class ModelFetch:
         self._settings = settings = planned.settings
         self._environ = {**environ, **settings.environment_exports}
         self._report = report
-        self._packages = tuple(
-            extra.packages.load()(model, self._environ)
-            for extra in extras().values()
-            if extra.packages is not None
-        )
+        made = (make(model, self._environ) for make in extensions(lambda extra: extra.packages))
+        self._packages = tuple(made)
 
     @property
     def is_streamed(self) -> bool:
@@ -112,9 +109,8 @@ class ModelFetch:
         """
         model, translation = await self._fetch_model()
         arguments = translation.arguments
-        for extra in extras().values():
-            for beside in extra.additional_downloads:
-                arguments = await beside.load()(arguments, self._fetched)
+        for beside in extensions(lambda extra: extra.additional_downloads):
+            arguments = await beside(arguments, self._fetched)
         arguments = await self._fetch_additional(model, arguments)
         self._check_security(model)
         for packages in self._packages:
@@ -125,9 +121,8 @@ class ModelFetch:
     def _variables(self, model: ModelArtifacts, arguments: EngineArguments) -> Mapping[str, str]:
         """The environment variables of extras for the engine's libraries."""
         found: dict[str, str] = {}
-        for extra in extras().values():
-            for variables in extra.start_variables:
-                found |= variables.load()(self._settings, model, arguments, self._environ)
+        for variables in extensions(lambda extra: extra.start_variables):
+            found |= variables(self._settings, model, arguments, self._environ)
         return found
 
     def with_failures(self, reason: str) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.errors import LmiError, StartupError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension
 from lmi_vllm.server.context import ReadyModel, ServerContext, log_progress
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
@@ -92,14 +92,13 @@ class ModelManager:
 
     async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
         """Serve as a healthy server without a model; POST /models loads one."""
-        slots = (extra.without_model for extra in extras().values())
-        place = next((place for place in slots if place is not None), None)
-        if place is None:
+        without_model = extension(lambda extra: extra.without_model)
+        if without_model is None:
             raise StartupError(
                 "a server that is started without a model needs the extra management, which is "
                 "not installed"
             )
-        self._running = slot = place.load()(self._context, self._typed, make)
+        self._running = slot = without_model(self._context, self._typed, make)
         print_lines(f"Ready on {url} without a model: POST /models loads one")
         return await slot.run()
 

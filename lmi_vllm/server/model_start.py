@@ -8,7 +8,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.server.adapter_start import load_adapters
@@ -130,8 +130,7 @@ class ModelStart:
             plan.model,
             plan.arguments,
         )
-        made = (extra.around_start.load()(planned) for extra in extras().values()
-                if extra.around_start is not None)  # fmt: skip
+        made = (make(planned) for make in extensions(lambda extra: extra.around_start))
         return tuple(each for each in made if each is not None)
 
     def _export(self, variables: Mapping[str, str]) -> None:

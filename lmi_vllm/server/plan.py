@@ -14,7 +14,7 @@ from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.code_start import code_loader
 from lmi_vllm.translate.arguments import Translation, detect_devices, translate_start
@@ -101,7 +101,7 @@ def plan_start(
     model, arguments = translation.model, translation.arguments
     if model is None:
         return None
-    checks = [check.load() for extra in extras().values() for check in extra.plan_checks]
+    checks = extensions(lambda extra: extra.plan_checks)
     if violations := start_violations(settings, environ, model.directory):
         raise ConfigurationError(violations)
     if errors := tuple(error for check in checks for error in check(settings)):
@@ -121,7 +121,6 @@ def _exports(
 ) -> Mapping[str, str]:
     """Variables for the engine's libraries, without those that are set already."""
     found: dict[str, str] = {}
-    for extra in extras().values():
-        for variables in extra.plan_variables:
-            found |= variables.load()(arguments, environ)
+    for variables in extensions(lambda extra: extra.plan_variables):
+        found |= variables(arguments, environ)
     return MappingProxyType({**found, **settings.environment_exports})

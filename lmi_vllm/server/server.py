@@ -12,7 +12,7 @@ from lmi_vllm.clock import (
 )
 from lmi_vllm.config.settings import CommandLine, Settings
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import (
@@ -133,9 +133,5 @@ def _processes(
     service: InferenceService, settings: Settings, environ: Mapping[str, str]
 ) -> ProcessGroup:
     """Return an extra's front-end processes for these settings; by default there is one process."""
-    for extra in extras().values():
-        if extra.processes is not None:
-            made = extra.processes.load()(service, settings, environ)
-            if made is not None:
-                return made
-    return ProcessGroup()
+    made = (make(service, settings, environ) for make in extensions(lambda extra: extra.processes))
+    return next(filter(None, made), None) or ProcessGroup()

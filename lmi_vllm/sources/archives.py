@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension
 from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import cache_directory
 
@@ -42,10 +42,10 @@ def extract_archive(
         DownloadError: it is damaged, beyond `limits`, or holds what is never extracted; or the
             extra for archives is not installed.
     """
-    extract = next((extra.archives for extra in extras().values() if extra.archives), None)
+    extract = extension(lambda extra: extra.archives)
     if extract is None:
         raise DownloadError(f"{source} needs the extra archives, which is not installed")
-    return extract.load()(archive, destination, source, limits)
+    return extract(archive, destination, source, limits)
 
 
 def unpacked_directory(archive: Path, environ: Mapping[str, str], kind: str = "model") -> Path:

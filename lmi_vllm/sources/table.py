@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension, extensions, extras
 from lmi_vllm.sources.base import (
     FetchRequest,
     Limits,
@@ -28,7 +28,7 @@ _STORES: Final = "object_stores"
 
 def stores() -> tuple[Store, ...]:
     """The stores that extras bring."""
-    return tuple(store.load() for extra in extras().values() for store in extra.stores)
+    return tuple(extensions(lambda extra: extra.stores))
 
 
 def store_of(reference: str) -> Store | None:
@@ -49,13 +49,12 @@ def hub(reference: str) -> Repositories:
     Raises:
         DownloadError: its extra is not installed.
     """
-    hubs = (extra.repositories for extra in extras().values())
-    hub_source = next((hub_source for hub_source in hubs if hub_source is not None), None)
+    hub_source = extension(lambda extra: extra.repositories)
     if hub_source is None:
         raise DownloadError(
             f"{reference!r} is no existing path; hub ids need the extra hub, which is not installed"
         )
-    return hub_source.load()
+    return hub_source
 
 
 def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows

@@ -4,7 +4,7 @@ Rows that map one to one come from the option table. Each rule is a function in 
 or parallel.py.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
@@ -19,7 +19,7 @@ from lmi_vllm.checks.model_config import ModelFiles, read_local_files
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ModelSourceError, NoModelError
-from lmi_vllm.extension import Extra, Lazy, extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.translate import parallel, rows
@@ -132,21 +132,16 @@ def translate(
     draft = ArgumentDraft(settings, model, devices, config=files.config or {})
     rows.put_model(draft)
     rows.put_plain(draft)
-    for rule in (*_RULES, *_of_extras(lambda extra: extra.rules)):
+    for rule in (*_RULES, *extensions(lambda extra: extra.rules)):
         rule(draft)
     rows.put_fallbacks(draft)
     rows.put_defaults(draft)
-    for rule in _of_extras(lambda extra: extra.placement_rules):
+    for rule in extensions(lambda extra: extra.placement_rules):
         rule(draft)
     parallel.assign_devices(draft)
-    for rule in _of_extras(lambda extra: extra.late_rules):
+    for rule in extensions(lambda extra: extra.late_rules):
         rule(draft)
     return _with_checkpoint_rules(draft)
-
-
-def _of_extras(point: Callable[[Extra], Iterable[Lazy[Rule]]]) -> list[Rule]:
-    """The rules of extras for one point of the translation."""
-    return [rule.load() for extra in extras().values() for rule in point(extra)]
 
 
 def translate_checkpoint(
@@ -166,7 +161,7 @@ def translate_checkpoint(
 
 def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
     """The translation of `draft`, after the extras' rules that read the model's config.json."""
-    for rule in _of_extras(lambda extra: extra.checkpoint_rules):
+    for rule in extensions(lambda extra: extra.checkpoint_rules):
         rule(draft)
     shape = read_checkpoint(draft.config)
     draft.errors += unsupported_quantization(shape)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.connection import ClientTimeouts, WriteBatch
 from lmi_vllm.web.engine_routes import add_openai_routes
@@ -84,5 +84,4 @@ def _add_routes(app: web.Application) -> None:
 
 def groups_of(options: WebOptions) -> tuple[RouteGroup, ...]:
     """Return the routes of extras for a listener with these options."""
-    everywhere = (group.load() for extra in extras().values() for group in extra.routes)
-    return (*everywhere, *options.groups)
+    return (*extensions(lambda extra: extra.routes), *options.groups)

@@ -25,7 +25,7 @@ from lmi_vllm.config.options.row import (
 )
 from lmi_vllm.config.options.server import ServerKeys
 from lmi_vllm.config.options.variables import Variables
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extensions
 
 __all__ = [
     "ALIAS_VARIABLES",
@@ -69,8 +69,7 @@ ENVIRONMENT_SETTINGS: Final = Variables.rows
 @functools.cache
 def all_rows() -> Rows:
     """The rows of the core and of the installed extras."""
-    kinds = (kind.load() for extra in extras().values() for kind in extra.settings)
-    brought = (row for kind in kinds for row in kind.rows)
+    brought = (row for kind in extensions(lambda extra: extra.settings) for row in kind.rows)
     return Rows.of((*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
 
 

@@ -10,7 +10,7 @@ from lmi_vllm.checks.adapter_config import engine_config, module_of, read_config
 from lmi_vllm.checks.adapter_weights import Limit, check_values
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension
 
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
@@ -79,13 +79,12 @@ def _make_harmless(copy: Path, shown: str, limit: Limit) -> None:
 def _without_pickle(pickle: Path, weights: Path, shown: str) -> None:
     """Turn a pickle of tensors into safetensors, unless there are some: vLLM prefers those."""
     if not weights.is_file():
-        converters = (extra.pickled_weights for extra in extras().values())
-        convert = next(filter(None, converters), None)
+        convert = extension(lambda extra: extra.pickled_weights)
         if convert is None:
             raise AdapterRefusedError(
                 f"{shown} is a pickle, which needs the extra pickled_adapters, and that is not "
                 "installed: save the adapter as safetensors"
             )
-        if reason := convert.load()(pickle, weights):
+        if reason := convert(pickle, weights):
             raise AdapterRefusedError(f"{shown} {reason}")
     pickle.unlink()

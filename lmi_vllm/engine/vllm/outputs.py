@@ -18,7 +18,7 @@ from lmi_vllm.engine.vllm.names import (
     OutputProcessorOutput,
     RequestOutputKind,
 )
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension
 from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
@@ -187,11 +187,10 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
 
 def lane_for(profile: ServingProfile, model_config: Any, tokenizer: Any) -> TokenLane | None:
     """Return the lane of an extra; None without one, and where the profile or release has none."""
-    make = next(filter(None, (extra.token_lane for extra in extras().values())), None)
-    if make is None or not profile.has_token_lane or not may_be_used(model_config):
+    if not profile.has_token_lane or not may_be_used(model_config):
         return None
-    lane: TokenLane = make.load()(tokenizer)
-    return lane
+    make = extension(lambda extra: extra.token_lane)
+    return None if make is None else make(tokenizer)
 
 
 def form_of(state: Any) -> SequenceForm | None:

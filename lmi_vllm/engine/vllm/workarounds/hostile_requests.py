@@ -73,7 +73,7 @@ from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.errors import RequestError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import extension
 from lmi_vllm.messages import HttpCall, MediaPolicy
 
 logger = logging.getLogger(__name__)
@@ -116,8 +116,7 @@ class GrammarGuard:
     @classmethod
     def of(cls, llm: Any, seconds: float, thread: ThreadPoolExecutor) -> Self:
         """Return the guard with an extra's trials; `thread` is the parent of their processes."""
-        makers = (extra.grammar_trials for extra in extras().values())
-        make = next((place.load() for place in makers if place is not None), None)
+        make = extension(lambda extra: extra.grammar_trials)
         return cls(llm, None if make is None else make(seconds, thread))
 
     async def check(
@@ -260,8 +259,8 @@ class GuardedConnection(HTTPConnection):
 
 def guard_media(policy: MediaPolicy) -> None:
     """Make vLLM's handlers load media within `policy`; a user's own connector stays."""
-    found = (extra.media for extra in extras().values())
-    fetch = next((place.load()() for place in found if place is not None), _fetch_none)
+    make = extension(lambda extra: extra.media)
+    fetch = _fetch_none if make is None else make()
 
     class GuardedConnector(MediaConnector):
         """What vLLM's request parsing makes for each request with media."""
