@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from lmi_vllm.checks.secure_mode import Checks
     from lmi_vllm.commands.serve import RunMode
-    from lmi_vllm.config.settings import ExtraSettings, Setting, Settings
+    from lmi_vllm.config.setting import Setting
+    from lmi_vllm.config.settings import ExtraSettings, Settings
     from lmi_vllm.engine.base import FetchMedia, GrammarTrials
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.engine.vllm.outputs import TokenLane

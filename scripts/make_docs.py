@@ -20,18 +20,20 @@ from vllm_routes_page import vllm_routes_page
 from lmi_vllm.config import parsers as text_parsers
 from lmi_vllm.config.options import (
     ALIAS_VARIABLES,
+    HUB_VARIABLES,
+    LATE_VARIABLES,
+    SAGEMAKER_VARIABLES,
+    all_rows,
+)
+from lmi_vllm.config.options.row import (
     CONFIG,
     DROPPED,
     ENV,
     FILE,
-    HUB_VARIABLES,
-    LATE_VARIABLES,
     OTHER_BACKENDS,
-    SAGEMAKER_VARIABLES,
     EffectWord,
     Option,
     Rows,
-    all_rows,
 )
 from lmi_vllm.config.vllm_schema import VllmArgument, VllmRelease, read_release
 from lmi_vllm.extension import extras

@@ -11,7 +11,7 @@ from http_api_page import table
 
 from lmi_vllm.checks.model_config import ModelFiles
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.settings import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.extras.validate.command import validate
 from lmi_vllm.extras.validate.memory_estimate import GIB, MemoryEstimate, estimate_memory
 from lmi_vllm.extras.validate.model_shape import read_shape

@@ -9,7 +9,8 @@ from functools import partial
 from lmi_vllm.checks.model_config import read_local_files, read_model_files
 from lmi_vllm.config.listen import listener_errors
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.settings import CommandLine, Settings
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.translate.arguments import ModelReader, Translation, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices

@@ -17,7 +17,8 @@ from lmi_vllm.checks.platform import raise_open_files
 from lmi_vllm.clock import LOG_FLUSH_SECONDS
 from lmi_vllm.commands.explain import command_line_of, valid_settings
 from lmi_vllm.config.secrets import mask_text, mask_urls
-from lmi_vllm.config.settings import CommandLine, Settings
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.extension import extensions

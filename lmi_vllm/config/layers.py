@@ -14,12 +14,12 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lmi_vllm.config.options import (
     ALIAS_VARIABLES,
-    CONFIG,
     HUB_VARIABLES,
     LATE_VARIABLES,
     SAGEMAKER_VARIABLES,
     all_rows,
 )
+from lmi_vllm.config.options.row import CONFIG
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import FILE_PREFIX, CommandLine, Layers, RawValue, Report
 from lmi_vllm.config.variable_names import (

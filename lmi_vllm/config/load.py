@@ -6,13 +6,8 @@ from pathlib import Path
 
 from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
 from lmi_vllm.config.listen import check_listen
-from lmi_vllm.config.options import (
-    ENVIRONMENT_SETTINGS,
-    OPTIONS,
-    SERVER_SETTINGS,
-    Option,
-    Rows,
-)
+from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTINGS
+from lmi_vllm.config.options.row import Option, Rows
 from lmi_vllm.config.properties import (
     PropertiesFile,
     choose_properties,

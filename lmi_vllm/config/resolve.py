@@ -4,12 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from lmi_vllm.config.options import (
-    FILE,
-    OPTIONS,
-    EffectWord,
-    Option,
-)
+from lmi_vllm.config.options import OPTIONS
+from lmi_vllm.config.options.row import FILE, EffectWord, Option
 from lmi_vllm.config.parsers import Parser, as_vllm, boolean, verbatim
 from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting

@@ -26,19 +26,11 @@ from pydantic import Field, SkipValidation
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lmi_vllm.config.layers import RawSource
-from lmi_vllm.config.options import ENVIRONMENT, ModelOptions, Section, ServerOptions
+from lmi_vllm.config.options import ModelOptions, ServerOptions
+from lmi_vllm.config.options.row import ENVIRONMENT, Section
 from lmi_vllm.config.properties import PropertiesFile
-from lmi_vllm.config.setting import CommandLine, Details, Setting
+from lmi_vllm.config.setting import Details, Setting
 from lmi_vllm.extension import extensions
-
-__all__ = [
-    "CommandLine",
-    "ExtraSettings",
-    "ModelSettings",
-    "ServerSettings",
-    "Setting",
-    "Settings",
-]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.options import CONFIG, ENV, FILE, EffectWord, Option
+from lmi_vllm.config.options.row import CONFIG, ENV, FILE, EffectWord, Option
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.secrets import MASK, is_secret, mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting

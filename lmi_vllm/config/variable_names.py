@@ -5,13 +5,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from lmi_vllm.config.options import (
-    ALIAS_VARIABLES,
-    ENV,
-    FILE,
-    Option,
-    all_rows,
-)
+from lmi_vllm.config.options import ALIAS_VARIABLES, all_rows
+from lmi_vllm.config.options.row import ENV, FILE, Option
 from lmi_vllm.config.setting import FILE_PREFIX
 from lmi_vllm.config.vllm_schema import load_release
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Protocol
 
-from lmi_vllm.config.settings import CommandLine, Settings
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, StartupError
 from lmi_vllm.extension import extension
 from lmi_vllm.server.context import ReadyModel, ServerContext, log_progress

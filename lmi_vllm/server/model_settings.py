@@ -14,7 +14,8 @@ from pathlib import Path
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import find_in_store
 from lmi_vllm.config.properties import PropertiesFile, parse_properties, read_properties
-from lmi_vllm.config.settings import CommandLine, Settings
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.lifecycle import Phase, StartProgress
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.model_store import PROPERTIES_NAME

@@ -17,7 +17,8 @@ from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extensions
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.code_start import code_loader
-from lmi_vllm.translate.arguments import Translation, detect_devices, translate_start
+from lmi_vllm.translate.arguments import Translation, translate_start
+from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import explain
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from lmi_vllm.clock import (
     FAILURE_ANSWER_SECONDS,
     Clock,
 )
-from lmi_vllm.config.settings import CommandLine, Settings
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.extension import extensions
 from lmi_vllm.inference.lifecycle import State

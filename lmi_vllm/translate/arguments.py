@@ -24,19 +24,9 @@ from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.translate import parallel, rows
 from lmi_vllm.translate import rules as engine_rules
-from lmi_vllm.translate.devices import Devices, detect_devices
+from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule
 from lmi_vllm.translate.serving_profile import build_serving_profile
-
-__all__ = [
-    "Devices",
-    "ModelReader",
-    "Translation",
-    "detect_devices",
-    "translate",
-    "translate_checkpoint",
-    "translate_start",
-]
 
 # What is known of a model's files before they are fetched.
 ModelReader = Callable[[ModelArtifacts], ModelFiles]

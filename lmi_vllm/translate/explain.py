@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.options import EffectWord
+from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings

@@ -1,6 +1,6 @@
 """Rows of the option table that become an engine argument unchanged."""
 
-from lmi_vllm.config.options import EffectWord, Option
+from lmi_vllm.config.options.row import EffectWord, Option
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.variable_names import find_option
 from lmi_vllm.messages import ModelArtifacts

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.options import EffectWord, all_rows
+from lmi_vllm.config.options import all_rows
+from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.vllm_schema import coerce, load_release
 
 pytestmark = pytest.mark.vllm

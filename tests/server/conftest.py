@@ -13,7 +13,7 @@ import pytest
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.settings import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.extras.scripted.engine import ScriptedEngine, ScriptedFactory
 from lmi_vllm.inference.lifecycle import Phase, State
 from lmi_vllm.server.server import Server

@@ -7,7 +7,7 @@ import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.settings import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.lifecycle import State

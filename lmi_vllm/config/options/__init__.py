@@ -10,47 +10,10 @@ from typing import Final
 from lmi_vllm.config.options.engine import Batching, Parallel
 from lmi_vllm.config.options.model import Lora, Model, Quantization
 from lmi_vllm.config.options.requests import Chat, Code, Serving
-from lmi_vllm.config.options.row import (
-    CONFIG,
-    DROPPED,
-    ENV,
-    ENVIRONMENT,
-    FILE,
-    OTHER_BACKENDS,
-    Effect,
-    EffectWord,
-    Option,
-    Rows,
-    Section,
-)
+from lmi_vllm.config.options.row import Rows
 from lmi_vllm.config.options.server import ServerKeys
 from lmi_vllm.config.options.variables import Variables
 from lmi_vllm.extension import extensions
-
-__all__ = [
-    "ALIAS_VARIABLES",
-    "CONFIG",
-    "DROPPED",
-    "ENV",
-    "ENVIRONMENT",
-    "ENVIRONMENT_SETTINGS",
-    "FILE",
-    "HUB_VARIABLES",
-    "LATE_VARIABLES",
-    "OPTIONS",
-    "OTHER_BACKENDS",
-    "SAGEMAKER_VARIABLES",
-    "SERVER_SETTINGS",
-    "AliasVariable",
-    "Effect",
-    "EffectWord",
-    "ModelOptions",
-    "Option",
-    "Rows",
-    "Section",
-    "ServerOptions",
-    "all_rows",
-]
 
 
 class ModelOptions(Model, Parallel, Batching, Quantization, Lora, Serving, Chat, Code):

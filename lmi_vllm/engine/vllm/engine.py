@@ -31,7 +31,7 @@ from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
 from lmi_vllm.engine.vllm.names import our_errors
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.processes import in_own_thread
-from lmi_vllm.engine.vllm.start import check_arguments, start_vllm
+from lmi_vllm.engine.vllm.start import start_vllm
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import guard_media
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
@@ -47,12 +47,6 @@ from lmi_vllm.messages import (
     PromptToken,
     ServingProfile,
 )
-
-__all__ = [
-    "VllmEngine",
-    "check_arguments",
-    "start_vllm_engine",
-]
 
 DEATH_POLL_SECONDS: Final = 0.2
 SHUTDOWN_SECONDS: Final = 5.0

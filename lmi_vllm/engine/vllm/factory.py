@@ -42,7 +42,7 @@ def import_vllm(arguments: EngineArguments) -> None:
     check_libraries()
     with imports_without_collections():
         hide_unfit_companions()
-        from lmi_vllm.engine.vllm.engine import check_arguments
+        from lmi_vllm.engine.vllm.start import check_arguments
     check_arguments(arguments)
 
 

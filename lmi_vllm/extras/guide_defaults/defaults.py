@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.options import EffectWord
+from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.vllm_schema import load_release

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from lmi_vllm.adapters.source import CODE_FILE
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.settings import CommandLine, Settings
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import (
     BadParameterError,
     DownloadError,

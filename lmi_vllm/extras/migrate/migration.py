@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.options import ENV, ENVIRONMENT_SETTINGS, FILE, EffectWord, all_rows
+from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, all_rows
+from lmi_vllm.config.options.row import ENV, FILE, EffectWord
 from lmi_vllm.config.parsers import words
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import is_secret, mask_text, mask_value

@@ -14,7 +14,8 @@ from typing import Any
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.commands.serve import RunMode
-from lmi_vllm.config.settings import CommandLine, Settings
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError

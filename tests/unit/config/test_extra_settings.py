@@ -12,7 +12,8 @@ from lmi_vllm.config import unknown_names
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTINGS
 from lmi_vllm.config.options.row import ENV, option, ours, variable
-from lmi_vllm.config.settings import CommandLine, ExtraSettings, ServerSettings
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import ExtraSettings, ServerSettings
 from lmi_vllm.origin import Origin, OriginKind
 
 

@@ -12,7 +12,7 @@ from lmi_vllm.config.listen import (
     listener_errors,
 )
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.settings import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.errors import StartupError
 
 HERE = "127.0.0.1"

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.config.settings import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.origin import Origin, OriginKind
 from tests.unit.conftest import ExplainRun
 

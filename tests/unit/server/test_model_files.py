@@ -8,7 +8,8 @@ from lmi_vllm.config.load import load_settings
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server import model_files
 from lmi_vllm.server.model_files import ModelFetch
-from lmi_vllm.translate.arguments import Devices, translate
+from lmi_vllm.translate.arguments import translate
+from lmi_vllm.translate.devices import Devices
 
 
 async def test_final_translation_is_handed_on(

@@ -8,7 +8,7 @@ import pytest
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
-from lmi_vllm.config.settings import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.errors import DownloadError, ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources import table

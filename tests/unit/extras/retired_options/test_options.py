@@ -3,7 +3,7 @@
 import pytest
 
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.options import EffectWord, Option, Rows
+from lmi_vllm.config.options.row import EffectWord, Option, Rows
 from lmi_vllm.extras.retired_options.options import (
     DroppedArguments,
     ForeignOptions,

@@ -9,7 +9,7 @@ from lmi_vllm.checks import secure_mode
 from lmi_vllm.checks.secure_mode import adapter_violations, start_violations
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.config.settings import CommandLine
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import BadParameterError
 from lmi_vllm.extras.secure_mode.controls import KNOWN_CONTROLS

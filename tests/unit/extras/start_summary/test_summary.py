@@ -8,7 +8,8 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
 from lmi_vllm.origin import Origin, OriginKind
 from lmi_vllm.server.plan import StartPlan
-from lmi_vllm.translate.arguments import Devices, Translation
+from lmi_vllm.translate.arguments import Translation
+from lmi_vllm.translate.devices import Devices
 
 
 def summary(given: int) -> StartSummary:
