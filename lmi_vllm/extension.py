@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
-    from lmi_vllm.checks.secure_mode import Checks
+    from lmi_vllm.checks.secure_mode import AdapterCheck, StartCheck
     from lmi_vllm.commands.serve import RunMode
     from lmi_vllm.config.setting import Setting
     from lmi_vllm.config.settings import ExtraSettings, Settings
@@ -77,14 +77,6 @@ class OwnEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """What `explain` adds: a note for a setting (empty for none), and further rows."""
-
-    note: "Lazy[Callable[[Setting], str]]"
-    rows: "Lazy[Callable[[Settings], Iterable[Setting]]]"
-
-
-@dataclass(frozen=True, slots=True)
 class Extra:
     """Everything that one extra adds."""
 
@@ -103,8 +95,10 @@ class Extra:
     path_prefix: "Lazy[Callable[[Settings], PathPrefix | None]] | None" = None
     # The loader of users' code: the model's own, and that of adapters.
     custom_code: "Lazy[Callable[[], CodeLoader]] | None" = None
-    # Translation rules that come before options of other backends fill what is not set.
+    # Translation rules that come before arguments that are not set are filled.
     rules: "tuple[Lazy[Rule], ...]" = ()
+    # Translation rules that fill arguments which are not set, before those that LMI always passes.
+    fallback_rules: "tuple[Lazy[Rule], ...]" = ()
     # Translation rules that come before the parallel sizes are put.
     placement_rules: "tuple[Lazy[Rule], ...]" = ()
     # Translation rules that come after them.
@@ -129,8 +123,9 @@ class Extra:
     # What turns the pickle of an adapter into safetensors, given both paths, and returns why that
     # cannot be; at most one extra has it.
     pickled_weights: "Lazy[Callable[[Path, Path], str]] | None" = None
-    # Notes and rows that `explain` adds.
-    explained: Explained | None = None
+    # What `explain` adds: a note for a setting (empty for none), and further rows.
+    explained_note: "Lazy[Callable[[Setting], str]] | None" = None
+    explained_rows: "Lazy[Callable[[Settings], Iterable[Setting]]] | None" = None
     # What unpacks an archive; at most one extra has it.
     archives: "Lazy[Extract] | None" = None
     # Stores of models and adapters, one for each URL scheme.
@@ -152,7 +147,8 @@ class Extra:
     # Checks of a planned start; each returns its errors.
     plan_checks: "tuple[Lazy[Callable[[Settings], Sequence[str]]], ...]" = ()
     # Secure mode's checks of a start and of an adapter.
-    checks: "Lazy[Checks] | None" = None
+    start_check: "Lazy[StartCheck] | None" = None
+    adapter_check: "Lazy[AdapterCheck] | None" = None
     # What runs in a server that starts without a model; at most one extra has it.
     without_model: "Lazy[WithoutModel] | None" = None
     # Hooks around each start of a model; None where the settings do not ask for them.

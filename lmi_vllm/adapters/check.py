@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.checks.adapter_config import EMBEDDING, module_of, read_config, resolve_scales
+from lmi_vllm.checks.adapter_config import (
+    CONFIG,
+    EMBEDDING,
+    PICKLED_WEIGHTS,
+    WEIGHTS,
+    module_of,
+    read_config,
+    resolve_scales,
+)
 from lmi_vllm.checks.adapter_weights import check_values
 from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, Tensor, read_tensors
@@ -18,9 +26,6 @@ from lmi_vllm.errors import AdapterMissingError, AdapterRefusedError
 
 logger = logging.getLogger(__name__)
 
-CONFIG: Final = "adapter_config.json"
-WEIGHTS: Final = "adapter_model.safetensors"
-PICKLED_WEIGHTS: Final = ("adapter_model.bin", "adapter_model.pt")
 _SHOWN_MODULES: Final = 3
 _MATRIX: Final = 2
 # Switches of PEFT that vLLM 0.32 does not implement (vllm/lora/peft_helper.py).

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import Engine
@@ -158,8 +159,7 @@ class KeyedLock:
     """One lock for each key; it exists only while it is held or waited for."""
 
     def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: dict[str, int] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._locks)
@@ -167,15 +167,8 @@ class KeyedLock:
     @contextlib.asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[None]:
         """Hold the lock of `key` while the body runs; waiters are served in order."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        self._users[key] = self._users.get(key, 0) + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[key] -= 1
-            if not self._users[key]:
-                del self._users[key], self._locks[key]
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            yield
 
 
 class HasShieldedCalls(Protocol):

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from lmi_vllm.adapters.check import CONFIG, PICKLED_WEIGHTS, WEIGHTS, check_adapter
+from lmi_vllm.adapters.check import check_adapter
+from lmi_vllm.checks.adapter_config import CONFIG, PICKLED_WEIGHTS, WEIGHTS
 from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.errors import (
     AdapterConflictError,
@@ -18,7 +19,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import cache_directory, file_url_path, without_file_scheme
-from lmi_vllm.sources.table import fetch_model, is_store
+from lmi_vllm.sources.table import fetch_model, is_store, store_examples
 from lmi_vllm.sources.trusted_folders import untrusted_code_reason
 
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
@@ -89,9 +90,10 @@ class AdapterSources:
         if scheme and is_store(src):
             return self._unpacked(self._fetched(src), src), None
         if scheme:
+            kinds = ("a folder", "an archive", "a file: URL", *store_examples()[:1])
             raise AdapterConflictError(
-                f"URL adapters are not currently supported: {scheme}:// sources. src is a folder, "
-                "an archive, a file: or s3:// URL, or a hub id"
+                f"URL adapters are not currently supported: {scheme}:// sources. src is "
+                f"{', '.join(kinds)} or a hub id"
             )
         path = (named or Path(src)).absolute()
         if _exists(path, src) or named is not None or not _looks_like_hub_id(src):
@@ -231,9 +233,9 @@ def _looks_like_hub_id(src: str) -> bool:
 
 def _adapter_folder(folder: Path) -> Path:
     """Return the folder, or the only folder in it: an archive often contains one folder."""
-    if (folder / "adapter_config.json").exists() or not folder.is_dir():
+    if (folder / CONFIG).exists() or not folder.is_dir():
         return folder
     inside = [child for child in folder.iterdir() if not child.name.startswith(".")]
-    if len(inside) == 1 and (inside[0] / "adapter_config.json").is_file():
+    if len(inside) == 1 and (inside[0] / CONFIG).is_file():
         return inside[0]
     return folder

@@ -18,6 +18,10 @@ from typing import Any, Final
 from lmi_vllm.checks import pattern_child
 from lmi_vllm.errors import AdapterRefusedError
 
+# The files of an adapter that are read.
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+PICKLED_WEIGHTS: Final = ("adapter_model.bin", "adapter_model.pt")
 PREFIX: Final = "base_model.model."
 EMBEDDING: Final = "lora_embedding_"  # prefixes of the parts of an embedding
 MAX_ALPHA: Final = 1e6

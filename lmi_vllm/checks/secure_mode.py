@@ -3,8 +3,7 @@
 A check returns sentences instead of raising, so that a refused start names every violation.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,30 +22,20 @@ StartCheck = Callable[[Settings, Mapping[str, str], Path | None], tuple[str, ...
 AdapterCheck = Callable[[Settings, Path], tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
-    """The checks of models and adapters that an extra adds."""
-
-    start: StartCheck
-    adapter: AdapterCheck
-
-
 def start_violations(
     settings: Settings, environ: Mapping[str, str], directory: Path | None
 ) -> tuple[str, ...]:
     """The violations of a start, from all extras."""
-    texts = tuple(text for one in _checks() for text in one.start(settings, environ, directory))
+    checks = extensions(lambda extra: extra.start_check)
+    texts = tuple(text for check in checks for text in check(settings, environ, directory))
     return texts or _unchecked(settings)
 
 
 def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
     """The violations in the folder of one adapter, from all extras."""
-    texts = tuple(text for one in _checks() for text in one.adapter(settings, folder))
+    checks = extensions(lambda extra: extra.adapter_check)
+    texts = tuple(text for check in checks for text in check(settings, folder))
     return texts or _unchecked(settings)
-
-
-def _checks() -> Iterator[Checks]:
-    return extensions(lambda extra: extra.checks)
 
 
 def _unchecked(settings: Settings) -> tuple[str, ...]:

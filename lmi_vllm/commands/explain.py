@@ -23,16 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_arguments(parser)
 
 
-def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which configuration is meant."""
+def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that are settings: `command_line_of` reads them."""
     parser.add_argument("-s", "--model-store", metavar="DIR", help="the model store to read")
-    parser.add_argument("-m", "--models", metavar="LIST", help="[name=]url of the model")
-    parser.add_argument("-f", "--config-file", metavar="FILE", help="config.properties")
-    parser.add_argument("--model", metavar="ID", help="model id; wins over every other source")
-    parser.add_argument("--demo", action="store_true", help="the embedded model")
-    parser.add_argument("--host", help="address to listen on")
-    parser.add_argument("--port", type=int, help="port to listen on")
-    parser.add_argument("--strict", action="store_true", help="unknown names are errors")
+    parser.add_argument("-m", "--models", metavar="LIST", help="[name=]url of the model to serve")
+    parser.add_argument("-f", "--config-file", metavar="FILE", help="config.properties to read")
+    parser.add_argument("--model", metavar="ID", help="hub id, URL or directory; wins over all")
+    parser.add_argument("--demo", action="store_true", help="the embedded demo model")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0: any free)")
+    parser.add_argument("--strict", action="store_true", help="unknown option names are errors")
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which configuration is meant, and for which machine."""
+    add_settings_arguments(parser)
     parser.add_argument(
         "--offline", action="store_true", help="fetch nothing, not even config.json"
     )

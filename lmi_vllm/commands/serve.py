@@ -15,19 +15,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from lmi_vllm.checks.platform import raise_open_files
 from lmi_vllm.clock import LOG_FLUSH_SECONDS
-from lmi_vllm.commands.explain import command_line_of, valid_settings
+from lmi_vllm.commands.explain import add_settings_arguments, command_line_of, valid_settings
 from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.extension import extensions
-from lmi_vllm.server.engines import (
-    EngineEnvironment,
-    check_engine_kind,
-    engine_factory,
-    engine_names,
-)
+from lmi_vllm.server.engines import check_engine_kind, engine_factory, engine_names
 from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.log_handler import write_within
@@ -46,14 +41,7 @@ RunMode = Callable[
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `serve`."""
-    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0: any free)")
-    parser.add_argument("--model", help="hub id, S3 URL or local directory; wins over all")
-    parser.add_argument("--demo", action="store_true", help="serve the embedded demo model")
-    parser.add_argument("--strict", action="store_true", help="unknown option names are errors")
-    parser.add_argument("-f", "--config-file", metavar="F", help="config.properties to read")
-    parser.add_argument("-s", "--model-store", metavar="D", help="model directory to serve")
-    parser.add_argument("-m", "--models", metavar="LIST", help="[name=]url of the model to serve")
+    add_settings_arguments(parser)
     parser.add_argument(
         "--engine",
         choices=engine_names(),
@@ -85,8 +73,7 @@ async def _serve_until_stopped(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    environment = EngineEnvironment(environ, os.environ, _log_format(settings))
-    factory = engine_factory(engine_kind, environment)
+    factory = engine_factory(engine_kind, environ, os.environ, _log_format(settings))
     for select in extensions(lambda extra: extra.run_modes):
         if (run_mode := select(settings)) is not None:
             return await run_mode(settings, typed, environ, factory, os.environ, stop)

@@ -19,7 +19,7 @@ from lmi_vllm.sources.local import (
     looks_like_path,
     without_file_scheme,
 )
-from lmi_vllm.sources.model_store import StoreFinding, search_store, with_unpacked
+from lmi_vllm.sources.model_store import StoreFinding, is_none, search_store, with_unpacked
 from lmi_vllm.sources.table import is_store
 
 _MODEL_FILES: Final = ("config.json", "params.json")
@@ -47,7 +47,7 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
         return _packed_model(settings, finding.archive, str(finding.name))
     if finding.directory is not None:
         return _model_of_directory(settings, finding.directory, finding.name)
-    if settings.server.sagemaker_multi_model or _load_models(settings) == "NONE":
+    if settings.server.sagemaker_multi_model or is_none(settings.server.load_models):
         return None
     raise NoModelError(
         f"no model found: {settings.server.model_store} is empty or missing and no model "
@@ -60,11 +60,6 @@ def find_in_store(settings: Settings, environ: Mapping[str, str]) -> StoreFindin
     store = Path(settings.server.model_store)
     finding = search_store(store, settings.server.load_models)
     return with_unpacked(finding, environ)
-
-
-def _load_models(settings: Settings) -> str:
-    """The load_models setting, upper case."""
-    return settings.server.load_models.strip().upper()
 
 
 def _named_model(settings: Settings, model_id: str, finding: StoreFinding) -> ModelArtifacts:

@@ -46,11 +46,6 @@ def java_true(text: str) -> bool:
     return text.lower() == "true"
 
 
-def boolean_or_text(text: str) -> bool | str:
-    """A boolean if the text is one, else the text: for names whose value has no effect."""
-    return _BOOLEANS.get(text.lower(), text)
-
-
 def any_text(text: str) -> str:
     """The text itself, unchecked: for names whose value has no effect."""
     return text
@@ -144,10 +139,8 @@ def seconds_or_off(text: str) -> float:
 def human_int(text: str) -> int:
     """An integer that may end in k/m/g/t (powers of 1000) or K/M/G/T (powers of 1024)."""
     stripped = text.strip()
-    if len(stripped) > _LONGEST_NUMBER:
-        raise ValueError("a whole number such as 16384, 16k (16000) or 16K (16384) is needed")
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", stripped)
-    if match is None:
+    if match is None or len(stripped) > _LONGEST_NUMBER:
         try:
             return whole_number(stripped)
         except ValueError:

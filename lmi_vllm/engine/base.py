@@ -66,33 +66,23 @@ class DirectEvents(Protocol):
         ...
 
 
-class OtherClients(Protocol):
-    """Sums over the other clients of an engine."""
+class OtherClients:
+    """Sums over the other clients of an engine; this base class has none."""
 
     @property
     def running_requests(self) -> int:
         """Their requests in the engine."""
-        ...
+        return 0
 
     @property
     def steps(self) -> int:
         """Sum of the engine steps that they have seen."""
-        ...
+        return 0
 
     @property
     def not_finite(self) -> int:
         """Number of their requests to the base model with NaN or infinite logits."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _NoOthers:
-    running_requests: int = 0
-    steps: int = 0
-    not_finite: int = 0
-
-
-NO_OTHERS: Final = _NoOthers()
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,16 @@ from lmi_vllm.sources.local import MANIFEST_NAME
 
 logger = logging.getLogger(__name__)
 
+SPACE_ADVICE: Final = "choose a larger disk (SERVING_DOWNLOAD_DIR)"
 POLL_SECONDS = 0.4
 RATE_WINDOW_SECONDS = 10.0
 RETRY_PAUSES_SECONDS: Final = (0.5, 2.0)
 _Result = TypeVar("_Result")
+
+
+def is_weight_file(name: str) -> bool:
+    """Whether `name` looks like model weights of any format."""
+    return name.endswith((".safetensors", ".bin", ".pt", ".gguf", ".tensors"))
 
 
 def has_size(path: Path, size: int) -> bool:

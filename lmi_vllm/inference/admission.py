@@ -5,7 +5,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.errors import NotReadyError, OverloadError
@@ -18,28 +18,19 @@ _FAILURE: Final = 500
 IDLE_POLL_SECONDS: Final = 0.02  # seconds between checks whether other front-end processes are idle
 
 
-class QueueSlots(Protocol):
-    """The number of taken slots in the queue."""
+class QueueSlots:
+    """The number of taken slots in the queue; this base class has those of one process."""
+
+    _taken = 0
 
     @property
     def total(self) -> int:
         """Slots taken by all processes that share the queue."""
-        ...
+        return self._taken
 
     def add(self, count: int) -> None:
         """Take slots, or give them back with a number below 0."""
-        ...
-
-
-class OwnSlots:
-    """The slots that requests of this process hold, if there is no other process."""
-
-    def __init__(self) -> None:
-        self.total = 0
-
-    def add(self, count: int) -> None:
-        """Take slots, or give them back with a number below 0."""
-        self.total += count
+        self._taken += count
 
 
 class Admission:
@@ -57,7 +48,7 @@ class Admission:
     ) -> None:
         self.lifecycle = lifecycle
         self.limit = limit
-        self._slots = slots or OwnSlots()
+        self._slots = slots or QueueSlots()
         self._clock = clock or Clock()
         self._on_end: list[Callable[[], None]] = []
         self._in_flight = 0  # of this process

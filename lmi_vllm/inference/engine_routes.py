@@ -16,13 +16,12 @@ from lmi_vllm.errors import NotReadyError
 from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.inference.pipeline import ask_admitted
 from lmi_vllm.inference.request.body import check_limits, sequence_count
-from lmi_vllm.inference.response.openai_events import RESPONSES_PATH, event_stream
+from lmi_vllm.inference.response.openai_events import RESPONSES_PATH, event_stream, unchanged_reply
 from lmi_vllm.inference.response.streams import DirectEventWriter
 from lmi_vllm.messages import (
     HttpCall,
     HttpRoute,
     InferenceCall,
-    OpenAIReply,
     Reply,
     RouteKind,
 )
@@ -50,7 +49,7 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         if route.kind is RouteKind.MANAGEMENT and http.method not in _READING:
             is_asleep = await application.is_asleep()
             context.queue.lifecycle.set_asleep(is_asleep=is_asleep)
-        return _reply(answer)
+        return unchanged_reply(answer)
     async with context:
         payload = _payload(context.call)
         if await _is_hooked(context, payload):
@@ -63,7 +62,7 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         limit = context.silence_limit()
         direct = DirectEventWriter(limit)
         answer = await limit.within(application.call(http, direct))
-        reply = _reply(answer)
+        reply = unchanged_reply(answer)
         if answer.stream is not None:
             stream = event_stream(route, answer.content_type)
             direct.convert = stream.event
@@ -144,7 +143,3 @@ def _payload(call: InferenceCall) -> Mapping[str, Any]:
         except (ValueError, RecursionError):
             return {}
     return parsed if isinstance(parsed, dict) else {}
-
-
-def _reply(answer: OpenAIReply) -> Reply:
-    return Reply(answer.status, answer.content_type, answer.body, answer.stream, answer.headers)

@@ -79,7 +79,8 @@ async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply
     if request.is_streaming:
         return await _stream(context, request, jobs[0], schema)
     async with context.deadline():
-        results = await gather_results(runtime.engine, request, jobs, schema)
+        running = [job_result(runtime.engine, request, job, schema) for job in jobs]
+        results = await gathered(running)
     body = encode_results(results, is_list=request.is_list, schema=schema)
     return Reply(200, FRAMINGS["json"].content_type, body)
 
@@ -137,16 +138,10 @@ def make_job(
     )
 
 
-async def gather_results(
-    engine: Engine, request: LmiRequest, jobs: list[GenerationJob], schema: Schema
-) -> list[dict[str, Any]]:
-    """Return one result per job, in order; the first failure cancels the others and is raised."""
-    return await gathered([_result(engine, request, job, schema) for job in jobs])
-
-
-async def _result(
+async def job_result(
     engine: Engine, request: LmiRequest, job: GenerationJob, schema: Schema
 ) -> dict[str, Any]:
+    """Return the result of one prompt, once all its sequences are complete."""
     chunks = engine.generate(job)
     try:
         sequences = [chunk async for chunk in chunks if chunk.finish_reason is not None]

@@ -14,7 +14,7 @@ from lmi_vllm.inference.context import RequestContext, RequestStep, with_adapter
 from lmi_vllm.inference.lmi_lane import generate, parse_lmi_request
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body
-from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply
+from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply, unchanged_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
 from lmi_vllm.messages import FRAMINGS, GENERATE, OpenAIReply, Reply
 
@@ -76,7 +76,7 @@ async def ask_admitted(context: RequestContext, kind: str, payload: Any = None) 
     if is_hooked:
         output = context.hooks.output
         payload = await prepare(context, payload)
-    prepared = Prepared(payload, kind, output=output, reply=_unchanged)
+    prepared = Prepared(payload, kind, output=output, reply=unchanged_reply)
     return context.deliver(await render(context, prepared, await execute(context, prepared)))
 
 
@@ -217,10 +217,6 @@ def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
             if (payload := step.undecoded(context)) is not None:
                 return payload
         raise
-
-
-def _unchanged(answer: OpenAIReply) -> Reply:
-    return Reply(answer.status, answer.content_type, answer.body, answer.stream, answer.headers)
 
 
 def dispatch(payload: Mapping[str, Any]) -> PayloadKind:

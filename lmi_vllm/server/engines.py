@@ -1,7 +1,6 @@
 """The table of engines: by name, and engines of extras by the models that they run."""
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Final
 
 from lmi_vllm.checks.model import own_engine
@@ -12,16 +11,6 @@ from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
 from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
-
-
-@dataclass(frozen=True, slots=True)
-class EngineEnvironment:
-    """Arguments of factories: original variables, those of this process, log format."""
-
-    environ: Mapping[str, str]
-    exports: MutableMapping[str, str]
-    log_format: str
-
 
 VLLM: Final = "vllm"
 
@@ -42,12 +31,17 @@ def check_engine_kind(settings: Settings, kind: str) -> None:
         raise ConfigurationError([f"{setting.stated} needs --engine vllm (got {kind})"])
 
 
-def engine_factory(name: str, environment: EngineEnvironment) -> EngineFactory:
-    """Return the factory of that name; it uses engines of extras for the models they run."""
+def engine_factory(
+    name: str, environ: Mapping[str, str], exports: MutableMapping[str, str], log_format: str
+) -> EngineFactory:
+    """Return the factory of that name; it uses engines of extras for the models they run.
+
+    `environ` are the variables that the server got, `exports` those of its process.
+    """
     if name == VLLM:
-        return EnginesByModel(VllmFactory(environment.exports, environment.log_format))
+        return EnginesByModel(VllmFactory(exports, log_format))
     named = next(extra.named_engines for extra in extras().values() if name in extra.named_engines)
-    return named[name].load()(environment.environ)
+    return named[name].load()(environ)
 
 
 class EnginesByModel:

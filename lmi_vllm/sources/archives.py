@@ -16,7 +16,6 @@ from lmi_vllm.sources.local import cache_directory
 
 TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
 ZIP_SUFFIXES: Final = (".zip", ".mar")
-SPACE_ADVICE: Final = "choose a larger disk (SERVING_DOWNLOAD_DIR)"
 
 
 def is_archive(name: str) -> bool:

@@ -120,11 +120,6 @@ class StoredObject:
     modified: float = 0.0  # seconds since the epoch, by the store's clock; 0 where it is not listed
 
 
-def is_weight_file(name: str) -> bool:
-    """Whether `name` looks like model weights of any format."""
-    return name.endswith((".safetensors", ".bin", ".pt", ".gguf", ".tensors"))
-
-
 class ObjectChangedError(Exception):
     """An object is no longer the version that was read: another writer has replaced it."""
 
@@ -152,13 +147,16 @@ class ObjectStore(Protocol):
         """The object of this name; None where there is none."""
 
     def read(self, name: str) -> bytes | None:
-        """The present progress."""
+        """The content of a small object; None where there is none."""
 
     def read_newer(self, name: str, etag: str) -> tuple[bytes | None, str]:
         """The content and ETag of a small object; None while it has this ETag, "" without one."""
 
     def write(self, name: str, content: bytes, etag: str | None = None) -> str:
-        """Save it in `directory`, whole or not at all."""
+        """Store the content as `name`, whole or not at all; return the new ETag.
+
+        With `etag` only over that version, with "" only where there is none: `ObjectChangedError`.
+        """
 
     def delete(self, name: str) -> None:
         """Delete the object if it exists."""

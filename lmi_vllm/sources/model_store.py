@@ -39,11 +39,16 @@ class StoreFinding:
 
 def search_store(store: Path, load_models: str) -> StoreFinding:
     """The one model that `load_models` chooses; `problem` if there are several."""
-    if load_models.strip().upper() == "NONE":
+    if is_none(load_models):
         return StoreFinding()
     if load_models.strip().upper() == "ALL":
         return _scan(store)
     return _listed([part for part in re.split(r"[\s,]+", load_models) if part])
+
+
+def is_none(load_models: str) -> bool:
+    """Whether `load_models` asks for a server without a model."""
+    return load_models.strip().upper() == "NONE"
 
 
 def _scan(store: Path) -> StoreFinding:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extension import extension, extensions, extras
+from lmi_vllm.extension import extension, extensions
 from lmi_vllm.sources.base import (
     FetchRequest,
     Limits,
@@ -133,12 +133,6 @@ def unclaimed_reason() -> str:
     if known := store_examples()[:1]:
         return f"is no URL of a store, such as {known[0]}"
     return f"needs the extra {_STORES}, which is not installed"
-
-
-def unknown_reference(reference: str) -> str:
-    """The message about a text that no source has: the kinds of references there are."""
-    text = f"{reference!r} is neither an existing path, an s3:// URL nor a hub id (owner/name)"
-    return text if _STORES in extras() else f"{text}; stores need the extra {_STORES}"
 
 
 def store_examples() -> tuple[str, ...]:

@@ -143,10 +143,6 @@ def _figures(summary: RequestSummary) -> dict[str, object]:
     return found
 
 
-def _always() -> list[Observer]:
-    return [RequestCounter(), log_request]
-
-
 @dataclass(slots=True)
 class Telemetry:
     """Metrics and a log line for each request; other observers as configured.
@@ -154,7 +150,7 @@ class Telemetry:
     `start_span` gets a record and the request's headers; None while traces are off.
     """
 
-    observers: list[Observer] = field(default_factory=_always)
+    observers: list[Observer] = field(default_factory=lambda: [RequestCounter(), log_request])
     on_line: list[Callable[[str], None]] = field(default_factory=list)  # of SageMaker's telemetry
     # In a further process of the server: sends such a line to the first one.
     send_line: Callable[[str], None] | None = None

@@ -124,7 +124,8 @@ def translate(
     rows.put_plain(draft)
     for rule in (*_RULES, *extensions(lambda extra: extra.rules)):
         rule(draft)
-    rows.put_fallbacks(draft)
+    for rule in extensions(lambda extra: extra.fallback_rules):
+        rule(draft)
     rows.put_defaults(draft)
     for rule in extensions(lambda extra: extra.placement_rules):
         rule(draft)

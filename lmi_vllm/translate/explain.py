@@ -10,7 +10,7 @@ from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extension import Explained, extras
+from lmi_vllm.extension import extensions
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.translate.arguments import Translation
@@ -39,8 +39,9 @@ class Explanation:
 def explain(translation: Translation) -> Explanation:
     """The explanation of a translation, without secrets."""
     settings, hide = translation.settings, _secret_hider(translation.settings)
+    values = translation.arguments.values
     return Explanation(
-        engine_args=_masked(translation.arguments.values),
+        engine_args={name: mask_value(name, value) for name, value in values.items()},
         server=_server(settings),
         options=tuple(_rows(settings, translation, translation.model)),
         warnings=tuple(dict.fromkeys(map(hide, translation.warnings))),
@@ -65,11 +66,6 @@ def _secret_hider(settings: Settings) -> Callable[[str], str]:
     return hide
 
 
-def _masked(values: Mapping[str, object]) -> dict[str, object]:
-    """`values` as they may be shown."""
-    return {name: mask_value(name, value) for name, value in values.items()}
-
-
 def _server(settings: Settings) -> dict[str, object]:
     """Every setting that the server itself obeys, by its name in the table."""
     ours = [
@@ -84,23 +80,20 @@ def _rows(
     settings: Settings, translation: Translation, model: ModelArtifacts | None
 ) -> Iterable[dict[str, object]]:
     """One row for each option with a value: written ones first."""
-    brought = (row for one in _explained() for row in one.rows.load()(settings))
-    known = [*settings.all_details(), *brought]
+    known = [*settings.all_details()]
+    for rows in extensions(lambda extra: extra.explained_rows):
+        known += rows(settings)
     if settings.model.model_id is None:
         known.insert(0, _model_row(model))
     for setting in sorted([*known, *settings.others], key=lambda setting: not setting.is_set):
         yield {
-            "name": _shown_name(setting),
+            "name": setting.written.removeprefix("option.") or setting.name,
             "value": setting.shown_value,
             "origin": str(setting.origin),
             "effect": str(setting.effect),
             "target": ", ".join(setting.targets),
             "note": mask_urls(_note(setting, translation)),
         }
-
-
-def _explained() -> Iterable[Explained]:
-    return (extra.explained for extra in extras().values() if extra.explained is not None)
 
 
 def _model_row(model: ModelArtifacts | None) -> Setting:
@@ -112,11 +105,6 @@ def _model_row(model: ModelArtifacts | None) -> Setting:
     return Setting("model_id", model.model, origin, EffectWord.MAPS_TO, ("model",), note)
 
 
-def _shown_name(setting: Setting) -> str:
-    """The name as it was written, without `option.`."""
-    return setting.written.removeprefix("option.") or setting.name
-
-
 def _note(setting: Setting, translation: Translation) -> str:
     """The row's note, and the engine argument if it differs from the value."""
     values = translation.arguments.values
@@ -126,7 +114,8 @@ def _note(setting: Setting, translation: Translation) -> str:
         if setting.is_set and target in values and values[target] != setting.value
         and translation.arguments.origins.get(target) == setting.origin
     ]  # fmt: skip
-    said = [setting.note, *(one.note.load()(setting) for one in _explained())]
+    notes = extensions(lambda extra: extra.explained_note)
+    said = [setting.note, *(note(setting) for note in notes)]
     said += [f"Became {', '.join(became)}."] if became else []
     return " ".join(filter(None, said))
 

@@ -23,7 +23,7 @@ def _directory_origin(model: ModelArtifacts) -> Origin:
     return Origin(OriginKind.DERIVED, str(model.directory))
 
 
-def _rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
+def mapped_rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
     """Every option that is set and maps, with its row; arguments of vLLM have none."""
     own = [(one, find_option(one.name)) for one in draft.settings.model.details.values()]
     brought = [
@@ -41,25 +41,9 @@ def _rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
 
 def put_plain(draft: ArgumentDraft) -> None:
     """Set options that become their argument unchanged, passed-through ones included."""
-    for setting, row in _rows(draft):
+    for setting, row in mapped_rows(draft):
         if row is None or not (row.effect.is_computed or row.effect.is_fallback):
             draft.put(setting.targets[0], setting.value, setting.origin)
-
-
-def put_fallbacks(draft: ArgumentDraft) -> None:
-    """Set arguments from other backends' options, if nothing else sets them."""
-    for setting, row in _rows(draft):
-        if row is None or not row.effect.is_fallback:
-            continue
-        (target,) = setting.targets
-        if target in draft.values:
-            draft.warn(f"{setting.label} has no effect: {draft.label(target)} is set", setting)
-            continue
-        draft.put(target, setting.value, setting.origin)
-        if row.effect.text:
-            draft.warn(
-                f"{setting.label} is used as {target}={setting.value}: {row.effect.text}", setting
-            )
 
 
 def put_defaults(draft: ArgumentDraft) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.lmi_lane import gather_results, make_job, parse_lmi_request
+from lmi_vllm.inference.lmi_lane import job_result, make_job, parse_lmi_request
 from lmi_vllm.inference.request.parameters import GenerationParameters
 from lmi_vllm.inference.response.formatters import (
     LMI_SCHEMA,
@@ -45,7 +45,7 @@ def ask(run: LoopThread, vllm_engine: Engine) -> Ask:
         job = make_job(request, "effect", 0, None)
         schema = TGI_SCHEMA if profile.tgi_compat else LMI_SCHEMA
         if not request.is_streaming:
-            results = await gather_results(vllm_engine, request, [job], schema)
+            results = [await job_result(vllm_engine, request, job, schema)]
             return orjson.loads(encode_results(results, is_list=False, schema=schema))
         formatter = StreamFormatter(request, prompt, schema, FRAMINGS["jsonlines"])
         rows = b"".join([formatter.rows(chunk) async for chunk in vllm_engine.generate(job)])

@@ -286,7 +286,6 @@ def test_lane_is_off_for_releases_with_more_output_fields(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A field that is not known may change what an output means: one warning, and vLLM's way."""
-    assert outputs.is_known_release()
     assert outputs.may_be_used(object())
     fields = (*EngineCoreOutput.__struct_fields__, "new_kind_of_token")
 

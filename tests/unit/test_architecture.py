@@ -24,7 +24,7 @@ PACKAGES = {
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
     "extension": r"translate\.draft\.Rule|web\.request\.(PathPrefix|RouteGroup)"
-    r"|checks\.secure_mode\.Checks"
+    r"|checks\.secure_mode\.(Adapter|Start)Check"
     r"|commands\.serve\.RunMode|config\.(setting\.Setting|settings\.(Extra)?Settings)"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.(base\.(FetchMedia|GrammarTrials)|factory\.EngineFactory|vllm\.outputs\.TokenLane)"

@@ -166,11 +166,6 @@ def computes(*targets: str) -> Effect:
     return Effect(EffectWord.MAPS_TO, targets, is_computed=True)
 
 
-def fallback_for(target: str, text: str = "") -> Effect:
-    """The value becomes the engine argument if that is not set otherwise; `text` is the warning."""
-    return Effect(EffectWord.MAPS_TO, (target,), text, is_fallback=True)
-
-
 def ours(*targets: str) -> Effect:
     """The server itself obeys the value, and passes it to the engine arguments `targets`."""
     return Effect(EffectWord.OURS, targets)

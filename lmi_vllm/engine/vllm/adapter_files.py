@@ -6,15 +6,20 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.adapter_config import engine_config, module_of, read_config, resolve_scales
+from lmi_vllm.checks.adapter_config import (
+    CONFIG,
+    PICKLED_WEIGHTS,
+    WEIGHTS,
+    engine_config,
+    module_of,
+    read_config,
+    resolve_scales,
+)
 from lmi_vllm.checks.adapter_weights import Limit, check_values
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.extension import extension
 
-_CONFIG: Final = "adapter_config.json"
-_WEIGHTS: Final = "adapter_model.safetensors"
-_PICKLES: Final = ("adapter_model.bin", "adapter_model.pt")
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -34,7 +39,7 @@ def copy_adapter(source: Path, target: Path, limit: Limit, most_bytes: int) -> N
     if not source.is_dir():
         raise NotADirectoryError(str(source))
     target.mkdir(parents=True, exist_ok=True)
-    for name in (_CONFIG, _WEIGHTS, *_PICKLES):
+    for name in (CONFIG, WEIGHTS, *PICKLED_WEIGHTS):
         if (source / name).is_file():
             most_bytes -= _copy_file(source / name, target / name, most_bytes)
     try:
@@ -65,15 +70,15 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _make_harmless(copy: Path, shown: str, limit: Limit) -> None:
-    for name in _PICKLES:
+    for name in PICKLED_WEIGHTS:
         if (copy / name).is_file():
-            _without_pickle(copy / name, copy / _WEIGHTS, f"{shown}: {name}")
-    config = read_config(copy / _CONFIG, shown)
-    tensors = read_tensors(copy / _WEIGHTS)
+            _without_pickle(copy / name, copy / WEIGHTS, f"{shown}: {name}")
+    config = read_config(copy / CONFIG, shown)
+    tensors = read_tensors(copy / WEIGHTS)
     modules = {module_of(name)[0] for name in tensors}
     scales = resolve_scales(config, modules, shown)
-    check_values(copy / _WEIGHTS, tensors, scales, shown, limit)
-    (copy / _CONFIG).write_text(json.dumps(engine_config(config, scales, modules, shown)))
+    check_values(copy / WEIGHTS, tensors, scales, shown, limit)
+    (copy / CONFIG).write_text(json.dumps(engine_config(config, scales, modules, shown)))
 
 
 def _without_pickle(pickle: Path, weights: Path, shown: str) -> None:

@@ -28,7 +28,12 @@ from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
-from lmi_vllm.engine.vllm.names import LoRARequest, VllmEngineDeadError, VLLMValidationError
+from lmi_vllm.engine.vllm.names import (
+    LoRARequest,
+    VllmEngineDeadError,
+    VLLMValidationError,
+    to_lora_request,
+)
 from lmi_vllm.engine.vllm.outputs import EngineOutputs, lane_for
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
@@ -110,7 +115,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             prompt,
             sampling_params,
             request_id,
-            lora_request=_request_for(adapter),
+            lora_request=to_lora_request(adapter),
             **_continued_trace(options),
         )
         if self.grammars and sampling_params.structured_outputs is not None:
@@ -123,7 +128,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """As AsyncLLM.encode, with the guard of `generate`; NaN in the output is an error."""
         adapter = self._adapter(lora_request)
         outputs: AsyncGenerator[Any, None] = super().encode(
-            *args, lora_request=_request_for(adapter), **_continued_trace(options)
+            *args, lora_request=to_lora_request(adapter), **_continued_trace(options)
         )
         return self._with_slot(_finite(outputs), adapter, lora_request)
 
@@ -309,12 +314,6 @@ def _refused() -> Any:
         yield
     except LmiError as error:
         raise VLLMValidationError(error.text) from error
-
-
-def _request_for(adapter: LoadedAdapter | None) -> LoRARequest | None:
-    if adapter is None:
-        return None
-    return LoRARequest(adapter.name, adapter.engine_id, adapter.path)
 
 
 async def _checked(

@@ -33,7 +33,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import Exchange
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
-from lmi_vllm.engine.vllm.names import LoRARequest, VllmEngineDeadError
+from lmi_vllm.engine.vllm.names import VllmEngineDeadError, to_lora_request
 from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_conversation
@@ -135,7 +135,7 @@ class Bridge:
         Users know this path; the engine's guard replaces it by the private copy.
         """
         known = self.app.state.openai_serving_models.lora_requests
-        known[self.key(adapter)] = LoRARequest(adapter.name, adapter.engine_id, adapter.path)
+        known[self.key(adapter)] = to_lora_request(adapter)
 
     def remove_adapter(self, adapter: AdapterRef) -> None:
         """Make this load of the adapter unusable in calls; other loads of its name stay."""

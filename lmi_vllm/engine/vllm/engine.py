@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lmi_vllm.engine.base import (
-    NO_OTHERS,
     ActiveAdapters,
     DirectChunks,
     DirectEvents,
@@ -111,7 +110,7 @@ class VllmClient:
         self.task = task  # what vLLM made of the model
         self.tokenizer: Any = llm.renderer.tokenizer  # not safe to share with a thread
         self.arguments = llm.setup.arguments  # as it was started
-        self.others: OtherClients = NO_OTHERS
+        self.others = OtherClients()
         self._llm = llm
         self.http = bridge
         self._openai = VllmOpenAI(bridge, llm.output_processor)

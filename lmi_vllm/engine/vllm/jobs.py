@@ -14,11 +14,11 @@ from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
 from lmi_vllm.engine.vllm.names import (
-    LoRARequest,
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
     our_errors,
+    to_lora_request,
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.workarounds.text_lengths import render_text
@@ -26,7 +26,7 @@ from lmi_vllm.errors import (
     EngineFailureError,
     PayloadError,
 )
-from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, PromptToken
+from lmi_vllm.messages import GenerationChunk, GenerationJob, PromptToken
 
 # Generation-config fields that decide how to sample; the others always apply, as in vLLM.
 _SAMPLING_STYLE: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
@@ -75,7 +75,7 @@ class JobRunner:
             await outputs.aclose()
 
     def _outputs(self, job: GenerationJob, prompt: Any) -> AsyncGenerator[Any, None]:
-        lora_request = _lora_request(job.adapter)
+        lora_request = to_lora_request(job.adapter)
         if job.beams is None:
             outputs: AsyncGenerator[Any, None] = self._llm.generate(
                 prompt,
@@ -148,9 +148,3 @@ class PromptTokenizer:
     @functools.cached_property
     def _copy(self) -> Any:
         return copy.deepcopy(self._tokenizer)
-
-
-def _lora_request(adapter: AdapterRef | None) -> Any:
-    if adapter is None:
-        return None
-    return LoRARequest(adapter.name, adapter.engine_id, adapter.path)

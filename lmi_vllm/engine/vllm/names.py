@@ -16,6 +16,7 @@ from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -23,6 +24,7 @@ from lmi_vllm.errors import (
     OverloadError,
     PayloadError,
 )
+from lmi_vllm.messages import AdapterRef
 
 __all__ = [
     "EngineCoreOutput",
@@ -37,7 +39,15 @@ __all__ = [
     "VllmEngineDeadError",
     "current_platform",
     "our_errors",
+    "to_lora_request",
 ]
+
+
+def to_lora_request(adapter: AdapterRef | LoadedAdapter | None) -> LoRARequest | None:
+    """Return vLLM's form of a load; None for the base model."""
+    if adapter is None:
+        return None
+    return LoRARequest(adapter.name, adapter.engine_id, adapter.path)
 
 
 @contextlib.contextmanager

@@ -211,15 +211,9 @@ def form_of(state: Any) -> SequenceForm | None:
     return SequenceForm(kind is RequestOutputKind.FINAL_ONLY, is_fast)
 
 
-def is_known_release() -> bool:
-    """Whether the engine's outputs have only fields that the lane knows."""
-    return frozenset(EngineCoreOutput.__struct_fields__) <= KNOWN_FIELDS
-
-
 def may_be_used(model_config: Any) -> bool:
     """Whether the lane knows this release's output fields and this model; warns if not."""
-    if not is_known_release():
-        more = ", ".join(sorted(set(EngineCoreOutput.__struct_fields__) - KNOWN_FIELDS))
-        logger.warning("the token lane is off: this vLLM's outputs also have %s", more)
+    if more := sorted(set(EngineCoreOutput.__struct_fields__) - KNOWN_FIELDS):
+        logger.warning("the token lane is off: this vLLM's outputs also have %s", ", ".join(more))
         return False
     return not any(getattr(model_config, name, False) for name in RICH_OUTPUT_SETTINGS)

@@ -52,11 +52,7 @@ def new_engine_thread() -> ThreadPoolExecutor:
 
     It must live as long as the server: the kernel ends the engine with the thread that forked it.
     """
-
-    def name_thread() -> None:
-        threading.current_thread().name = ENGINE_THREAD_NAME
-
-    return ThreadPoolExecutor(1, initializer=name_thread)
+    return ThreadPoolExecutor(1, ENGINE_THREAD_NAME)
 
 
 def in_own_thread(call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
@@ -166,7 +162,7 @@ def adopt_forked_engines() -> None:
         forking_pid = os.getpid()  # an engine process forks its workers through this hook too
 
     def prepare_child() -> None:
-        if threading.current_thread().name != ENGINE_THREAD_NAME:
+        if not threading.current_thread().name.startswith(ENGINE_THREAD_NAME):
             return
         end_with_parent(forking_pid)
         # Ctrl-C reaches a terminal's whole process group: the server drains, the engine waits.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from lmi_vllm.adapters.check import CONFIG
 from lmi_vllm.adapters.source import AdapterSources
+from lmi_vllm.checks.adapter_config import CONFIG
 from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
 from lmi_vllm.extras.transfer import read_manifest

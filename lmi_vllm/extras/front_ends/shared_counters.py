@@ -5,6 +5,9 @@ import time
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.engine.base import OtherClients
+from lmi_vllm.inference.admission import QueueSlots
+
 # Of each process: slots, running requests, engine steps, time of the last report (monotonic ns),
 # requests whose numbers were not finite.
 _FIELDS: Final = 5
@@ -35,7 +38,7 @@ class SharedCounters:
         self._map.close()
 
 
-class CounterRow:
+class CounterRow(OtherClients, QueueSlots):
     """The row that one process writes, and the sums over all rows."""
 
     def __init__(self, numbers: memoryview, process: int) -> None:

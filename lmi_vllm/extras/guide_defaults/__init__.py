@@ -2,11 +2,9 @@
 
 from typing import Final
 
-from lmi_vllm.extension import Explained, Extra, Lazy
+from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
-    explained=Explained(
-        note=Lazy("lmi_vllm.extras.guide_defaults.defaults:note_on_default"),
-        rows=Lazy("lmi_vllm.extras.guide_defaults.defaults:rows_of_defaults"),
-    )
+    explained_note=Lazy("lmi_vllm.extras.guide_defaults.defaults:note_on_default"),
+    explained_rows=Lazy("lmi_vllm.extras.guide_defaults.defaults:rows_of_defaults"),
 )

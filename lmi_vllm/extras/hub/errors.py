@@ -9,7 +9,7 @@ from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.hub.location import HubRepository
 from lmi_vllm.extras.transfer import without_secrets
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
-from lmi_vllm.sources.table import unknown_reference
+from lmi_vllm.sources.table import store_examples
 
 _CHATTY_LOGGERS: Final = (
     "huggingface_hub.file_download",
@@ -42,7 +42,7 @@ def translating(source: HubRepository) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise MissingRepositoryError(unknown_reference(source.repository)) from error
+        raise MissingRepositoryError(_unknown(source.repository)) from error
     except HfHubHTTPError as error:
         raise _of_answer(source, error) from error
     except OfflineModeIsEnabled as error:
@@ -122,6 +122,15 @@ def _of_system(error: OSError) -> Exception:
     if isinstance(error, ConnectionError) or "Consistency check failed" in str(error):
         return InterruptedTransferError(_reason(error))
     return error
+
+
+def _unknown(reference: str) -> str:
+    """The message about a text that no source has: the kinds of references there are."""
+    stores = ", ".join(store_examples()[:1]) or "needs the extra object_stores"
+    return (
+        f"{reference!r} is neither an existing path, a URL of a store ({stores}) nor a hub id "
+        "(owner/name)"
+    )
 
 
 def _reason(error: BaseException) -> str:

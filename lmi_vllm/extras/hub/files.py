@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.sources.base import is_weight_file
+from lmi_vllm.extras.transfer import is_weight_file
 
 DEFAULT_IGNORE_PATTERNS: Final = ("original/**/*", "original/*")
 

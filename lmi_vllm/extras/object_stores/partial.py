@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_vllm.extras.transfer import (
+    SPACE_ADVICE,
     FetchManifest,
     Measure,
     has_size,
@@ -22,7 +23,6 @@ from lmi_vllm.extras.transfer import (
     with_retries,
     written_size,
 )
-from lmi_vllm.sources.archives import SPACE_ADVICE
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, ProgressSink, StoredObject
 from lmi_vllm.sources.local import MANIFEST_NAME
 

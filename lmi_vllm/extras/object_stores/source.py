@@ -14,7 +14,13 @@ from typing import Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.object_stores.partial import PartialDirectory
-from lmi_vllm.extras.transfer import FetchManifest, file_lock, read_manifest, replace_directory
+from lmi_vllm.extras.transfer import (
+    FetchManifest,
+    file_lock,
+    is_weight_file,
+    read_manifest,
+    replace_directory,
+)
 from lmi_vllm.sources.archives import extract_archive, is_archive
 from lmi_vllm.sources.base import (
     FetchRequest,
@@ -23,7 +29,6 @@ from lmi_vllm.sources.base import (
     ObjectStore,
     StoredObject,
     UnreachableError,
-    is_weight_file,
 )
 from lmi_vllm.sources.local import cache_directory, skip_single_folders
 

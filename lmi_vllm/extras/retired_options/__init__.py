@@ -14,4 +14,5 @@ EXTRA: Final = Extra(
         Lazy("lmi_vllm.extras.retired_options.rules:legacy_arguments"),
         Lazy("lmi_vllm.extras.retired_options.rules:legacy_lengths"),
     ),
+    fallback_rules=(Lazy("lmi_vllm.extras.retired_options.rules:put_fallbacks"),),
 )

@@ -7,8 +7,9 @@ from lmi_vllm.config.options.row import (
     DROPPED,
     OTHER_BACKENDS,
     SERVER_LEVEL,
+    Effect,
+    EffectWord,
     computes,
-    fallback_for,
     maps_to,
     no_effect,
     option,
@@ -18,6 +19,19 @@ from lmi_vllm.config.options.row import (
 from lmi_vllm.config.settings import ExtraSettings
 
 _SPECULATIVE: Final = "vLLM has dropped it; option.speculative_config describes the drafter"
+
+
+def fallback_for(target: str, text: str = "") -> Effect:
+    """The value becomes the engine argument if that is not set otherwise; `text` is the warning."""
+    return Effect(EffectWord.MAPS_TO, (target,), text, is_fallback=True)
+
+
+def boolean_or_text(text: str) -> bool | str:
+    """A boolean if the text is one, else the text: for names whose value has no effect."""
+    try:
+        return parse.boolean(text)
+    except ValueError:
+        return text
 
 
 def foreign(text: str, note: str = "") -> str | None:
@@ -81,7 +95,7 @@ class ForeignOptions(ExtraSettings):
     max_splits: str | None = foreign("it belonged to the removed scheduler", "Accelerate.")
     disable_flash_attn: str | None = foreign(
         "option.attention_backend chooses the attention kernel", "Accelerate.")
-    paged_attention: bool | str | None = option(parse.boolean_or_text,
+    paged_attention: bool | str | None = option(boolean_or_text,
         warns("vLLM's attention is always paged", quiet_for=(True,)), note="LMI-Dist.")
     unroll: str | None = foreign("it belonged to the Neuron compiler", "Neuron.")
     neuron_optimize_level: str | None = foreign("it belonged to the Neuron compiler", "Neuron.")

@@ -6,5 +6,6 @@ from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
     settings=(Lazy("lmi_vllm.extras.secure_mode.controls:SecureModeSettings"),),
-    checks=Lazy("lmi_vllm.extras.secure_mode.controls:CHECKS"),
+    start_check=Lazy("lmi_vllm.extras.secure_mode.controls:start_violations"),
+    adapter_check=Lazy("lmi_vllm.extras.secure_mode.controls:adapter_violations"),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.secure_mode import SWITCH, Checks
+from lmi_vllm.checks.secure_mode import SWITCH
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.layers import of_file, option_aliases, option_variables
 from lmi_vllm.config.model_source import find_in_store
@@ -264,6 +264,3 @@ def _files(folder: Path) -> Iterator[Path]:
         seen.add(real)
         directories.sort()
         yield from (Path(root, name) for name in sorted(names))
-
-
-CHECKS: Final = Checks(start_violations, adapter_violations)

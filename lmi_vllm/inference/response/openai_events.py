@@ -213,6 +213,11 @@ def lmi_reply(answer: OpenAIReply, content_type: str = "application/json") -> Re
     return Reply(answer.status, answer.content_type, answer.body + newline, headers=answer.headers)
 
 
+def unchanged_reply(answer: OpenAIReply) -> Reply:
+    """Return vLLM's answer as it is, errors included."""
+    return Reply(answer.status, answer.content_type, answer.body, answer.stream, answer.headers)
+
+
 def error_of(body: bytes) -> LmiError:
     """Return our error with the meaning and text of vLLM's error object."""
     error = orjson.loads(body)["error"]

@@ -27,7 +27,7 @@ def test_engine_thread_is_one_named_thread() -> None:
     """Every engine process is forked from the same thread, which is known by its name."""
     with new_engine_thread() as thread:
         names = {thread.submit(lambda: threading.current_thread().name).result() for _ in "ab"}
-    assert names == {ENGINE_THREAD_NAME}
+    assert names == {f"{ENGINE_THREAD_NAME}_0"}
 
 
 @pytest.mark.parametrize("name", ENGINE_LOGGERS)

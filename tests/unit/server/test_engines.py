@@ -8,7 +8,7 @@ import pytest
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.engines import EngineEnvironment, engine_factory
+from lmi_vllm.server.engines import engine_factory
 
 
 def model(folder: Path, architecture: str) -> EngineArguments:
@@ -19,7 +19,7 @@ def model(folder: Path, architecture: str) -> EngineArguments:
 
 def test_vllm_runs_models_that_no_extra_runs(tmp_path: Path) -> None:
     """`--engine vllm` is the usual one."""
-    factory = engine_factory("vllm", EngineEnvironment({}, {}, "json"))
+    factory = engine_factory("vllm", {}, {}, "json")
     assert factory.kind(model(tmp_path, "LlamaForCausalLM")) == "vllm"
     assert factory.kind(EngineArguments({"model": "a-name/on-the-hub"})) == "vllm"
     assert factory.reads_model

@@ -29,7 +29,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lmi_vllm.checks.adapter_config import module_of
+from lmi_vllm.checks.adapter_config import WEIGHTS, module_of
 from lmi_vllm.checks.safetensors_header import read_tensors
 from lmi_vllm.engine.vllm.workarounds import joined_class, joined_name
 from lmi_vllm.errors import AdapterRefusedError
@@ -108,7 +108,7 @@ def _refuse_twice(model: Any, folder: Path) -> None:
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     renaming = None if mapper is None else mapper.get_rename_mapper()
     first: dict[tuple[str, str], str] = {}
-    for name in read_tensors(folder / "adapter_model.safetensors"):
+    for name in read_tensors(folder / WEIGHTS):
         if "base_layer.weight" in name:  # of the base model: vLLM reads none
             continue
         key = (parse(name, renaming)[0], module_of(name)[1])

@@ -12,11 +12,15 @@ May go: with 0.33 as the least release that we support; then
 
 import json
 import logging
-import struct
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from safetensors.numpy import save_file
+
+from lmi_vllm.checks.adapter_config import CONFIG, PREFIX, WEIGHTS
+from lmi_vllm.checks.safetensors_header import read_tensors
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import AdapterRefusedError, EngineStartError
@@ -57,13 +61,9 @@ def linear_layers(model: Path) -> Iterator[tuple[str, int, int]]:
     """Yield (module name, rows, columns) of one layer per known kind, from safetensors headers."""
     shapes: dict[str, tuple[int, int]] = {}
     for file in sorted(model.glob("*.safetensors"))[:1]:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        for name, tensor in header.items():
-            shape = tensor.get("shape", ())
-            if name.endswith(".weight") and len(shape) == 2:  # noqa: PLR2004 (a matrix)
-                shapes[name.removesuffix(".weight")] = (shape[0], shape[1])
+        for name, tensor in read_tensors(file).items():
+            if name.endswith(".weight") and len(tensor.shape) == 2:  # noqa: PLR2004 (a matrix)
+                shapes[name.removesuffix(".weight")] = (tensor.shape[0], tensor.shape[1])
     for kind in _ZERO_MODULES:
         for module, (rows, columns) in shapes.items():
             if module.endswith("." + kind):
@@ -75,19 +75,11 @@ def write_zero_adapter(folder: Path, module: str, rows: int, columns: int) -> No
     """Write a rank-1 PEFT adapter whose product is zero, in safetensors form."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"lora_A": (1, columns), "lora_B": (rows, 1)}
-    header, offset = {}, 0
-    for name, (height, width) in tensors.items():
-        end = offset + 4 * height * width  # float32
-        header[f"base_model.model.{module}.{name}.weight"] = {
-            "dtype": "F32",
-            "shape": [height, width],
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header).encode()
-    (folder / "adapter_model.safetensors").write_bytes(
-        struct.pack("<Q", len(text)) + text + bytes(offset)
-    )
+    zeros = {
+        f"{PREFIX}{module}.{name}.weight": np.zeros(shape, np.float32)
+        for name, shape in tensors.items()
+    }
+    save_file(zeros, folder / WEIGHTS)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -97,4 +89,4 @@ def write_zero_adapter(folder: Path, module: str, rows: int, columns: int) -> No
         "bias": "none",
         "target_modules": [module.rsplit(".", 1)[-1]],
     }
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / CONFIG).write_text(json.dumps(config))

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.engines import EngineEnvironment, engine_factory
+from lmi_vllm.server.engines import engine_factory
 
 
 def test_an_encoder_decoder_model_chooses_the_engine_of_the_extra(tmp_path: Path) -> None:
     """Under `--engine vllm`, which is the usual one."""
     config = {"architectures": ["T5ForConditionalGeneration"]}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    factory = engine_factory("vllm", EngineEnvironment({}, {}, "json"))
+    factory = engine_factory("vllm", {}, {}, "json")
     assert factory.kind(EngineArguments({"model": str(tmp_path)})) == "transformers"
