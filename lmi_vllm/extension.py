@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
     from lmi_vllm.checks.secure_mode import AdapterCheck, StartCheck
     from lmi_vllm.commands.serve import RunMode
-    from lmi_vllm.config.setting import Setting
     from lmi_vllm.config.settings import ExtraSettings, Settings
     from lmi_vllm.engine.base import FetchMedia, GrammarTrials
     from lmi_vllm.engine.factory import EngineFactory
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from lmi_vllm.server.model_manager import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
     from lmi_vllm.sources.base import Extract, Repositories, Store
-    from lmi_vllm.translate.draft import Rule
+    from lmi_vllm.translate.draft import ExplainedNote, ExplainedRows, Rule
     from lmi_vllm.web.request import PathPrefix, RouteGroup
 
 T = TypeVar("T")
@@ -123,9 +122,9 @@ class Extra:
     # What turns the pickle of an adapter into safetensors, given both paths, and returns why that
     # cannot be; at most one extra has it.
     pickled_weights: "Lazy[Callable[[Path, Path], str]] | None" = None
-    # What `explain` adds: a note for a setting (empty for none), and further rows.
-    explained_note: "Lazy[Callable[[Setting], str]] | None" = None
-    explained_rows: "Lazy[Callable[[Settings], Iterable[Setting]]] | None" = None
+    # What `explain` adds: notes and rows.
+    explained_note: "Lazy[ExplainedNote] | None" = None
+    explained_rows: "Lazy[ExplainedRows] | None" = None
     # What unpacks an archive; at most one extra has it.
     archives: "Lazy[Extract] | None" = None
     # Stores of models and adapters, one for each URL scheme.

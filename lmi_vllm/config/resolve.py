@@ -1,8 +1,7 @@
 """Merged texts -> settings: parse them, settle double names, and report those without effect."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from lmi_vllm.config.options import OPTIONS
@@ -35,28 +34,15 @@ class Resolver:
 
     def options(self, rows: Iterable[Option]) -> dict[str, Setting]:
         """Every option of these rows that is set or has a default."""
-        return self._resolved(rows, self._texts_of_option)
-
-    def server_settings(self, rows: Iterable[Option]) -> dict[str, Setting]:
-        """Every server setting of these rows that is set or has a default."""
-        return self._resolved(rows, self._texts_of_server)
-
-    def variables(self, rows: Iterable[Option], environ: Mapping[str, str]) -> dict[str, Setting]:
-        """Every whole variable of these rows that is set or has a default."""
-        return self._resolved(rows, partial(_texts_of_variable, environ))
-
-    def _resolved(
-        self, rows: Iterable[Option], texts: Callable[[Option], list[RawValue]]
-    ) -> dict[str, Setting]:
-        """The settings of these rows, out of the texts of each."""
-        settings = ((row.name, self._resolve(row, texts(row))) for row in rows)
-        return {name: setting for name, setting in settings if setting is not None}
-
-    def _texts_of_option(self, row: Option) -> list[RawValue]:
-        keys = [f"{FILE_PREFIX}{name}" for name in (row.name, *row.aliases)]
-        if row.name in _UNPREFIXED_OPTIONS:
-            self._add_bare(row, keys)
-        return self._texts_of(keys)
+        resolved = {}
+        for row in rows:
+            keys = [f"{FILE_PREFIX}{name}" for name in (row.name, *row.aliases)]
+            if row.name in _UNPREFIXED_OPTIONS:
+                self._add_bare(row, keys)
+            setting = self._resolve(row, self._texts_of(self.model, keys))
+            if setting is not None:
+                resolved[row.name] = setting
+        return resolved
 
     def _add_bare(self, row: Option, keys: list[str]) -> None:
         """Use the name without a prefix if the option is not set; else report that."""
@@ -69,17 +55,35 @@ class Resolver:
             self.report.warn(sentence)
             self.extra.append(self._setting(row, bare, bare.text, sentence))
 
-    def _texts_of_server(self, row: Option) -> list[RawValue]:
-        candidates = self._texts_of((row.name, *row.aliases)) if FILE in row.written else []
-        if not candidates and row.written != (FILE,):
-            candidates = [raw for raw in (self.layers.winners.get(row.name),) if raw]
-        return candidates
+    def server_settings(self, rows: Iterable[Option]) -> dict[str, Setting]:
+        """Every server setting of these rows that is set or has a default."""
+        resolved = {}
+        for row in rows:
+            candidates = []
+            if FILE in row.written:
+                candidates += self._texts_of(self.model, (row.name, *row.aliases))
+            if not candidates and row.written != (FILE,):
+                candidates += [raw for raw in (self.layers.winners.get(row.name),) if raw]
+            setting = self._resolve(row, candidates)
+            if setting is not None:
+                resolved[row.name] = setting
+        return resolved
 
-    def _texts_of(self, keys: Iterable[str]) -> list[RawValue]:
-        """The model's texts under `keys`; late ones count only if the option is otherwise unset."""
+    def variables(self, rows: Iterable[Option], environ: Mapping[str, str]) -> dict[str, Setting]:
+        """Every whole variable of these rows that is set or has a default."""
+        resolved = {}
+        for row in rows:
+            text = environ.get(row.name, "")
+            origin = Origin(OriginKind.VARIABLE, row.name)
+            setting = self._resolve(row, [RawValue(row.name, text, origin)] if text else [])
+            if setting is not None:
+                resolved[row.name] = setting
+        return resolved
+
+    def _texts_of(self, layers: Layers, keys: Iterable[str]) -> list[RawValue]:
+        """The texts under `keys`; late ones count only if the option is otherwise unset."""
         self.used.update(keys)
-        winners = self.model.winners
-        candidates = [winners[key] for key in keys if key in winners]
+        candidates = [layers.winners[key] for key in keys if key in layers.winners]
         typed = [raw for raw in candidates if raw.origin.kind is not OriginKind.LATE]
         return typed or candidates
 
@@ -187,11 +191,6 @@ class Resolver:
             if setting is not None:
                 resolved[name] = setting
         return resolved
-
-
-def _texts_of_variable(environ: Mapping[str, str], row: Option) -> list[RawValue]:
-    text, origin = environ.get(row.name, ""), Origin(OriginKind.VARIABLE, row.name)
-    return [RawValue(row.name, text, origin)] if text else []
 
 
 _PASSES: Final = replace(OPTIONS[0].effect, is_computed=False, targets=())

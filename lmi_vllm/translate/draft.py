@@ -1,6 +1,6 @@
 """The working copy that the translation rules change."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,3 +60,6 @@ class ArgumentDraft:
 
 # A rule of the translation, of the core or an extra.
 Rule = Callable[[ArgumentDraft], None]
+# A note of `explain` on a setting (empty for none), and settings that it shows besides.
+ExplainedNote = Callable[[Setting], str]
+ExplainedRows = Callable[[Settings], Iterable[Setting]]

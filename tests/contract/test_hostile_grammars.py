@@ -172,7 +172,7 @@ async def test_grammars_are_refused_without_the_trials_extra() -> None:
     from vllm.exceptions import VLLMValidationError  # noqa: PLC0415 (as below)
     from vllm.sampling_params import StructuredOutputsParams  # noqa: PLC0415
 
-    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+    from lmi_vllm.engine.vllm.workarounds.grammars import (  # noqa: PLC0415 (imports vLLM)
         GrammarGuard,
     )
 

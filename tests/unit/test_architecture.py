@@ -23,9 +23,9 @@ PACKAGES = {
     "origin": r"",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
-    "extension": r"translate\.draft\.Rule|web\.request\.(PathPrefix|RouteGroup)"
+    "extension": r"translate\.draft\.(Explained(Note|Rows)|Rule)|web\.request\.(PathPrefix|RouteGroup)"
     r"|checks\.secure_mode\.(Adapter|Start)Check"
-    r"|commands\.serve\.RunMode|config\.(setting\.Setting|settings\.(Extra)?Settings)"
+    r"|commands\.serve\.RunMode|config\.settings\.(Extra)?Settings"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.(base\.(FetchMedia|GrammarTrials)|factory\.EngineFactory|vllm\.outputs\.TokenLane)"
     r"|server\.listeners\.ListenerContext"

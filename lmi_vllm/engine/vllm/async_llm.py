@@ -36,7 +36,7 @@ from lmi_vllm.engine.vllm.names import (
 )
 from lmi_vllm.engine.vllm.outputs import EngineOutputs, lane_for
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
-from lmi_vllm.engine.vllm.workarounds.hostile_requests import GrammarGuard
+from lmi_vllm.engine.vllm.workarounds.grammars import GrammarGuard
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError

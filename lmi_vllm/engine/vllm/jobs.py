@@ -7,17 +7,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.sampling_params import BeamSearchParams
-
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
 from lmi_vllm.engine.vllm.names import (
+    BeamSearchParams,
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
     our_errors,
+    parse_model_prompt,
     to_lora_request,
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI

@@ -1,4 +1,4 @@
-"""Names of vLLM's that several modules here use, and its errors as ours.
+"""Names of vLLM that several modules here use, or that a job is made of; its errors as ours.
 
 No two modules import the same name, so that a release that moves one changes one of them.
 """
@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.sampling_params import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
@@ -27,6 +33,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.messages import AdapterRef
 
 __all__ = [
+    "BeamSearchParams",
     "EngineCoreOutput",
     "FastIncrementalDetokenizer",
     "LoRARequest",
@@ -39,6 +46,7 @@ __all__ = [
     "VllmEngineDeadError",
     "current_platform",
     "our_errors",
+    "parse_model_prompt",
     "to_lora_request",
 ]
 

@@ -6,11 +6,8 @@ also ends when the leader's engine restarts, because these workers cannot join t
 """
 
 import asyncio
-import contextlib
 import logging
-import socket
 from collections.abc import Mapping, MutableMapping
-from typing import Any
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.commands.serve import RunMode
@@ -20,8 +17,7 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.nodes.cluster import follows, node_rank
-from lmi_vllm.extras.nodes.liveness import HELLO, connect, liveness_port, wait_for_end
-from lmi_vllm.messages import EngineArguments
+from lmi_vllm.extras.nodes.liveness import Follower
 from lmi_vllm.server.context import ProcessGroup, ServerContext, new_service
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
@@ -100,50 +96,3 @@ async def _run_workers(
         logger.info("the leader %s has gone: this node ends", leader)
         return 0, ""
     return 1, WORKER_ENDED
-
-
-class Follower:
-    """The workers of this node, and its connection to the leader."""
-
-    def __init__(self, arguments: EngineArguments) -> None:
-        self._arguments = arguments
-        self._executor: Any = None
-        self._link: Any = None  # it closes with this process, which the leader notices
-
-    def start(self) -> None:
-        """Start the workers; returns once they have completed the rendezvous with the leader's.
-
-        Call it on a thread that outlives them: the kernel ends them with it.
-
-        Raises:
-            ConfigurationError: the installed vLLM refuses an argument.
-            EngineStartError: they did not start; the text is the root cause.
-        """
-        from lmi_vllm.engine.vllm.start import start_headless_workers, starting  # imports vLLM
-
-        with starting(self._arguments) as is_cpu:
-            self._executor = start_headless_workers(self._arguments, is_cpu=is_cpu)
-            self._link = connect(self._leader, liveness_port(self._port))
-            self._link.sendall(HELLO)
-
-    def wait_for_workers(self) -> None:
-        """Wait until a worker ends."""
-        self._executor.start_worker_monitor(inline=True)
-
-    def leave(self) -> None:
-        """Close the connection to the leader, which then names this node in its log."""
-        with contextlib.suppress(OSError):  # the leader has closed it
-            self._link.shutdown(socket.SHUT_RDWR)
-
-    def wait_for_leader(self) -> None:
-        """Wait until the leader, or its engine, ends."""
-        with connect(self._leader, self._port) as store:
-            wait_for_end(store)
-
-    @property
-    def _leader(self) -> str:
-        return str(self._arguments.values["master_addr"])
-
-    @property
-    def _port(self) -> int:
-        return self._arguments.number("master_port", 0)

@@ -7,12 +7,13 @@ any other death of an engine.
 This module imports no vLLM.
 """
 
+import contextlib
 import functools
 import logging
 import socket
 import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.vllm.processes import end_children
@@ -114,3 +115,53 @@ def _keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class Follower:
+    """The workers of this node, and its connection to the leader."""
+
+    def __init__(self, arguments: EngineArguments) -> None:
+        self._arguments = arguments
+        self._executor: Any = None
+        self._link: Any = None  # it closes with this process, which the leader notices
+
+    def start(self) -> None:
+        """Start the workers; returns once they have completed the rendezvous with the leader's.
+
+        Call it on a thread that outlives them: the kernel ends them with it.
+
+        Raises:
+            ConfigurationError: the installed vLLM refuses an argument.
+            EngineStartError: they did not start; the text is the root cause.
+        """
+        from lmi_vllm.engine.vllm.start import (  # noqa: PLC0415 (imports vLLM)
+            start_headless_workers,
+            starting,
+        )
+
+        with starting(self._arguments) as is_cpu:
+            self._executor = start_headless_workers(self._arguments, is_cpu=is_cpu)
+            self._link = connect(self._leader, liveness_port(self._port))
+            self._link.sendall(HELLO)
+
+    def wait_for_workers(self) -> None:
+        """Wait until a worker ends."""
+        self._executor.start_worker_monitor(inline=True)
+
+    def leave(self) -> None:
+        """Close the connection to the leader, which then names this node in its log."""
+        with contextlib.suppress(OSError):  # the leader has closed it
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def wait_for_leader(self) -> None:
+        """Wait until the leader, or its engine, ends."""
+        with connect(self._leader, self._port) as store:
+            wait_for_end(store)
+
+    @property
+    def _leader(self) -> str:
+        return str(self._arguments.values["master_addr"])
+
+    @property
+    def _port(self) -> int:
+        return self._arguments.number("master_port", 0)

@@ -82,7 +82,6 @@ FIELDS_SET: Final = {
         "stats.inter_token_latencies_iter",
         "stats.num_generation_tokens",
     },
-    "processes.py": {"threading.current_thread().name"},
     "workarounds/cpu_worker.py": {
         "output.num_nans_in_logits",
         "runner.intermediate_tensors",
@@ -94,7 +93,7 @@ FIELDS_SET: Final = {
         "state.stats.num_generation_tokens",
     },
     "workarounds/decoded_media.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
-    "workarounds/hostile_requests.py": {
+    "workarounds/grammars.py": {
         "manager.__class__",  # the engine holds that very one
         "manager.backends",
     },
@@ -114,7 +113,7 @@ PRIVATE_READ: Final = {
         "engine_args._api_process_rank",
     },
     "token_lane/decoding.py": {"detokenizer._last_output_text_offset"},
-    "workarounds/hostile_requests.py": {"outputs._backend"},
+    "workarounds/grammars.py": {"outputs._backend"},
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm import extension
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources import archives
 
@@ -20,7 +21,7 @@ def test_archive_is_known_by_its_ending(name: str, stem: str | None) -> None:
 
 def test_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is taken for unpacked."""
-    monkeypatch.setattr(archives, "extras", dict)
+    monkeypatch.setattr(extension, "extras", dict)
     (tmp_path / "m.zip").touch()
     with pytest.raises(DownloadError, match=r"^m\.zip needs the extra archives, which is not"):
         archives.unpack(tmp_path / "m.zip", {"SERVING_DOWNLOAD_DIR": str(tmp_path)}, "m.zip")

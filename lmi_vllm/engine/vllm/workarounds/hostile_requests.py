@@ -1,17 +1,5 @@
 """Requests that would stall the engine, or use the server to reach into its network.
 
-Grammars. vLLM compiles a schema, regular expression or grammar in a thread of its engine that
-cannot be stopped. Then it uses the grammar for each token inside the engine's step. A request of a
-few bytes can make both take minutes. So a child process of the extra grammar_trials does both
-first, and only fast grammars reach the engine. vLLM also checks each on the event loop, so what is
-slow there is refused. A trial cannot reach every state (behind a rare word that `logit_bias`
-forces, for example), so the scheduler ends a request whose grammar becomes slow.
-
-vLLM chooses one of four libraries for each, but compiles with that of the engine's first request.
-After a schema that only Outlines takes, no other request could have an object or a grammar. With
-xgrammar first, what only another library knows was ignored. Here the engine keeps a library for
-each.
-
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
 tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
 of the extra media_urls by its own registry, and fetches nothing without it.
@@ -20,32 +8,27 @@ Conversations of the Responses API. vLLM tries an invalid item as each of some s
 collects all errors of all items on the event loop: a body of 2 MB blocks it for minutes. So vLLM's
 own model reads a long list a few items at a time, up to the first invalid one.
 
-Numbers that are not finite: see `not_finite`; the schedulers that end such requests are here.
+Schedulers. Ours end requests whose numbers are not finite (`not_finite`), or whose grammar becomes
+slow in the engine (`grammars`).
 
-Upstream: https://github.com/vllm-project/vllm/issues/54003 (grammars), 57157 (media).
-Releases: 0.31 and later, with xgrammar 0.2.8.
-Shows: `minProperties` over 200 optional ones compiles for 15 s. `((a{1,100}){1,100}){1,100}` takes
-    over a second a token after 90, and all others wait. After `patternProperties` beside
-    `multipleOf` every `json_object` is 500. A URL is fetched from inside the network.
-May go: when test_hostile_grammars.py, test_media_guard.py and the conversations of test_bridge.py
+Upstream: https://github.com/vllm-project/vllm/issues/57157 (media), 54003 (slow grammars).
+Releases: 0.31 and later.
+Shows: a URL is fetched from inside the network. A body of 2 MB of wrong items blocks the event loop
+    for minutes. A token of one request takes over a second, and all others wait.
+May go: when test_media_guard.py, test_hostile_grammars.py and the conversations of test_bridge.py
     of tests/contract hold without it.
 """
 
 import asyncio
-import copy
-import importlib
 import json
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import torch
 import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
@@ -54,44 +37,18 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
-from vllm.v1.structured_output.backend_guidance import GuidanceBackend
-from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerBackend
-from vllm.v1.structured_output.backend_outlines import OutlinesBackend
-from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
-from vllm.v1.structured_output.request import get_structured_output_key
 
-from lmi_vllm.engine.base import FetchMedia, GrammarTrials, MediaRefusedError, TriedGrammar
-from lmi_vllm.engine.vllm.names import (
-    EngineCoreOutput,
-    SamplingParams,
-    StructuredOutputsParams,
-    VLLMValidationError,
-    current_platform,
-)
+from lmi_vllm.engine.base import FetchMedia, MediaRefusedError
+from lmi_vllm.engine.vllm.names import EngineCoreOutput, VLLMValidationError, current_platform
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
+from lmi_vllm.engine.vllm.workarounds.grammars import keep_every_backend
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.errors import RequestError
 from lmi_vllm.extension import extension
 from lmi_vllm.messages import HttpCall, MediaPolicy
 
 logger = logging.getLogger(__name__)
-
-_UNTRIED: Final = (
-    "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
-    "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
-)
-# Processor time that vLLM's check may take, which it makes again on the event loop.
-CHECK_SECONDS: Final = 0.3
-_BACKENDS: Final = {
-    "xgrammar": XgrammarBackend,
-    "guidance": GuidanceBackend,
-    "outlines": OutlinesBackend,
-    "lm-format-enforcer": LMFormatEnforcerBackend,
-}
-_IMPORTED: Final = ("llguidance.hf", "llguidance.torch", "lmformatenforcer", "outlines_core")
-_AUTO: Final = "auto"  # the first of them, and others for what it lacks
 
 _RESPONSES: Final = "/v1/responses"
 _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
@@ -102,110 +59,6 @@ SLOW_GRAMMAR: Final = (
     "the schema, regular expression or grammar is too ambiguous or too deeply repeated: a token of "
     "this answer took too long"
 )
-
-
-@dataclass(slots=True)
-class GrammarGuard:
-    """Has every constraint tried before the engine gets it; refuses it if nothing tries it."""
-
-    llm: Any
-    trials: GrammarTrials | None
-    _vocabulary: "_Vocabulary | None" = None  # once one is needed
-    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @classmethod
-    def of(cls, llm: Any, seconds: float, thread: ThreadPoolExecutor) -> Self:
-        """Return the guard with an extra's trials; `thread` is the parent of their processes."""
-        make = extension(lambda extra: extra.grammar_trials)
-        return cls(llm, None if make is None else make(seconds, thread))
-
-    async def check(
-        self, outputs: StructuredOutputsParams, max_tokens: int | None, source: str
-    ) -> None:
-        """Check that the engine may compile this constraint for an answer of so many tokens.
-
-        Raises:
-            VLLMValidationError: it takes too long or too much memory, or is no grammar at all.
-        """
-        if self.trials is None:
-            raise VLLMValidationError(_UNTRIED)
-        async with self._reading:
-            if self._vocabulary is None:
-                self._vocabulary = await asyncio.to_thread(_Vocabulary, self.llm)
-        compile_grammar = partial(self._vocabulary.compiled, outputs)
-        verdict = await self.trials.verdict(_named(outputs), compile_grammar, max_tokens, source)
-        if verdict:
-            raise VLLMValidationError(verdict)
-
-
-class _Vocabulary:
-    """The vocabulary as the libraries need it: read once, children share it."""
-
-    def __init__(self, llm: Any) -> None:
-        self._config, self._tokenizer = llm.vllm_config, llm.renderer.tokenizer
-        self._size = int(self._config.model_config.get_vocab_size())
-        self._ends = np.array([self._tokenizer.eos_token_id or 0])
-        self._lengths = np.zeros(self._size, dtype=np.int32)
-        for token, number in self._tokenizer.get_vocab().items():
-            if number < self._size:
-                self._lengths[number] = len(token)
-        chosen = self._config.structured_outputs_config.backend
-        usual = next(iter(_BACKENDS)) if chosen == _AUTO else chosen
-        self._backends = {usual: self._new_backend(usual)}
-        for library in _IMPORTED:  # by vLLM when it first uses one: on the event loop
-            importlib.import_module(library)
-
-    def _new_backend(self, name: str) -> Any:
-        return _BACKENDS[name](self._config, tokenizer=self._tokenizer, vocab_size=self._size)
-
-    def compiled(self, outputs: StructuredOutputsParams) -> TriedGrammar:
-        """Return the grammar, compiled by the library that vLLM chooses for it.
-
-        Raises:
-            ValueError: vLLM refuses it, or takes too long to see whether it does.
-        """
-        config = self._config
-        params, began = SamplingParams(structured_outputs=outputs), time.process_time()
-        params.verify(config.model_config, None, config.structured_outputs_config, self._tokenizer)
-        if (seconds := time.process_time() - began) > CHECK_SECONDS:
-            raise ValueError(f"it is too large: the check of it takes {seconds:.2g} s and more")
-        outputs = params.structured_outputs
-        name = str(outputs._backend)
-        backend = self._backends.get(name) or self._new_backend(name)  # in a child: for it alone
-        grammar = backend.compile_grammar(*get_structured_output_key(outputs))
-        bitmask = torch.full((1, (self._size + 31) // 32), -1, dtype=torch.int32)
-        return TriedGrammar(grammar, bitmask, self._lengths, self._ends)
-
-
-def _named(outputs: StructuredOutputsParams) -> str:
-    try:
-        kind, text = get_structured_output_key(outputs)
-    except RecursionError:
-        raise VLLMValidationError("the JSON schema is nested too deeply") from None
-    return f"{kind} {text}"
-
-
-class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
-    """vLLM's manager of grammars with a library for each kind of request, not the first for all."""
-
-    backend: Any
-    backends: dict[str, Any]
-
-    def grammar_init(self, request: Any) -> None:
-        """As vLLM's, with the request's own library, also for the thread that compiles it."""
-        if request.structured_output_request is None:
-            return
-        outputs = request.structured_output_request.params
-        ours: Any = copy.copy(self)
-        ours.backend = self.backends.get(outputs._backend)
-        StructuredOutputManager.grammar_init(ours, request)  # makes one where there is none
-        self.backend = self.backends[outputs._backend] = ours.backend
-
-
-def keep_every_backend(manager: Any) -> None:
-    """Make an engine's manager, which has had no request yet, one that keeps every library."""
-    manager.backends = {}
-    manager.__class__ = EveryBackend
 
 
 async def _fetch_none(*_: object, **__: object) -> bytes:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm import extension
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
 from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import Phase, State
-from lmi_vllm.server import model_manager
 from tests.server.conftest import Engines, Serve, Serving, engines, serve, until
 
 __all__ = ["engines", "serve"]
@@ -208,7 +208,7 @@ async def test_without_this_extra_the_start_names_it(
 ) -> None:
     """A server that nothing could ever load a model into would be healthy for nothing."""
     left = {name: extra for name, extra in extras().items() if name != "management"}
-    monkeypatch.setattr(model_manager, "extras", lambda: left)
+    monkeypatch.setattr(extension, "extras", lambda: left)
     server = await serve(model=None, SERVING_LOAD_MODELS="NONE")
     code, reason = await server.ended()
     assert (code, "needs the extra management" in reason) == (1, True)

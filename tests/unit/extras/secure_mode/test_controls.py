@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm import extension
 from lmi_vllm.checks import secure_mode
 from lmi_vllm.checks.secure_mode import adapter_violations, start_violations
 from lmi_vllm.config.load import load_settings
@@ -295,7 +296,8 @@ def test_secure_mode_is_refused_where_nothing_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without this extra a start and an adapter are refused, not let through."""
-    monkeypatch.setattr(secure_mode, "extras", dict)
+    for module in (extension, secure_mode):
+        monkeypatch.setattr(module, "extras", dict)
     on = {"SAGEMAKER_SECURE_MODE": "true"}
     (text,) = start_violations(load_settings(on), on, None)
     assert "needs the extra secure_mode, which is not installed" in text
