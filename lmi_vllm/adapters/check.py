@@ -119,17 +119,13 @@ def _check_weights(shapes: Mapping[str, Shape], shown: str, base: BaseModel) -> 
     for module, pair in pairs.items():
         if len(pair) != 2:  # noqa: PLR2004 (A and B)
             raise AdapterRefusedError(f"{shown}: {module} has {next(iter(pair))} only")
-        if _is_matrix_pair(pair):
+        if all(len(shape) == _MATRIX for shape in pair.values()):
             _check_pair(module, pair, shown, base)
     if base.shapes and (unknown := _unknown(list(pairs), base)):
         more = f" and {len(unknown) - _SHOWN_MODULES} more" * (len(unknown) > _SHOWN_MODULES)
         raise AdapterRefusedError(
             f"{shown}: the base model has no {', '.join(unknown[:_SHOWN_MODULES])}{more}"
         )
-
-
-def _is_matrix_pair(pair: Mapping[str, Shape]) -> bool:
-    return all(len(shape) == _MATRIX for shape in pair.values())
 
 
 def _unknown(modules: list[str], base: BaseModel) -> list[str]:

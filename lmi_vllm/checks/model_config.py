@@ -32,7 +32,7 @@ class ModelFiles:
 
     @property
     def unread_warning(self) -> str:
-        """The warning that checks were skipped without config.json; empty if it is known."""
+        """The warning that checks were skipped, for files with a problem."""
         return f"the settings were not checked against the model: {self.problem}"
 
 

@@ -29,7 +29,7 @@ from lmi_vllm.config.variable_names import (
     option_key,
 )
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import Origin, OriginKind
 
 
 class RawSource(PydanticBaseSettingsSource):

@@ -25,7 +25,7 @@ from lmi_vllm.config.settings import (
 )
 from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import resolve_address
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
 
 

@@ -9,8 +9,7 @@ from typing import Final
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ModelSourceError, NoModelError
-from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import ModelArtifacts, Origin, OriginKind
 from lmi_vllm.sources.archives import is_archive, without_archive_ending
 from lmi_vllm.sources.local import (
     file_url_path,

@@ -30,6 +30,7 @@ _DTYPES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _DECIMAL: Final = MappingProxyType({"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12})
 _BINARY: Final = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40})
+_LIST_NEEDED: Final = 'a list is needed: ["a", "b"] or a,b'
 _LONGEST_NUMBER: Final = 40  # digits: longer text is no setting, and int() takes quadratic time
 
 
@@ -204,14 +205,22 @@ def modality_limits(text: str) -> dict[str, object]:
     return limits
 
 
+def items(text: str) -> list[object]:
+    """A JSON array, else a comma-separated list."""
+    if not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    value = json_value(text)
+    if not isinstance(value, list):
+        raise ValueError(_LIST_NEEDED)
+    return value
+
+
 def words(text: str) -> list[str]:
     """A JSON array of texts, else a comma-separated list."""
-    if text.lstrip().startswith("["):
-        value = json_value(text)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ValueError('a list is needed: ["a", "b"] or a,b')
-        return value
-    return [part.strip() for part in text.split(",") if part.strip()]
+    found = [item for item in items(text) if isinstance(item, str)]
+    if len(found) < len(items(text)):
+        raise ValueError(_LIST_NEEDED)
+    return found
 
 
 def dtype(text: str) -> str:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.setting import CommandLine, Report
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.sources.local import is_file, without_file_scheme
 from lmi_vllm.sources.model_store import PROPERTIES_NAME, StoreFinding
 from lmi_vllm.sources.table import is_store

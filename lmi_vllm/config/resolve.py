@@ -11,7 +11,7 @@ from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
 from lmi_vllm.config.value_rules import VALUE_RULES
 from lmi_vllm.config.vllm_schema import coerce, load_release
-from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.messages import DEFAULT_ORIGIN, Origin, OriginKind
 
 # Also written without a prefix in serving.properties, as LMI reads it.
 _UNPREFIXED_OPTIONS: Final = ("model_loading_timeout", "normalize")

@@ -7,7 +7,7 @@ from typing import Self
 
 from lmi_vllm.config.options.row import EffectWord, Option
 from lmi_vllm.config.secrets import mask_text, mask_value
-from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
+from lmi_vllm.messages import DEFAULT_ORIGIN, Origin
 
 FILE_PREFIX = "option."  # of a model's option in a properties file
 

@@ -21,7 +21,7 @@ from lmi_vllm.config.variable_names import (
     variable_suggestions,
 )
 from lmi_vllm.extension import extras
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import Origin, OriginKind
 
 # Extra -> the names that it reads (`make docs` writes the file). A setting of an extra that is not
 # installed is reported by it.

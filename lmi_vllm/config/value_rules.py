@@ -13,8 +13,7 @@ from typing import Final
 from lmi_vllm.config import parsers as text_parsers
 from lmi_vllm.config.listen import ListenAddress, read_address
 from lmi_vllm.config.setting import CommandLine, Setting
-from lmi_vllm.messages import FRAMINGS
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import FRAMINGS, Origin, OriginKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,13 +189,8 @@ def coerce(argument: VllmArgument, text: str) -> object:
         return text_parsers.json_value(text)
     if not argument.is_list:
         return _checked(argument, _KINDS[argument.kind](text))
-    if text.lstrip().startswith("["):
-        items = text_parsers.json_value(text)
-        if not isinstance(items, list):
-            raise ValueError('a list is needed: ["a", "b"] or a,b')
-        texts = [item if isinstance(item, str) else json.dumps(item) for item in items]
-    else:
-        texts = [part.strip() for part in text.split(",") if part.strip()]
+    items = text_parsers.items(text)
+    texts = [item if isinstance(item, str) else json.dumps(item) for item in items]
     return [_checked(argument, _KINDS[argument.kind](item)) for item in texts]
 
 

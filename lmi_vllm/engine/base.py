@@ -188,8 +188,8 @@ class GrammarTrials(Protocol):
         ...
 
 
-class EngineProcess(Protocol):
-    """The calls of health checks and watchdogs: liveness, progress, end."""
+class Engine(Protocol):
+    """Generates tokens, answers OpenAI calls and holds adapters."""
 
     @property
     def running_requests(self) -> int:
@@ -227,10 +227,6 @@ class EngineProcess(Protocol):
     async def close(self) -> None:
         """End the engine and all its processes; may be called twice."""
         ...
-
-
-class Engine(EngineProcess, Protocol):
-    """Generates tokens, answers OpenAI calls and holds adapters."""
 
     @property
     def max_model_len(self) -> int:

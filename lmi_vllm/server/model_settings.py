@@ -9,11 +9,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import find_in_store
-from lmi_vllm.config.properties import PropertiesFile, parse_properties, read_properties
+from lmi_vllm.config.properties import parse_properties, read_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.lifecycle import Phase, StartProgress
@@ -58,10 +57,6 @@ async def complete_settings(
             environ=environ,
             on_progress=lambda progress: start.report(asdict(progress)),
         )
-        properties = _properties_in(await asyncio.to_thread(fetch))
+        path = await asyncio.to_thread(fetch) / PROPERTIES_NAME
+        properties = read_properties(path) if path.is_file() else None
     return settings if properties is None else load_settings(environ, typed, properties)
-
-
-def _properties_in(directory: Path) -> PropertiesFile | None:
-    path = directory / PROPERTIES_NAME
-    return read_properties(path) if path.is_file() else None

@@ -125,7 +125,7 @@ async def _listen(site: _Site) -> None:
         await site.start()
     except OSError as error:
         await site.end()
-        raise _cannotlisten(site.name, error) from error
+        raise _cannot_listen(site.name, error) from error
 
 
 async def _check_free(address: ListenAddress) -> None:
@@ -135,10 +135,10 @@ async def _check_free(address: ListenAddress) -> None:
             asyncio.Protocol, address.host, address.port
         )
     except OSError as error:
-        raise _cannotlisten(address.url(), error) from error
+        raise _cannot_listen(address.url(), error) from error
     server.close()
     await server.wait_closed()
 
 
-def _cannotlisten(url: str, error: OSError) -> StartupError:
+def _cannot_listen(url: str, error: OSError) -> StartupError:
     return StartupError(f"cannot listen on {url}: {error.strerror or error}")

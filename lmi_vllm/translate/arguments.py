@@ -1,7 +1,7 @@
 """`Settings` + model + devices -> one `Translation`, made once for a start, without vLLM.
 
-Rows that map one to one come from the option table. Each rule is a function in translate/rules.py
-or parallel.py.
+Rows of the option table that map one to one are put here. Each rule is a function in rules.py or
+parallel.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +17,22 @@ from lmi_vllm.checks.model import (
 )
 from lmi_vllm.checks.model_config import ModelFiles, read_local_files
 from lmi_vllm.config.model_source import locate_model
+from lmi_vllm.config.options.row import EffectWord, Option
+from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.variable_names import find_option
 from lmi_vllm.errors import ModelSourceError, NoModelError
 from lmi_vllm.extension import extensions
-from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.messages import (
+    DEFAULT_ORIGIN,
+    EngineArguments,
+    ModelArtifacts,
+    Origin,
+    OriginKind,
+    ServingProfile,
+)
 from lmi_vllm.sources.local import is_directory, is_file
-from lmi_vllm.translate import parallel, rows
+from lmi_vllm.translate import parallel
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule
@@ -120,19 +130,64 @@ def translate(
     if files is None:
         files = ModelFiles() if model is None else read_local_files(model)
     draft = ArgumentDraft(settings, model, devices, config=files.config or {})
-    rows.put_model(draft)
-    rows.put_plain(draft)
+    _put_model(draft)
+    _put_plain(draft)
     for rule in (*_RULES, *extensions(lambda extra: extra.rules)):
         rule(draft)
     for rule in extensions(lambda extra: extra.fallback_rules):
         rule(draft)
-    rows.put_defaults(draft)
+    _put_defaults(draft)
     for rule in extensions(lambda extra: extra.placement_rules):
         rule(draft)
     parallel.assign_devices(draft)
     for rule in extensions(lambda extra: extra.late_rules):
         rule(draft)
     return _with_checkpoint_rules(draft)
+
+
+def _put_model(draft: ArgumentDraft) -> None:
+    """The model as the engine gets it."""
+    model, model_id = draft.model, draft.settings.model.details.model_id
+    if model is None:
+        return
+    origin = model_id.origin
+    if not model_id.is_set and model.directory is not None:
+        origin = Origin(OriginKind.DERIVED, str(model.directory))
+    draft.put("model", model.model, origin)
+
+
+def mapped_rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
+    """Every option that is set and maps, with its row; arguments of vLLM have none."""
+    own = [(one, find_option(one.name)) for one in draft.settings.model.details.values()]
+    brought = [
+        (one, row)
+        for extra in draft.settings.extras
+        for one in extra.details.values()
+        if (row := find_option(one.name))
+    ]
+    return [
+        (setting, row)
+        for setting, row in (*own, *brought)
+        if setting.effect == EffectWord.MAPS_TO and setting.is_set
+    ]
+
+
+def _put_plain(draft: ArgumentDraft) -> None:
+    """Set options that become their argument unchanged, passed-through ones included."""
+    for setting, row in mapped_rows(draft):
+        if row is None or not (row.effect.is_computed or row.effect.is_fallback):
+            draft.put(setting.targets[0], setting.value, setting.origin)
+
+
+def _put_defaults(draft: ArgumentDraft) -> None:
+    """Set the arguments that LMI always passes."""
+    for setting in draft.settings.model.details.values():
+        row = find_option(setting.name)
+        if setting.is_set or row is None or setting.effect != EffectWord.MAPS_TO:
+            continue
+        if not (row.effect.is_computed or row.effect.is_fallback):
+            draft.put_if_unset(setting.targets[0], setting.value, DEFAULT_ORIGIN)
+    draft.put_if_unset("revision", None, DEFAULT_ORIGIN)
 
 
 def translate_checkpoint(

@@ -6,8 +6,7 @@ from typing import Final
 
 from lmi_vllm.config.setting import Sentence, Setting
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.messages import DEFAULT_ORIGIN, ModelArtifacts, Origin, OriginKind
 from lmi_vllm.translate.devices import Devices
 
 # Origins of copies that no setting asks for.

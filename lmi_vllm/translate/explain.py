@@ -11,8 +11,7 @@ from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.extension import extensions
-from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.messages import DEFAULT_ORIGIN, ModelArtifacts, Origin, OriginKind
 from lmi_vllm.translate.arguments import Translation
 
 _NO_MODEL: Final = (

@@ -1,7 +1,7 @@
 """Devices -> tensor, pipeline and data parallel sizes."""
 
 from lmi_vllm.config.setting import Setting
-from lmi_vllm.origin import OriginKind
+from lmi_vllm.messages import OriginKind
 from lmi_vllm.translate.draft import FREE_GPUS, ArgumentDraft
 
 

@@ -10,7 +10,7 @@ from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.vllm_schema import installed_release, load_release
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.origin import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.messages import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.sources.local import is_directory, is_file, without_file_scheme
 from lmi_vllm.sources.table import is_store
 from lmi_vllm.translate.draft import ArgumentDraft

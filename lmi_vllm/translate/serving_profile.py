@@ -10,7 +10,6 @@ from lmi_vllm.messages import (
 )
 from lmi_vllm.translate.rules import served_task
 
-_DEFAULT_NAMES = ("lmi",)
 _DEFAULT_MAX_LOGPROBS = 20  # vLLM's own
 
 
@@ -18,10 +17,10 @@ def build_serving_profile(
     settings: Settings, model: ModelArtifacts | None, engine: EngineArguments
 ) -> ServingProfile:
     """The profile of the configured model, which the engine runs with these arguments."""
-    arguments = engine.values
+    arguments, names = engine.values, engine.values.get("served_model_name")
     return ServingProfile(
         model_name=model.name if model is not None else "model",
-        served_names=_served_names(arguments.get("served_model_name")),
+        served_names=tuple(map(str, names)) if isinstance(names, list) and names else ("lmi",),
         task=served_task(arguments),
         output_formatter=settings.model.output_formatter,
         tgi_compat=settings.model.tgi_compat,
@@ -62,10 +61,3 @@ def _limits(settings: Settings, engine: EngineArguments) -> RequestLimits:
         grammar_timeout=settings.server.lmi_grammar_timeout,
         max_logprobs=engine.number("max_logprobs", _DEFAULT_MAX_LOGPROBS),
     )
-
-
-def _served_names(names: object) -> tuple[str, ...]:
-    """The names of the model."""
-    if isinstance(names, list) and names:
-        return tuple(str(name) for name in names)
-    return _DEFAULT_NAMES

@@ -3,8 +3,7 @@
 import pytest
 
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.messages import EngineArguments
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import EngineArguments, Origin, OriginKind
 
 pytestmark = pytest.mark.vllm
 ray_utils = pytest.importorskip("vllm.v1.executor.ray_utils", reason="needs vLLM: make setup")

@@ -10,20 +10,20 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|messages|hooks|multipart|origin|_version|extension|clock)\.\w+"
+SHARED = r"(errors|messages|hooks|multipart|_version|extension|clock)\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
 # No package of the core is allowed `extras`; an extra may import the core and itself.
 PACKAGES = {
     "errors": r"",
-    "messages": r"(origin|errors)\..*",
+    "messages": r"errors\..*",
     "hooks": r"(errors|messages)\..*|inference\.lmi_lane\.LmiRequest",  # a type, for the checker
     "multipart": r"errors\..*",
-    "origin": r"",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
-    "extension": r"translate\.draft\.(Explained(Note|Rows)|Rule)|web\.request\.(PathPrefix|RouteGroup)"
+    "extension": r"translate\.draft\.(Explained(Note|Rows)|Rule)"
+    r"|web\.request\.(PathPrefix|RouteGroup)"
     r"|checks\.secure_mode\.(Adapter|Start)Check"
     r"|commands\.serve\.RunMode|config\.settings\.(Extra)?Settings"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"

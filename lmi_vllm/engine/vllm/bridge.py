@@ -28,12 +28,11 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import Exchange
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
-from lmi_vllm.engine.vllm.names import VllmEngineDeadError, to_lora_request
+from lmi_vllm.engine.vllm.names import VllmEngineDeadError, create_error_response, to_lora_request
 from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_conversation
@@ -54,8 +53,6 @@ from lmi_vllm.messages import (
 )
 from lmi_vllm.multipart import boundary_of, with_field
 from lmi_vllm.telemetry.records import current_record
-
-__all__ = ["BackgroundTasks", "Bridge", "create_error_response"]
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,7 @@ from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import inspect_adapters
 from lmi_vllm.engine.vllm.workarounds.not_finite import end_not_finite
 from lmi_vllm.errors import ConfigurationError, EngineStartError
-from lmi_vllm.messages import EngineArguments
-from lmi_vllm.origin import DEFAULT_ORIGIN, Origin
+from lmi_vllm.messages import DEFAULT_ORIGIN, EngineArguments, Origin
 
 try:  # 0.33 moved it; the old path is the one of 0.32
     from vllm.entrypoints.common.cli_args import FrontendArgs, make_arg_parser

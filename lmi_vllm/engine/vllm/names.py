@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -44,6 +45,7 @@ __all__ = [
     "StructuredOutputsParams",
     "VLLMValidationError",
     "VllmEngineDeadError",
+    "create_error_response",
     "current_platform",
     "our_errors",
     "parse_model_prompt",

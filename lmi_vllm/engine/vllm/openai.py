@@ -21,8 +21,8 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import raw_headers
-from lmi_vllm.engine.vllm.bridge import Bridge, create_error_response
-from lmi_vllm.engine.vllm.names import LoRARequest, VllmEngineDeadError
+from lmi_vllm.engine.vllm.bridge import Bridge
+from lmi_vllm.engine.vllm.names import LoRARequest, VllmEngineDeadError, create_error_response
 from lmi_vllm.engine.vllm.outputs import DirectTexts, EngineOutputs
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
 from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply

@@ -13,7 +13,7 @@ from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.origin import DEFAULT_ORIGIN
+from lmi_vllm.messages import DEFAULT_ORIGIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _Config = Mapping[str, object]

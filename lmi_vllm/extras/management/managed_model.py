@@ -10,8 +10,7 @@ from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import Fault, ManagementError
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments
-from lmi_vllm.origin import OriginKind
+from lmi_vllm.messages import EngineArguments, OriginKind
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.translate.devices import detect_devices
 

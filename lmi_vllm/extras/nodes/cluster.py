@@ -17,8 +17,7 @@ from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.messages import EngineArguments
-from lmi_vllm.origin import DEFAULT_ORIGIN
+from lmi_vllm.messages import DEFAULT_ORIGIN, EngineArguments
 from lmi_vllm.translate.draft import ArgumentDraft
 
 logger = logging.getLogger(__name__)

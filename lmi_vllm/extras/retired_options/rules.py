@@ -2,8 +2,8 @@
 
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.extras.retired_options.options import DroppedArguments, ForeignOptions
+from lmi_vllm.translate.arguments import mapped_rows
 from lmi_vllm.translate.draft import ArgumentDraft
-from lmi_vllm.translate.rows import mapped_rows
 
 
 def legacy_arguments(draft: ArgumentDraft) -> None:

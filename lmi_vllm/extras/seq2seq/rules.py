@@ -11,8 +11,7 @@ from typing import Final
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.messages import EngineArguments
-from lmi_vllm.origin import DEFAULT_ORIGIN
+from lmi_vllm.messages import DEFAULT_ORIGIN, EngineArguments
 from lmi_vllm.translate.draft import FREE_GPUS, ArgumentDraft
 
 ARCHITECTURES: Final = frozenset(

@@ -11,7 +11,7 @@ from lmi_vllm._version import __version__
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.server.plan import StartPlan
 

@@ -13,7 +13,7 @@ from lmi_vllm.config.options.row import FILE, computes, no_effect, option, ours,
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
-from lmi_vllm.origin import DEFAULT_ORIGIN
+from lmi_vllm.messages import DEFAULT_ORIGIN
 from lmi_vllm.translate.draft import ArgumentDraft
 from lmi_vllm.translate.rules import served_task
 

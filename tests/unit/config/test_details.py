@@ -14,7 +14,7 @@ from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.setting import Details, Sentence
 from lmi_vllm.config.settings import ModelSettings
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.origin import OriginKind
+from lmi_vllm.messages import OriginKind
 
 # The core alone is tested as a folder of links.
 FILES = [

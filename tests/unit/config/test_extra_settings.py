@@ -14,7 +14,7 @@ from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTIN
 from lmi_vllm.config.options.row import ENV, option, ours, variable
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import Origin, OriginKind
 
 
 class PetSettings(ExtraSettings):

@@ -7,7 +7,7 @@ import pytest
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.setting import CommandLine
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import Origin, OriginKind
 from tests.unit.conftest import ExplainRun
 
 MODEL_ORDER = (  # file, environment, server or option name, value, origin

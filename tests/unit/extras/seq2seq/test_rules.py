@@ -9,8 +9,7 @@ import pytest
 
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.seq2seq.rules import runs_here
-from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import EngineArguments, ModelArtifacts, Origin, OriginKind
 from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import Devices
 from tests.unit.conftest import ExplainRun

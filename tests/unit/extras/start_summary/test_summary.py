@@ -5,8 +5,7 @@ from lmi_vllm.extras.start_summary.summary import StartSummary
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
-from lmi_vllm.origin import Origin, OriginKind
+from lmi_vllm.messages import EngineArguments, ModelArtifacts, Origin, OriginKind, ServingProfile
 from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import Devices
