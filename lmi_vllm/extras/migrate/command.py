@@ -11,22 +11,23 @@ from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.migrate.migration import (
     Migration,
+    SourceServer,
     StepOutcome,
     as_properties,
     as_variables,
-    detect_origin,
+    detect_server,
     migrate_lmi,
     migrate_sagemaker_vllm,
     migrate_tgi,
     migrate_vllm,
 )
 
-ORIGINS = ("auto", "lmi", "tgi", "vllm", "sm-vllm")
+AUTO = "auto"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
-    parser.add_argument("--from", dest="origin", choices=ORIGINS, default="auto",
+    parser.add_argument("--from", dest="server", choices=(AUTO, *SourceServer), default=AUTO,
                         help="which server the configuration is for")  # fmt: skip
     parser.add_argument("--properties", metavar="FILE", help="a serving.properties")
     about = "variables: NAME=value lines or a JSON object (default: our own environment)"
@@ -49,10 +50,9 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     variables = _read_environment(arguments.environment) if arguments.environment else environ
     flags = [word for word in arguments.flags if word != "--"]
     file = _read_properties(arguments.properties) if arguments.properties else None
-    origin = arguments.origin
-    if origin == "auto":
-        origin = detect_origin(variables, file, bool(flags))
-    migration = _migrate(origin, variables, file, flags)
+    asked, found = arguments.server, detect_server(variables, file, bool(flags))
+    server = found if asked == AUTO else SourceServer(asked)
+    migration = _migrate(server, variables, file, flags)
     if arguments.output:
         Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
     formats = {"json": _as_json, "environment": _as_environment, "text": _as_text}
@@ -69,14 +69,17 @@ def _take_leading_file(arguments: argparse.Namespace) -> None:
 
 
 def _migrate(
-    origin: str, environ: Mapping[str, str], file: PropertiesFile | None, flags: list[str]
+    server: SourceServer,
+    environ: Mapping[str, str],
+    file: PropertiesFile | None,
+    flags: list[str],
 ) -> Migration:
-    """Return the migration from server `origin`."""
-    if origin == "vllm":
+    """Return the migration from that server."""
+    if server is SourceServer.VLLM:
         return migrate_vllm(flags)
-    if origin == "sm-vllm":
+    if server is SourceServer.SAGEMAKER_VLLM:
         return migrate_sagemaker_vllm(environ)
-    return migrate_tgi(environ) if origin == "tgi" else migrate_lmi(environ, file)
+    return migrate_tgi(environ) if server is SourceServer.TGI else migrate_lmi(environ, file)
 
 
 def _read_properties(path: str) -> PropertiesFile:
@@ -115,7 +118,7 @@ def _as_json(migration: Migration) -> str:
         for step in migration.steps
     ]
     document = {
-        "from": migration.origin,
+        "from": migration.server,
         "properties": migration.properties,
         "environment": migration.environment,
         **{str(word): [step for step in steps if step["outcome"] == word] for word in StepOutcome},
@@ -125,7 +128,7 @@ def _as_json(migration: Migration) -> str:
 
 def _as_text(migration: Migration) -> str:
     """Return serving.properties, the variables beside it, and the report as comments."""
-    lines = [f"# serving.properties, migrated from {migration.origin}"]
+    lines = [f"# serving.properties, migrated from {migration.server}"]
     lines += as_properties(migration.properties).splitlines()
     if migration.environment:
         lines += ["", "# environment variables, to be set beside it:"]
@@ -136,7 +139,7 @@ def _as_text(migration: Migration) -> str:
 def _as_environment(migration: Migration) -> str:
     """Return variables as `docker --env-file` takes them, and the report as comments."""
     variables, rest = as_variables(migration)
-    lines = [f"# environment, migrated from {migration.origin}"]
+    lines = [f"# environment, migrated from {migration.server}"]
     lines += [f"{name}={text}" for name, text in variables.items()]
     if rest:
         lines += ["", "# for serving.properties, where alone it can stand:"]

@@ -29,9 +29,11 @@ from lmi_vllm.extras.migrate.tgi_variables import (
     Replacement,
     not_needed,
     refused,
-    same_value,
+    same_in_variable,
+    variable,
 )
 from lmi_vllm.extras.migrate.vllm_flags import Flag, read_flags, read_variables
+from lmi_vllm.messages import OriginKind
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
 
@@ -44,7 +46,7 @@ _VARIABLES: Final = frozenset(row.name for row in all_rows().variables)
 
 def _cors(name: str) -> Converter:
     """Convert what other sites may do, which vLLM takes as JSON lists."""
-    return lambda text: Replacement(f"SERVING_CORS_ALLOWED_{name}", ",".join(words(text)))
+    return lambda text: variable(f"SERVING_CORS_ALLOWED_{name}", ",".join(words(text)))
 
 
 def _credentials(text: str) -> Replacement:
@@ -62,15 +64,15 @@ def _lora_modules(text: str) -> Replacement:
 
 _FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
     {
-        "api_key": same_value("LMI_API_KEY"),
-        "api_server_count": same_value("LMI_FRONTEND_PROCESSES"),
+        "api_key": same_in_variable("LMI_API_KEY"),
+        "api_server_count": same_in_variable("LMI_FRONTEND_PROCESSES"),
         "allowed_origins": _cors("ORIGIN"),
         "allowed_methods": _cors("METHODS"),
         "allowed_headers": _cors("HEADERS"),
         "allow_credentials": _credentials,
         "lora_modules": _lora_modules,
-        "ssl_keyfile": same_value("SERVING_PRIVATE_KEY_FILE"),
-        "ssl_certfile": same_value("SERVING_CERTIFICATE_FILE"),
+        "ssl_keyfile": same_in_variable("SERVING_PRIVATE_KEY_FILE"),
+        "ssl_certfile": same_in_variable("SERVING_CERTIFICATE_FILE"),
         "tool_server": refused("tool servers are not supported"),
         "headless": refused("one process serves one node"),
         "grpc": refused("there is no gRPC server"),
@@ -81,6 +83,15 @@ _FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
 _OTHER_FRONT_END: Final = not_needed(
     "it belongs to vLLM's own HTTP server, which this server replaces"
 )
+
+
+class SourceServer(StrEnum):
+    """The server that a configuration was written for, as `--from` names it."""
+
+    LMI = "lmi"
+    TGI = "tgi"
+    VLLM = "vllm"
+    SAGEMAKER_VLLM = "sm-vllm"
 
 
 class StepOutcome(StrEnum):
@@ -105,7 +116,7 @@ class Step:
 class Migration:
     """The configuration being written, and the report."""
 
-    origin: str
+    server: SourceServer
     properties: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -117,17 +128,16 @@ class Migration:
             return
         becomes = "nothing to set"
         if replacement.key is not None:
-            becomes = self._write(replacement.key, replacement.text)
+            becomes = self._write(replacement.key, replacement.text, replacement.kind)
         is_same = replacement.key is not None and not replacement.why
         outcome = StepOutcome.MAPPED if is_same else StepOutcome.APPROXIMATED
         self.steps.append(Step(outcome, source, becomes, replacement.why))
 
-    def _write(self, key: str, text: str) -> str:
+    def _write(self, key: str, text: str, kind: OriginKind) -> str:
         """Set `key`; a secret is never copied, the text for the report has its new name alone."""
-        is_variable = key.isupper()
         if is_secret(key) and not key.endswith("_FILE"):
             return f"{key} (set it to the same value)"
-        (self.environment if is_variable else self.properties)[key] = text
+        (self.environment if kind is OriginKind.VARIABLE else self.properties)[key] = text
         return f"{key}={mask_text(key.removeprefix(FILE_PREFIX), text)}"
 
     def default(self, key: str, text: str, why: str) -> None:
@@ -142,19 +152,23 @@ class Migration:
         return all(step.outcome is not StepOutcome.REFUSED for step in self.steps)
 
 
-def detect_origin(environ: Mapping[str, str], file: PropertiesFile | None, flags: bool) -> str:
-    """Return which server the configuration is for: vllm, sm-vllm, lmi or tgi."""
+def detect_server(
+    environ: Mapping[str, str], file: PropertiesFile | None, flags: bool
+) -> SourceServer:
+    """Return the server that the configuration is for."""
     if flags:
-        return "vllm"
+        return SourceServer.VLLM
     if any(name.startswith("SM_VLLM_") for name in environ):
-        return "sm-vllm"
-    is_lmi = file is not None or any(name.startswith("OPTION_") for name in environ)
-    return "tgi" if not is_lmi and any(name in environ for name in TGI_ONLY_NAMES) else "lmi"
+        return SourceServer.SAGEMAKER_VLLM
+    if file is not None or any(name.startswith(OPTION_PREFIX) for name in environ):
+        return SourceServer.LMI
+    is_tgi = any(name in environ for name in TGI_ONLY_NAMES)
+    return SourceServer.TGI if is_tgi else SourceServer.LMI
 
 
 def migrate_tgi(environ: Mapping[str, str]) -> Migration:
     """Return the migration of a TGI environment."""
-    migration = Migration("tgi")
+    migration = Migration(SourceServer.TGI)
     for name, text in environ.items():
         convert = TGI_VARIABLES.get(name)
         if convert is None or not text:
@@ -179,7 +193,7 @@ def _add_pairs(migration: Migration, given: Mapping[str, str]) -> None:
         host = "0.0.0.0"
     if "PORT" in given:
         address = f"http://{host}:{given['PORT']}"
-        migration.add(f"PORT={given['PORT']}", Replacement("SERVING_INFERENCE_ADDRESS", address))
+        migration.add(f"PORT={given['PORT']}", variable("SERVING_INFERENCE_ADDRESS", address))
     if "ROPE_SCALING" in given or "ROPE_FACTOR" in given:
         factor = given.get("ROPE_FACTOR", "1.0")
         kind = given.get("ROPE_SCALING", "linear")
@@ -196,12 +210,12 @@ def _add_pairs(migration: Migration, given: Mapping[str, str]) -> None:
 
 def migrate_vllm(flags: Sequence[str]) -> Migration:
     """Return the migration of the flags of `vllm serve`."""
-    return _from_flags(Migration("vllm"), read_flags(flags))
+    return _from_flags(Migration(SourceServer.VLLM), read_flags(flags))
 
 
 def migrate_sagemaker_vllm(environ: Mapping[str, str]) -> Migration:
     """Return the migration of `SM_VLLM_*` variables."""
-    migration = Migration("sm-vllm")
+    migration = Migration(SourceServer.SAGEMAKER_VLLM)
     _name_secrets(migration, environ)
     return _from_flags(migration, read_variables(environ))
 
@@ -213,7 +227,7 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     properties = migration.properties
     address = _vllm_address(flags)
     if address.startswith("https") and "SERVING_INFERENCE_ADDRESS" not in migration.environment:
-        migration.add("(default)", Replacement("SERVING_INFERENCE_ADDRESS", address))
+        migration.add("(default)", variable("SERVING_INFERENCE_ADDRESS", address))
     if "option.model_id" in properties:
         model = properties["option.model_id"]
         migration.default("option.served_model_name", model, "vllm serve answers to the model id")
@@ -237,7 +251,7 @@ def _replacement_of_flag(flag: Flag, flags: Sequence[Flag]) -> Replacement:
     if flag.is_engine or find_option(flag.name) is not None:
         return Replacement(f"option.{flag.name}", flag.text)
     if flag.name in ("host", "port"):
-        return Replacement("SERVING_INFERENCE_ADDRESS", _vllm_address(flags))
+        return variable("SERVING_INFERENCE_ADDRESS", _vllm_address(flags))
     return _FRONT_END.get(flag.name, _OTHER_FRONT_END)(flag.text)
 
 
@@ -250,7 +264,7 @@ def _vllm_address(flags: Sequence[Flag]) -> str:
 
 def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migration:
     """Return the migration of an LMI configuration of any backend."""
-    migration = Migration("lmi")
+    migration = Migration(SourceServer.LMI)
     without_secrets = {name: text for name, text in environ.items() if not is_secret(name)}
     settings = load_settings({**without_secrets, **_NO_STORE}, extra_properties=file)
     translation = translate(settings, None, Devices(_ENOUGH_GPUS))
@@ -293,7 +307,7 @@ def _name_secrets(migration: Migration, environ: Mapping[str, str]) -> None:
     for name, text in environ.items():
         is_read = name in known or name.startswith(OPTION_PREFIX)
         if text and is_read and is_secret(name):
-            migration.add(f"{name}={mask_text(name, text)}", Replacement(name, text))
+            migration.add(f"{name}={mask_text(name, text)}", variable(name, text))
 
 
 def _as_written(setting: Setting, text: str | None) -> str:
@@ -320,7 +334,7 @@ def _replacement_of_setting(setting: Setting, why: str, *, is_used: bool) -> Rep
         key = f"{FILE_PREFIX}{setting.targets[0]}"
     server = _SERVER_ROWS.get(setting.name)
     if server is not None and FILE not in server.written:
-        key = f"{SERVING_PREFIX}{setting.name.upper()}"
+        return variable(f"{SERVING_PREFIX}{setting.name.upper()}", as_text(setting.value), why)
     return Replacement(key, as_text(setting.value), why)
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.parsers import boolean
+from lmi_vllm.messages import OriginKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Replacement:
     text: str = ""
     why: str = ""  # set where it is only an approximation, or where it is refused
     is_refused: bool = False
+    kind: OriginKind = OriginKind.FILE  # of the place where it is to be written
 
 
 Converter = Callable[[str], Replacement]
@@ -28,6 +30,16 @@ Converter = Callable[[str], Replacement]
 def same_value(key: str, why: str = "") -> Converter:
     """Return a converter that sets `key` to the same text."""
     return lambda text: Replacement(key, text, why)
+
+
+def variable(name: str, text: str, why: str = "") -> Replacement:
+    """Return the replacement by an environment variable."""
+    return Replacement(name, text, why, kind=OriginKind.VARIABLE)
+
+
+def same_in_variable(name: str, why: str = "") -> Converter:
+    """Return a converter that sets the variable `name` to the same text."""
+    return lambda text: variable(name, text, why)
 
 
 def not_needed(why: str) -> Converter:
@@ -122,8 +134,8 @@ TGI_VARIABLES: Final[Mapping[str, Converter]] = MappingProxyType(
         "TRUST_REMOTE_CODE": same_value("option.trust_remote_code"),
         "HF_MODEL_TRUST_REMOTE_CODE": same_value("option.trust_remote_code"),
         "MAX_CONCURRENT_REQUESTS": same_value("job_queue_size"),
-        "MAX_BEST_OF": same_value("LMI_MAX_SEQUENCES"),
-        "MAX_STOP_SEQUENCES": same_value("LMI_MAX_STOP_STRINGS"),
+        "MAX_BEST_OF": same_in_variable("LMI_MAX_SEQUENCES"),
+        "MAX_STOP_SEQUENCES": same_in_variable("LMI_MAX_STOP_STRINGS"),
         "MAX_TOP_N_TOKENS": same_value(
             "option.max_logprobs", "also bounds the OpenAI routes' logprobs"
         ),
@@ -146,15 +158,15 @@ TGI_VARIABLES: Final[Mapping[str, Converter]] = MappingProxyType(
         "SHARD_UDS_PATH": not_needed("there is no launcher and no router"),
         "MASTER_ADDR": not_needed("one process on one node needs none"),
         "MASTER_PORT": not_needed("one process on one node needs none"),
-        "HUGGINGFACE_HUB_CACHE": same_value("HF_HUB_CACHE"),
-        "WEIGHTS_CACHE_OVERRIDE": same_value("HF_HUB_CACHE"),
+        "HUGGINGFACE_HUB_CACHE": same_in_variable("HF_HUB_CACHE"),
+        "WEIGHTS_CACHE_OVERRIDE": same_in_variable("HF_HUB_CACHE"),
         "DISABLE_CUSTOM_KERNELS": not_needed("vLLM chooses kernels that the GPU has"),
         "CUDA_MEMORY_FRACTION": same_value("option.gpu_memory_utilization"),
         "JSON_OUTPUT": not_needed("logs are plain lines"),
-        "OTLP_ENDPOINT": same_value("OTEL_EXPORTER_OTLP_ENDPOINT"),
-        "OTLP_SERVICE_NAME": same_value("OTEL_SERVICE_NAME"),
-        "CORS_ALLOW_ORIGIN": same_value("SERVING_CORS_ALLOWED_ORIGIN"),
-        "API_KEY": same_value("LMI_API_KEY"),
+        "OTLP_ENDPOINT": same_in_variable("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        "OTLP_SERVICE_NAME": same_in_variable("OTEL_SERVICE_NAME"),
+        "CORS_ALLOW_ORIGIN": same_in_variable("SERVING_CORS_ALLOWED_ORIGIN"),
+        "API_KEY": same_in_variable("LMI_API_KEY"),
         "WATERMARK_GAMMA": refused(
             "TGI's watermark does not exist here; see vLLM's watermark_config"
         ),
@@ -171,9 +183,9 @@ TGI_VARIABLES: Final[Mapping[str, Converter]] = MappingProxyType(
         "MAX_CLIENT_BATCH_SIZE": not_needed("max_request_size bounds a request"),
         "LORA_ADAPTERS": _lora,
         "USAGE_STATS": not_needed("there are no usage statistics"),
-        "PAYLOAD_LIMIT": same_value("SERVING_MAX_REQUEST_SIZE"),
+        "PAYLOAD_LIMIT": same_in_variable("SERVING_MAX_REQUEST_SIZE"),
         "ENABLE_PREFILL_LOGPROBS": not_needed("decoder_input_details in the request is enough"),
-        "GRACEFUL_TERMINATION_TIMEOUT": same_value("SERVING_SHUTDOWN_TIMEOUT"),
+        "GRACEFUL_TERMINATION_TIMEOUT": same_in_variable("SERVING_SHUTDOWN_TIMEOUT"),
         "ATTENTION": _attention,
         "PREFIX_CACHING": same_value("option.enable_prefix_caching"),
         "USE_PREFIX_CACHING": same_value("option.enable_prefix_caching"),
