@@ -43,7 +43,9 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
     if finding.url is not None:
         return _listed_model(settings, finding)
     if finding.archive is not None and finding.directory is None:
-        return _packed_model(settings, finding.archive, str(finding.name))
+        place = str(finding.archive)  # `serve` unpacks it before the plan
+        name, revision = clean_name(str(finding.name)), settings.model.revision
+        return ModelArtifacts(name, place, place, revision=revision)
     if finding.directory is not None:
         return _model_of_directory(settings, finding.directory, finding.name)
     if settings.server.sagemaker_multi_model or is_none(settings.server.load_models):
@@ -138,12 +140,6 @@ def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:
         )
     name = clean_name(finding.name or model_name(url))
     return ModelArtifacts(name=name, reference=url, model=url, revision=settings.model.revision)
-
-
-def _packed_model(settings: Settings, archive: Path, name: str) -> ModelArtifacts:
-    """An archive of the store that is not unpacked yet; `serve` unpacks it before the plan."""
-    place = str(archive)
-    return ModelArtifacts(clean_name(name), place, place, revision=settings.model.revision)
 
 
 def _model_of_directory(settings: Settings, directory: Path, name: str | None) -> ModelArtifacts:

@@ -76,7 +76,9 @@ def test_score_that_is_not_finite_is_an_error(
     assert ranker.not_finite > known
 
 
-def test_invocations_say_so(run: LoopThread, embedder: Engine) -> None:
+def test_not_finite_embedding_of_an_openai_call_is_an_error(
+    run: LoopThread, embedder: Engine
+) -> None:
     """LMI's payloads on `/invocations` become this call, which is an error, too."""
     reply = run(embedder.answer_openai(OpenAICall("embeddings", {"input": NOT_FINITE}, {}, "r1")))
     assert (reply.status, b"not finite" in reply.body) == (500, True)

@@ -44,7 +44,7 @@ class Processes(ProcessGroup):
         self.asked.append("detach")
 
 
-class Kept:
+class RunningModel:
     """A model whose engine is restarted when it fails, without a port."""
 
     def __init__(self, engines: Engines, environ: dict[str, str]) -> None:
@@ -62,43 +62,47 @@ class Kept:
 
 
 @pytest.fixture
-async def kept(engines: Engines) -> AsyncIterator[Kept]:
+async def running(engines: Engines) -> AsyncIterator[RunningModel]:
     """A model whose engine is replaced once."""
-    made = Kept(engines, {"SERVING_RETRY_THRESHOLD": "1"})
+    made = RunningModel(engines, {"SERVING_RETRY_THRESHOLD": "1"})
     await made.became(State.HEALTHY)
     yield made
     made.run.cancel()
 
 
-async def test_they_leave_a_dead_engine_and_join_the_next(kept: Kept, engines: Engines) -> None:
+async def test_they_leave_a_dead_engine_and_join_the_next(
+    running: RunningModel, engines: Engines
+) -> None:
     """Each of them hears of the death, and is out before the next engine starts."""
     engines.started[0].die()
-    await kept.became(State.PENDING)
-    await kept.clock.advance(RESTART_PAUSE_SECONDS)
-    await kept.became(State.HEALTHY)
-    assert kept.processes.asked == ["join", "engine died", "detach", "join"]
+    await running.became(State.PENDING)
+    await running.clock.advance(RESTART_PAUSE_SECONDS)
+    await running.became(State.HEALTHY)
+    assert running.processes.asked == ["join", "engine died", "detach", "join"]
 
 
 async def test_too_many_lost_processes_are_a_failure_of_the_engine(
-    kept: Kept, engines: Engines
+    running: RunningModel, engines: Engines
 ) -> None:
     """Its slots are used up: another engine has new ones, within the threshold."""
-    kept.processes.failed.set()
-    await kept.became(State.PENDING)
-    await kept.clock.advance(RESTART_PAUSE_SECONDS)
-    await kept.became(State.HEALTHY)
+    running.processes.failed.set()
+    await running.became(State.PENDING)
+    await running.clock.advance(RESTART_PAUSE_SECONDS)
+    await running.became(State.HEALTHY)
     assert len(engines.started) == 2
     assert engines.started[0].is_closed
-    kept.processes.failed.set()
-    assert await kept.run == Outcome(1, FRONT_ENDS_DIED)
+    running.processes.failed.set()
+    assert await running.run == Outcome(1, FRONT_ENDS_DIED)
 
 
-async def test_a_process_that_cannot_join_fails_the_start(kept: Kept, engines: Engines) -> None:
+async def test_a_process_that_cannot_join_fails_the_start(
+    running: RunningModel, engines: Engines
+) -> None:
     """The engine that it could not join is closed, and nothing stays attached."""
-    kept.processes.refusals = [EngineStartError("a front-end process did not start: x")]
+    running.processes.refusals = [EngineStartError("a front-end process did not start: x")]
     engines.started[0].die()
-    await kept.became(State.PENDING)
-    await kept.clock.advance(RESTART_PAUSE_SECONDS)
-    assert await kept.run == Outcome(1, "a front-end process did not start: x")
+    await running.became(State.PENDING)
+    await running.clock.advance(RESTART_PAUSE_SECONDS)
+    assert await running.run == Outcome(1, "a front-end process did not start: x")
     assert [engine.is_closed for engine in engines.started] == [True, True]
-    assert kept.processes.asked[-2:] == ["join", "detach"]
+    assert running.processes.asked[-2:] == ["join", "detach"]

@@ -55,7 +55,7 @@ def test_text_that_is_no_path_is_refused(src: str) -> None:
 
 
 @pytest.mark.parametrize("src", ["s3://[", "file://[/a", "http://["])
-def test_half_of_an_address_is_refused(src: str) -> None:
+def test_url_with_an_incomplete_address_is_refused(src: str) -> None:
     """What Python's own parser raises for it is a refusal."""
     with pytest.raises(AdapterRefusedError, match="is not a valid URL"):
         resolve(src)
@@ -78,7 +78,7 @@ def test_adapters_of_the_model_need_no_root(adapter: Path) -> None:
         sources.resolve(f"{adapter}/.")
 
 
-def test_hub_id_names_its_switch() -> None:
+def test_hub_id_is_refused_unless_the_setting_allows_it() -> None:
     """A hub id is never fetched without LMI_ADAPTER_HUB, and the refusal names it."""
     with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_HUB=true"):
         resolve("someone/french")

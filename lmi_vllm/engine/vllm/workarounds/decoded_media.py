@@ -29,7 +29,7 @@ FRAMES: Final = 256  # so many times the largest size for all of a video: 4 minu
 
 
 @dataclass(slots=True)
-class PixelBudget:
+class MediaBudget:
     """Counts the pixels and the audio of one request; made where the request is known."""
 
     policy: MediaPolicy
@@ -39,18 +39,20 @@ class PixelBudget:
     def bound(self, media_io: Any) -> Any:
         """Return a decoder of one file that is limited by the budget."""
         if hasattr(media_io, "audio_backend"):
-            return BoundedMedia(media_io, self, self._audio)
+            return BoundedMedia(media_io, self, self._decode_audio)
         is_visual = hasattr(getattr(media_io, "image_io", media_io), "image_mode")
-        return BoundedMedia(media_io, self, self._visual) if is_visual else media_io
+        return BoundedMedia(media_io, self, self._decode_image_or_video) if is_visual else media_io
 
-    def _audio(self, _: Any, decode: Callable[[Any], Any], given: bytes | Path) -> Any:
+    def _decode_audio(self, _: Any, decode: Callable[[Any], Any], given: bytes | Path) -> Any:
         """A request that is over its budget decodes nothing more."""
         self.charge_audio(0)
         sound, rate = decode(given)
         self.charge_audio(sound.nbytes)
         return sound, rate
 
-    def _visual(self, media_io: Any, decode: Callable[[Any], Any], given: bytes | Path) -> Any:
+    def _decode_image_or_video(
+        self, media_io: Any, decode: Callable[[Any], Any], given: bytes | Path
+    ) -> Any:
         content = given.read_bytes() if isinstance(given, Path) else given
         if hasattr(media_io, "image_io"):
             self.charge_video(content, media_io.num_frames)
@@ -120,18 +122,21 @@ class PixelBudget:
 
 @dataclass(frozen=True, slots=True)
 class BoundedMedia:
-    """Decodes as vLLM's `media_io` does, `within` the budget: that of audio, or of what is seen."""
+    """Decodes as vLLM's `media_io` does, within the budget.
+
+    `decode_in_budget` gets `media_io`, its method that decodes, and what that method decodes.
+    """
 
     media_io: Any
-    budget: PixelBudget
-    within: Callable[[Any, Callable[[Any], Any], Any], Any]  # given `media_io`, how, and what
+    budget: MediaBudget
+    decode_in_budget: Callable[[Any, Callable[[Any], Any], Any], Any]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.media_io, name)
 
     def load_bytes(self, content: bytes) -> Any:
         """Decode what a file holds."""
-        return self.within(self.media_io, self.media_io.load_bytes, content)
+        return self.decode_in_budget(self.media_io, self.media_io.load_bytes, content)
 
     def load_base64(self, media_type: str, text: str) -> Any:
         """Decode a data URL: a whole file, or the frames of a video with commas between."""
@@ -144,7 +149,7 @@ class BoundedMedia:
 
     def load_file(self, path: Path) -> Any:
         """Decode a file."""
-        return self.within(self.media_io, self.media_io.load_file, path)
+        return self.decode_in_budget(self.media_io, self.media_io.load_file, path)
 
 
 def _size_of_video(content: bytes) -> tuple[int, int]:

@@ -41,7 +41,7 @@ from vllm.v1.request import RequestStatus
 from lmi_vllm.engine.base import FetchMedia, MediaRefusedError
 from lmi_vllm.engine.vllm.names import EngineCoreOutput, VLLMValidationError, current_platform
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
-from lmi_vllm.engine.vllm.workarounds.decoded_media import PixelBudget
+from lmi_vllm.engine.vllm.workarounds.decoded_media import MediaBudget
 from lmi_vllm.engine.vllm.workarounds.grammars import keep_every_backend
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.errors import RequestError
@@ -122,15 +122,15 @@ def guard_media(policy: MediaPolicy) -> None:
             super().__init__(*arguments, **options)
             domains = tuple(self.allowed_media_domains)
             self.connection = GuardedConnection(fetch, policy, domains)
-            self._pixels = PixelBudget(policy, vllm_settings.VLLM_MAX_AUDIO_DECODE_BYTES)
+            self._budget = MediaBudget(policy, vllm_settings.VLLM_MAX_AUDIO_DECODE_BYTES)
 
         def load_from_url(self, url: str, media_io: Any, **options: Any) -> Any:
             """As vLLM's, within the budget."""
-            return super().load_from_url(url, self._pixels.bound(media_io), **options)
+            return super().load_from_url(url, self._budget.bound(media_io), **options)
 
         async def load_from_url_async(self, url: str, media_io: Any, **options: Any) -> Any:
             """As vLLM's, within the budget."""
-            return await super().load_from_url_async(url, self._pixels.bound(media_io), **options)
+            return await super().load_from_url_async(url, self._budget.bound(media_io), **options)
 
     MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)
 
