@@ -134,26 +134,11 @@ def _expand_sizes(text: str) -> str:
     return "".join(parts)
 
 
-def _json_config(text: str) -> object:
-    """A JSON object whose sizes may have a suffix."""
-    return text_parsers.json_object(_expand_sizes(text))
-
-
 def _json_or_text(text: str) -> object:
     """A JSON object if the text is in braces, else the text."""
     if re.fullmatch(r"(?s)\s*{.*}\s*", text):
         return text_parsers.json_object(text)
     return text_parsers.plain_text(text)
-
-
-def _folded_text(text: str) -> object:
-    """The text in lower case with `_` for `-`, as vLLM reads backend names."""
-    return text.lower().replace("-", "_")
-
-
-def _bool_or_text(text: str) -> object:
-    """True for a bare flag's `true`, else the text."""
-    return True if text.lower() == "true" else text
 
 
 def _device_ids(text: str) -> object:
@@ -171,11 +156,11 @@ _KINDS: Mapping[str, text_parsers.Parser] = MappingProxyType(
         "human_int": text_parsers.human_int,
         "human_int_or_auto": text_parsers.human_int_or_auto,
         "json": text_parsers.json_object,
-        "json_config": _json_config,
+        "json_config": lambda text: text_parsers.json_object(_expand_sizes(text)),
         "json_or_text": _json_or_text,
         "text": text_parsers.plain_text,
-        "folded_text": _folded_text,
-        "bool_or_text": _bool_or_text,
+        "folded_text": lambda text: text.lower().replace("-", "_"),  # names of backends
+        "bool_or_text": lambda text: True if text.lower() == "true" else text,  # a bare flag
         "device_ids": _device_ids,
     }
 )

@@ -21,7 +21,8 @@ from lmi_vllm.messages import (
     PromptToken,
 )
 
-# Texts of torch and vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) when memory is short.
+# Texts of torch and vLLM (v1/core/kv_cache_utils.py, v1/worker/*.py) when memory is short. Their
+# classes say less: vLLM raises ValueError, and an engine's own process passes on a text.
 _NO_MEMORY: Final = (
     "out of memory", "outofmemory", "memoryerror", "can't allocate memory", "no available memory",
     "not enough memory", "not enough gpu memory", "less than requested memory",
@@ -30,10 +31,14 @@ _NO_MEMORY: Final = (
 )  # fmt: skip
 
 
+def lacks_memory(text: str) -> bool:
+    """Whether this text of torch or vLLM says that memory is short."""
+    return any(words in text.lower() for words in _NO_MEMORY)
+
+
 def start_error(text: str) -> EngineStartError:
     """Return the error of a failed start, from the text of torch or vLLM."""
-    is_memory = any(words in text.lower() for words in _NO_MEMORY)
-    return (EngineMemoryError if is_memory else EngineStartError)(text)
+    return (EngineMemoryError if lacks_memory(text) else EngineStartError)(text)
 
 
 class DirectChunks(Protocol):

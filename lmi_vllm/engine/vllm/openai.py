@@ -29,7 +29,7 @@ from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply
 
 logger = logging.getLogger(__name__)
 
-# Texts of vLLM's assertions for a prompt without a place for a picture.
+# Texts of vLLM's assertions for a prompt without a place for a picture (it has no class for them).
 _NO_PLACE_MARKS: Final = ("Failed to apply prompt replacement for", "Expected there to be ")
 
 _SAGEMAKER_S: Final = "x-amzn-sagemaker-"

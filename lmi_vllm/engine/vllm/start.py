@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.engine.base import start_error
+from lmi_vllm.engine.base import lacks_memory, start_error
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.configuration import (
@@ -43,7 +43,7 @@ START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or f
 CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
 SOCKETS_FOLDER: Final = "VLLM_RPC_BASE_PATH"  # vLLM's, of its processes' sockets
 LONGEST_FOLDER: Final = 70  # bytes: a socket's path has at most 107, and vLLM's names have 36
-OUT_OF_MEMORY_MARKS: Final = ("OutOfMemory", "MemoryError", "out of memory", "No available memory")
+# Texts of Python and of transformers, as they come from the engine's process.
 NO_TORCHVISION_MARKS: Final = (
     "No module named 'torchvision",
     "import of torchvision halted",  # companions.py has hidden it
@@ -197,7 +197,7 @@ def _start_error(
 ) -> EngineStartError:
     cause = read_root_cause(error_file) or f"{type(error).__name__}: {error}"
     text = " ".join(cause.split())
-    if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
+    if lacks_memory(text):
         text = (
             f"OOM: {text}. Lower gpu_memory_utilization or max_model_len; with LoRA also "
             "max_loras or max_lora_rank"

@@ -21,6 +21,7 @@ _UNAUTHORIZED: Final = 401
 _FORBIDDEN: Final = (_UNAUTHORIZED, 403)
 _MISSING: Final = (404, 410)
 _HUB_HEADERS: Final = ("X-Error-Code", "X-Error-Message")
+_WRONG_SIZE: Final = "Consistency check failed"  # the library's text
 _FIRST_SERVER_FAULT: Final = 500
 _RETRIED_STATUSES: Final = (408, 429)
 
@@ -119,7 +120,8 @@ def _missing_text(source: HubRepository) -> str:
 
 
 def _of_system(error: OSError) -> Exception:
-    if isinstance(error, ConnectionError) or "Consistency check failed" in str(error):
+    # A file of the wrong size is a plain OSError, as a full disk is, but has no errno.
+    if isinstance(error, ConnectionError) or (error.errno is None and _WRONG_SIZE in str(error)):
         return InterruptedTransferError(_reason(error))
     return error
 

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 REQUIREMENTS: Final = "requirements.txt"
 WHEELS: Final = "requirements"
 _SHOWN_LINES: Final = 12
+# Texts of Python's ImportError: the engine's process passes on its error as a text.
 _IMPORT_FAILURES: Final = ("No module named", "cannot import name", "ImportError")
 
 

@@ -50,7 +50,8 @@ class TextStream:
         try:
             return self._stream.step(self._tokenizer, token)
         except Exception as error:
-            # The token changes the text before it: go on from this token, as vLLM does.
+            # The token changes the text before it: go on from this token, as vLLM does. The library
+            # raises a plain Exception for it.
             if not str(error).startswith("Invalid prefix"):
                 raise
             self._stream = DecodeStream(skip_special_tokens=self._skips_special)

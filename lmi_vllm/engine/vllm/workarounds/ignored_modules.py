@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lmi_vllm.checks.adapter_config import WEIGHTS, module_of
 from lmi_vllm.checks.safetensors_header import read_tensors
+from lmi_vllm.engine.base import lacks_memory
 from lmi_vllm.engine.vllm.workarounds import joined_class, joined_name
 from lmi_vllm.errors import AdapterRefusedError
 
@@ -55,12 +56,11 @@ class Refusal(StrEnum):
     OTHER = "other"
 
 
-# What vLLM and torch say; everything else is another reason.
+# Texts of vLLM (lora/model_manager.py, lora/worker_manager.py), which raises ValueError and
+# RuntimeError for these as for everything else.
 _REASONS: Final = {
     "No free lora slots": Refusal.FULL,
     "greater than the number of GPU LoRA slots": Refusal.FULL,
-    "out of memory": Refusal.FULL,
-    "can't allocate memory": Refusal.FULL,
     "is not registered": Refusal.EVICTED,
 }
 
@@ -121,8 +121,9 @@ def _reason(call: Callable[[], object]) -> tuple[str, str]:
         call()
     except Exception as error:
         logger.debug("refused", exc_info=True)
+        usual = Refusal.FULL if lacks_memory(str(error)) else Refusal.OTHER
         kinds = (kind for words, kind in _REASONS.items() if words in str(error))
-        return next(kinds, Refusal.OTHER).value, str(error) or NO_REASON
+        return next(kinds, usual).value, str(error) or NO_REASON
     return Refusal.NONE.value, ""
 
 
