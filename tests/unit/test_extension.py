@@ -1,6 +1,7 @@
 """The registry of extras: a folder is all it takes, and what it names exists."""
 
 import importlib
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import lmi_vllm
+from lmi_vllm import extension as extension_module
 from lmi_vllm.config.unknown_names import READ_BY_EXTRAS
-from lmi_vllm.extension import Extra, Lazy, Verb, extras
+from lmi_vllm.extension import Extra, Lazy, Verb, extension, extensions, extras
 from tests.unit.test_imports_exist import defined
 
 FOLDER = Path(lmi_vllm.__file__).parent / "extras"
@@ -37,6 +39,19 @@ def test_every_folder_is_an_extra() -> None:
     """Nothing lists them by name."""
     assert list(extras()) == NAMES
     assert all(isinstance(extra, Extra) for extra in extras().values())
+
+
+def test_extension_point_is_read_from_all_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of their names; of a point that one extra has at most, None without it."""
+    found = {
+        "a": Extra(rules=(Lazy("math:sin"), Lazy("math:cos"))),
+        "b": Extra(rules=(Lazy("math:tan"),), tls=Lazy("math:exp")),
+    }
+    monkeypatch.setattr(extension_module, "extras", lambda: found)
+    assert [*extensions(lambda extra: extra.rules)] == [math.sin, math.cos, math.tan]
+    assert [*extensions(lambda extra: extra.tls)] == [math.exp]
+    assert extension(lambda extra: extra.tls) is math.exp
+    assert extension(lambda extra: extra.media) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -79,7 +79,7 @@ def test_console_setting_is_one_of_three() -> None:
 
 def test_https_without_its_extra_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain text is never served in its place."""
-    monkeypatch.setattr("lmi_vllm.config.listen.extras", dict)
+    monkeypatch.setattr("lmi_vllm.extension.extras", dict)
     environ = {"SERVING_MANAGEMENT_ADDRESS": "https://127.0.0.1"}
     assert listener_errors(load_settings(environ), environ) == (
         "management_address=https://127.0.0.1 (SERVING_MANAGEMENT_ADDRESS) needs the extra tls, "
