@@ -193,8 +193,8 @@ class GrammarTrials(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """Generates tokens, answers OpenAI calls and holds adapters."""
+class EngineProcess(Protocol):
+    """The calls of health checks and watchdogs: liveness, progress, end."""
 
     @property
     def running_requests(self) -> int:
@@ -232,6 +232,10 @@ class Engine(Protocol):
     async def close(self) -> None:
         """End the engine and all its processes; may be called twice."""
         ...
+
+
+class Engine(EngineProcess, Protocol):
+    """Generates tokens, answers OpenAI calls and holds adapters."""
 
     @property
     def max_model_len(self) -> int:
