@@ -69,8 +69,8 @@ The tables show the longest sequence, and how many sequences of {sequence} token
 own length if that is shorter). Only the model is set. Tensor parallelism is over all devices, `gpu_memory_utilization` is
 0.92, and weights are bf16 or as the checkpoint is quantized. Drivers report these sizes of devices: {devices}.
 
-*-* means that the weights do not fit. *Heads do not divide* means that you have to choose `option.tensor_parallel_degree`.
-Quantization, `option.max_model_len` and `option.kv_cache_dtype=fp8` change the numbers; `validate` shows them.
+*-* means that the weights do not fit. *2 copies* means that the heads do not divide by the number of devices: two copies run on
+half of them each, and the sequences are those of one copy. Quantization, `option.max_model_len` and `option.kv_cache_dtype=fp8` change the numbers; `validate` shows them.
 
 """  # noqa: E501 - lines of the page
 CHECKED: Final = """\
@@ -162,15 +162,14 @@ def fits(model: str, gpus: int, device: float) -> str:
     translation = translated(model, gpus)
     files = ModelFiles(shapes()[model]["config"])
     errors = validate(translation, files, int(device * GIB)).errors
-    if any("attention heads" in error for error in errors):
-        return "heads do not divide"
     found = estimate(model, translation.arguments.values, device)
     longest = found.longest_fit or 0
     if errors or longest <= 0:
         return "-"
     own = read_shape(shapes()[model]["config"]).longest or longest
     at_once = found.sequences(min(own, SEQUENCE)) or 0.0
-    return f"{min(own, longest):,} · {at_once:,.0f}"
+    copies = translation.arguments.values.get("data_parallel_size", 1)
+    return f"{min(own, longest):,} · {at_once:,.0f}{f', {copies} copies' if copies != 1 else ''}"
 
 
 def _published() -> Iterator[tuple[str, ...]]:

@@ -37,8 +37,12 @@ def copy_demo(folder: Path, **options: str) -> Path:
 
 
 def engine_arguments(suite: Suite) -> dict[str, Any]:
-    """Return the engine arguments of the shape, by vLLM's names: all servers get the same."""
+    """Return the engine arguments of the shape, by vLLM's names: all servers get the same.
+
+    One device: ours would take all of them, and `vllm serve` takes one.
+    """
     arguments = {"load_format": "dummy", "max_model_len": LENGTH, "max_num_seqs": STREAMS}
+    arguments |= {"tensor_parallel_size": 1, "data_parallel_size": 1}
     if suite.machine.has_gpu:
         return {**arguments, "dtype": "bfloat16", "gpu_memory_utilization": 0.9}
     cpu = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}

@@ -26,6 +26,8 @@ class ArgumentDraft:
     errors: list[str] = field(default_factory=list)
     # The model's own config.json; empty if it is not known.
     config: Mapping[str, object] = field(default_factory=dict)
+    # What `max` may mean: sizes that the model can be split into; empty for any.
+    tensor_sizes: tuple[int, ...] = ()
     takes_copies: bool = True  # copies over free GPUs, if no setting asks for them
 
     def put(self, argument: str, value: object, origin: Origin) -> None:

@@ -53,7 +53,11 @@ def _tensor_size(
         gpus = max(0, min(gaps))
     if is_set and degree == "max":
         gpus *= nodes  # only an explicit `max` counts the other nodes' GPUs
-    return max(1, gpus // pipeline)
+    most = max(1, gpus // pipeline)
+    size = max((size for size in draft.tensor_sizes if size <= most), default=most)
+    if size < most:
+        draft.warn(f"tensor_parallel_size is {size}: the model's heads do not divide by {most}")
+    return size
 
 
 def _assign_cpu_ranks(draft: ArgumentDraft, degree: Setting, span: int) -> None:

@@ -20,7 +20,7 @@ class Parallel(Section):
     tensor_parallel_degree: int | str = option(parse.parallel_degree,
         computes("tensor_parallel_size"), aliases=("tensor_parallel_size",), default="max",
         values="number, max", note="GPUs that share one copy of the model. `max` divides "
-        "all visible GPUs by the pipeline degree.")
+        "all visible GPUs by the pipeline degree; at most what the model's heads divide by.")
     pipeline_parallel_degree: int = option(parse.pipeline_degree,
         computes("pipeline_parallel_size"), aliases=("pipeline_parallel_size",), default=1,
         values="number", note="Stages one copy of the model is cut into.")

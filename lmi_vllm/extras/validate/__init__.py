@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.extension import Extra, Verb
+from lmi_vllm.extension import Extra, Lazy, Verb
 
 EXTRA: Final = Extra(
     verbs=MappingProxyType(
@@ -13,5 +13,7 @@ EXTRA: Final = Extra(
                 "lmi_vllm.extras.validate.command",
             )
         }
-    )
+    ),
+    placement_rules=(Lazy("lmi_vllm.extras.validate.heads:offer_sizes"),),
+    checkpoint_rules=(Lazy("lmi_vllm.extras.validate.heads:refuse_size"),),
 )

@@ -90,15 +90,9 @@ def _length(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]
 
 
 def _parallel(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """Yield an error where heads or layers cannot be split over the devices."""
+    """Yield an error where KV heads or layers cannot be split over the devices."""
     tensor, stages = arguments.get("tensor_parallel_size"), arguments.get("pipeline_parallel_size")
-    if isinstance(tensor, int) and shape.heads and shape.heads % tensor:
-        fitting = [str(n) for n in range(1, shape.heads + 1) if shape.heads % n == 0]
-        yield (
-            f"tensor_parallel_size={tensor} does not divide the model's {shape.heads} attention "
-            f"heads; possible are {', '.join(fitting)}"
-        )
-    elif isinstance(tensor, int) and shape.kv_heads and shape.latent_size is None:
+    if isinstance(tensor, int) and shape.kv_heads and shape.latent_size is None:
         more, fewer = max(tensor, shape.kv_heads), min(tensor, shape.kv_heads)
         if more % fewer:
             yield (

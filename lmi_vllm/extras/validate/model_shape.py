@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import Checkpoint, read_checkpoint, text_part
+from lmi_vllm.extras.validate.heads import head_counts
 from lmi_vllm.extras.validate.kv_cache import AttentionLayers, attention_layers
 from lmi_vllm.extras.validate.weights import Weights, count_weights, number_of
 
@@ -51,7 +52,7 @@ class ModelShape(Checkpoint):
 def read_shape(config: Mapping[str, object]) -> ModelShape:
     """Return the shape in `config`, or in the text part of a multimodal one."""
     body, checkpoint = text_part(config), read_checkpoint(config)
-    heads = number_of(body, "num_attention_heads", "n_head", "num_heads")
+    heads, kv_heads = head_counts(body)
     hidden = number_of(body, "hidden_size", "n_embd", "d_model")
     head_size = number_of(body, "head_dim")
     if head_size is None and heads and hidden:
@@ -61,7 +62,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
         layers=number_of(body, "num_hidden_layers", "n_layer", "num_layers"),
         heads=heads,
-        kv_heads=number_of(body, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads,
+        kv_heads=kv_heads,
         head_size=head_size,
         longest=_longest(body),
         dtype=str(body.get("dtype") or body.get("torch_dtype") or "auto").removeprefix("torch."),
