@@ -20,7 +20,7 @@ from lmi_vllm.translate.devices import Devices
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "config" / "shapes"
 COUNTS: Final = (1, 4, 8)
-# What the driver says of a device with so many gigabytes: RTX 4090, L40S, H100, H200.
+# What the driver says of a device with so many gigabytes (sources: the page).
 DEVICES: Final[Mapping[str, float]] = {"24 GB": 23.6, "48 GB": 44.4, "80 GB": 79.2, "141 GB": 139.8}
 SEQUENCE: Final = 8192
 
@@ -56,9 +56,9 @@ LoRA slots = max_loras x max_lora_rank x (inputs + outputs of every linear layer
 - **Layers with a sliding window** keep the window and the tokens of the running steps, not the whole sequence. vLLM groups
   layers, which rounds their number up. The estimate does the same.
 - **LoRA**: tensor parallelism splits one of the two matrices, and with `fully_sharded_loras` both.
-- **2 GiB** are reserved for the CUDA context, activations and graphs. This figure is a guess. Published logs of 8B models
-  show 1.35 GiB (eager, 24 GB), 2.4 GiB (24 GB), 3.0 GiB (80 GB) and 4.8 GiB (80 GB, tensor parallel 2). Large mixtures
-  take more. vLLM measures it when it starts.
+- **2 GiB** are reserved for the CUDA context, activations and graphs. This figure is a guess. A
+  [published log](https://github.com/vllm-project/vllm/pull/10511) of an 8B model on 80 GB shows 3.05 GiB, and 4.84 GiB with
+  tensor parallel 2. vLLM measures it when it starts.
 
 If a model cannot fit into an empty device, `validate` reports an error. Otherwise it prints the numbers as a warning. We have
 not measured any of this on a GPU.
@@ -67,7 +67,10 @@ not measured any of this on a GPU.
 
 The tables show the longest sequence, and how many sequences of {sequence} tokens the KV cache holds at once (of the model's
 own length if that is shorter). Only the model is set. Tensor parallelism is over all devices, `gpu_memory_utilization` is
-0.92, and weights are bf16 or as the checkpoint is quantized. Drivers report these sizes of devices: {devices}.
+0.92, and weights are bf16 or as the checkpoint is quantized. These are the sizes of devices: {devices}. The first three are
+what PyTorch or vLLM reported of an [RTX 4090](https://github.com/ali-vilab/VGen/issues/104), an
+[L40](https://github.com/QwenLM/Qwen3-VL/issues/2097) and an [80 GB device](https://github.com/vllm-project/vllm/pull/10511),
+rounded down. For the fourth, an H200, we have no published report.
 
 *-* means that the weights do not fit. *2 copies* means that the heads do not divide by the number of devices: two copies run on
 half of them each, and the sequences are those of one copy. Quantization, `option.max_model_len` and `option.kv_cache_dtype=fp8` change the numbers; `validate` shows them.

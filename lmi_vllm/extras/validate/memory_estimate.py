@@ -11,7 +11,7 @@ from lmi_vllm.extras.validate.model_shape import ModelShape, bytes_per_value
 from lmi_vllm.extras.validate.weights import Linear
 
 GIB: Final = 1 << 30
-# CUDA context, activations and graphs: published logs show 1.35 to 3.1 GiB (docs/memory.md).
+# CUDA context, activations and graphs: a published log shows 3.05 GiB (docs/memory.md).
 _RESERVE_BYTES: Final = 2 * GIB
 _DEFAULT_UTILIZATION: Final = 0.92  # vLLM 0.32
 _DEFAULT_RANK: Final = 16
