@@ -1,7 +1,7 @@
 """The images of config/docker/, built by buildah and run by podman, over a Debian of debootstrap.
 
 Ten minutes and 8 GB for one of them, so only where asked: LMI_TEST_IMAGES=1 (LMI_TEST_IMAGES=cuda
-builds that one too, as far as it goes without a GPU: 45 minutes and 50 GB). Root is needed.
+builds that one too, as far as it goes without a GPU: 45 minutes and 40 GB). Root is needed.
 """
 
 import os
