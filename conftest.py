@@ -1,24 +1,38 @@
 """Which tests are long or slow; at the end of a run, how many real engines it has started.
 
-Too many of these fail it.
+Too many of these fail it. Workers get the files of tests in the order of their length.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.support.engine_starts import STARTS
-from tests.support.long_tests import is_long, is_slow
+from tests.support.file_seconds import sort_longest_first
+from tests.support.long_tests import LONG, is_long, is_slow
 
 # Its 200 ms for an example are a matter of the machine's other work.
 settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where long tests are left out, files of nothing else are not imported: it takes seconds."""
+    if config.option.markexpr != "not long" or not collection_path.is_relative_to(config.rootpath):
+        return None
+    return collection_path.relative_to(config.rootpath).as_posix() in LONG or None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at `-m`
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves to `make test-all`, and `make unit` to `make check`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-all`, and `make unit` to `make check`.
+
+    The last long file of a worker is what the others wait for, so those come first.
+    """
+    if hasattr(config, "workerinput"):
+        sort_longest_first(items)
     for item in items:
         if is_long(item.nodeid):
             item.add_marker(pytest.mark.long)

@@ -1,39 +1,41 @@
 """The tests that start engines, three at a time; the few that failed there once more, alone.
 
 `python scripts/run_together.py [pytest's arguments]`. A test that fails alone too is a failure.
-So are failures in more than MAX_RETRIED files, and every end of pytest that is not about single
-tests. Files are counted: the tests of one fail together where their server has not started.
+So are more failures than MAX_RETRIED, and every end of pytest that is not about single tests.
+Tests whose fixture failed count once for a file: their server has not started.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 # Of two cores, two workers leave a quarter idle: scenarios wait for drains, deadlines and signals.
-# A file stays with one worker, so that its tests share their servers.
-TOGETHER: Final = ("-n", "3", "--dist", "loadfile", "--max-worker-restart=2", "--durations=40")
+# A file stays with one worker, so that its tests share their servers; conftest.py orders them.
+TOGETHER: Final = (
+    "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder",
+    "--max-worker-restart=2", "--durations=40",
+)  # fmt: skip
 TESTS: Final = ("tests/contract", "tests/fuzz", "integration")
 MAX_RETRIED: Final = 5
 _PASSED, _FAILED = 0, 1  # pytest's exit codes
 
 
 def run_together(tests: Sequence[str], arguments: Sequence[str], root: Path, notes: Path) -> int:
-    """Return 0 when every test passed, beside others or then alone; pytest keeps `notes`."""
-    code, failed = _run([*TOGETHER, *tests, *arguments], root, notes / "together")
+    """Return 0 when every test passed, beside others or then alone; `notes` is a folder."""
+    code, failed, count = _run([*TOGETHER, *tests, *arguments], root, notes / "together.json")
     if code != _FAILED or not failed:
         return code
-    files = {test.partition("::")[0] for test in failed}
-    if len(files) > MAX_RETRIED:
-        print(
-            f"run_together: tests of {len(files)} files failed: too many to try again", flush=True
-        )
+    if count > MAX_RETRIED:
+        print(f"run_together: {count} failures: too many to try again", flush=True)
         return code
     print(f"===== {len(failed)} failed beside others: once more, alone", flush=True)
-    code, still = _run(failed, root, notes / "alone")
+    code, still, _ = _run(failed, root, notes / "alone.json")
     passed = [test for test in failed if test not in still]
     for end, names in (("passed alone", passed), ("failed alone", still)):
         if names and (code == _PASSED or still):
@@ -41,19 +43,32 @@ def run_together(tests: Sequence[str], arguments: Sequence[str], root: Path, not
     return code
 
 
-def _run(arguments: Sequence[str], root: Path, notes: Path) -> tuple[int, Sequence[str]]:
-    """Run pytest; returns its exit code and the tests that failed."""
-    cache = ("--cache-clear", "-o", f"cache_dir={notes}")
-    command = [sys.executable, "-m", "pytest", *cache, "-ra", *arguments]
+def _run(arguments: Sequence[str], root: Path, notes: Path) -> tuple[int, Sequence[str], int]:
+    """Run pytest; returns its exit code, the tests that failed, and how many failures these are."""
+    noted = ("-p", "scripts.run_together", "--notes", str(notes))
+    command = [sys.executable, "-m", "pytest", *noted, "-ra", *arguments]
     code = subprocess.run(command, cwd=root, check=False).returncode
-    return code, list(_failed(notes))
+    if not notes.exists():
+        return code, [], 0
+    failed, without_fixture = json.loads(notes.read_text(encoding="utf-8"))
+    files = {test.partition("::")[0] for test in without_fixture}
+    return code, [*failed, *without_fixture], len(failed) + len(files)
 
 
-def _failed(notes: Path) -> Iterator[str]:
-    """Yield the tests that pytest has noted as failed."""
-    path = notes / "v" / "cache" / "lastfailed"
-    if path.exists():
-        yield from json.loads(path.read_text(encoding="utf-8"))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `_run` say where this module, as a plugin of its pytest, notes what failed."""
+    parser.addoption("--notes", type=Path, help="a file, for scripts/run_together.py")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Note which tests failed themselves, and which could not be set up or torn down."""
+    stats = terminalreporter.stats
+    failed = dict.fromkeys(report.nodeid for report in stats.get("failed", ()))
+    errors = dict.fromkeys(report.nodeid for report in stats.get("error", ()))
+    only_errors = [test for test in errors if test not in failed]
+    config.option.notes.write_text(json.dumps([[*failed], only_errors]), encoding="utf-8")
 
 
 if __name__ == "__main__":

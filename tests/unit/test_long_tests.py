@@ -2,9 +2,12 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.support import file_seconds
 from tests.support.long_tests import LONG, PROOFS, SLOW, is_left_out, is_long, is_slow
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +59,17 @@ def test_make_test_runs_the_proofs_among_the_slow(proof: str) -> None:
     """The Makefile names each, and `make unit` leaves it out."""
     assert proof in (ROOT / "Makefile").read_text()
     assert is_slow(proof)
+
+
+def test_longest_files_are_first() -> None:
+    """Tests of one file keep their order; a new file is neither first nor last."""
+    files = [*file_seconds.read()]
+    ids = [f"{file}::{name}" for file in (files[-1], "new.py", files[0]) for name in "ba"]
+    items: list[Any] = [SimpleNamespace(nodeid=test) for test in ids]
+    file_seconds.sort_longest_first(items)
+    assert [item.nodeid for item in items] == [*ids[4:], *ids[2:4], *ids[:2]]
+
+
+def test_files_whose_length_is_known_exist() -> None:
+    """The table was not written before one was renamed."""
+    assert [file for file in file_seconds.read() if not (ROOT / file).is_file()] == []

@@ -6,6 +6,7 @@ import pytest
 
 from scripts.run_together import MAX_RETRIED, run_together
 
+ROOT = Path(__file__).parents[3]
 FILES = ("test_one.py", "test_two.py")
 PASSES = "def test_passes(): pass\n"
 FAILS_ONCE = """
@@ -21,7 +22,15 @@ def test_fails_once(way):
 """
 FAILS = "def test_fails(): assert 0\n"
 MANY = "".join(f"def test_{number}(): assert 0\n" for number in range(MAX_RETRIED + 1))
-CANNOT_START = "@pytest.fixture\ndef no(): 1 / 0\ndef test_error(no): pass\n"
+CANNOT_START = """
+import pytest
+
+@pytest.fixture(params=range(20))
+def no(request):
+    1 / 0
+
+def test_error(no): pass
+"""
 NO_PYTHON = "def ("
 TOO_MANY = """
 def pytest_sessionfinish(session):
@@ -36,6 +45,7 @@ def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that happen to be installed take seconds of each run."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +55,8 @@ def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(FAILS_ONCE, PASSES, 0, NAMED, id="once"),
         pytest.param(FAILS_ONCE, FAILS, 1, NAMED, id="once beside always"),
         pytest.param(PASSES, FAILS, 1, "failed alone: test_two.py::test_fails", id="always"),
-        pytest.param(PASSES, f"import pytest\n{CANNOT_START}", 1, "failed alone", id="error"),
-        pytest.param(PASSES, MANY, 1, "===== 6 failed beside others", id="many of one file"),
+        pytest.param(PASSES, CANNOT_START, 1, "===== 20 failed beside others", id="errors"),
+        pytest.param(PASSES, MANY, 1, "6 failures: too many", id="many of one file"),
         pytest.param(PASSES, NO_PYTHON, 2, "failed alone: test_two.py", id="cannot be collected"),
         pytest.param(PASSES, ENDS, 3, "crashed while running 'test_two.py::test_end'", id="ends"),
         pytest.param("", "", 5, "no tests ran", id="nothing to run"),
@@ -60,22 +70,22 @@ def test_retry_is_limited_and_reported(
     (tmp_path / "test_one.py").write_text(one, encoding="utf-8")
     (tmp_path / "test_two.py").write_text(two, encoding="utf-8")
 
-    assert run_together(FILES, ("-q",), tmp_path, tmp_path / "notes") == code
+    assert run_together(FILES, ("-q",), tmp_path, tmp_path) == code
     out = capfd.readouterr().out
     assert said in out
     assert ("passed alone" in out) == (one == FAILS_ONCE)
 
 
-def test_failures_in_many_files_are_not_tried_again(
+def test_many_files_without_a_server_are_not_tried_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """That is no matter of the machine's other work."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     files = [f"test_{number}.py" for number in range(MAX_RETRIED + 1)]
     for file in files:
-        (tmp_path / file).write_text(FAILS, encoding="utf-8")
-    assert run_together(files, (), tmp_path, tmp_path / "notes") == 1
-    assert f"tests of {MAX_RETRIED + 1} files failed: too many" in capfd.readouterr().out
+        (tmp_path / file).write_text(CANNOT_START, encoding="utf-8")
+    assert run_together(files, (), tmp_path, tmp_path) == 1
+    assert f"{MAX_RETRIED + 1} failures: too many" in capfd.readouterr().out
 
 
 def test_run_that_fails_without_a_failed_test_is_a_failure(tmp_path: Path) -> None:
@@ -83,7 +93,7 @@ def test_run_that_fails_without_a_failed_test_is_a_failure(tmp_path: Path) -> No
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     (tmp_path / "test_one.py").write_text(PASSES, encoding="utf-8")
     (tmp_path / "conftest.py").write_text(TOO_MANY, encoding="utf-8")
-    assert run_together(FILES[:1], (), tmp_path, tmp_path / "notes") == 1
+    assert run_together(FILES[:1], (), tmp_path, tmp_path) == 1
 
 
 def test_tests_of_a_file_stay_together(tmp_path: Path) -> None:
@@ -92,5 +102,16 @@ def test_tests_of_a_file_stay_together(tmp_path: Path) -> None:
     shared = "import os, pathlib\nimport pytest\n@pytest.mark.parametrize('n', range(9))\n"
     body = "def test_it(n): pathlib.Path(f'{os.getpid()}-{n}').touch()\n"
     (tmp_path / "test_one.py").write_text(shared + body, encoding="utf-8")
-    assert run_together(FILES[:1], (), tmp_path, tmp_path / "notes") == 0
+    assert run_together(FILES[:1], (), tmp_path, tmp_path) == 0
     assert len({path.name.split("-")[0] for path in tmp_path.glob("*-?")}) == 1
+
+
+def test_files_are_begun_in_the_order_of_collection(tmp_path: Path) -> None:
+    """Not those with the most tests first: conftest.py knows which take longest."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    body = "def test_{}(): open('seen', 'a').write(__file__[-4])\n"
+    for name, count in (("a", 1), ("b", 9)):
+        text = "".join(body.format(number) for number in range(count))
+        (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
+    assert run_together(("test_a.py", "test_b.py"), ("-n", "1"), tmp_path, tmp_path) == 0
+    assert (tmp_path / "seen").read_text(encoding="utf-8") == "a" + "b" * 9
