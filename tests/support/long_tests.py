@@ -25,7 +25,13 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "tests/contract/test_ray_backend.py": _ARGUMENTS,
     "tests/contract/test_token_lane.py::test_a_mixture_in_one_batch":
         "tests/contract/test_token_lane.py, one request at a time",
+    "tests/contract/test_recorded_arguments.py::test_record_is_that_of_the_installed_release":
+        "tests/contract/test_recorded_arguments.py, argument by argument",
     "tests/contract/test_speculative_arguments.py": "integration/engine_features.py",
+    "tests/contract/test_vllm_routes.py::test_record_is_that_of_the_installed_release":
+        "tests/contract/test_vllm_routes.py, over the application of this process",
+    "tests/contract/test_workarounds.py::test_plain_vllm_starts_a_process_to_inspect_a_model_class":
+        "tests/contract/test_workarounds.py, which applies and undoes each workaround",
     "integration/adapters_equal_merged_weights.py": _ADAPTERS,
     "integration/adapters_over_http.py::test_twenty_local_adapters_share_two_slots": _ADAPTERS,
     "integration/bare_machine.py": _CLEAN,
@@ -72,6 +78,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/requirements_are_installed.py::test_requirements_that_fail_do_not_stop_the_start":
         _REQUIREMENTS,
     "integration/sagemaker_sdk_requests.py": "tests/unit/test_sagemaker_examples.py",
+    "integration/same_as_vllm_serve.py::test_answers_of_a_model_that_embeds_are_equal":
+        "integration/embedding_model_answers.py and tests/contract/test_pooling.py",
     "integration/same_with_switches.py": "integration/same_as_vllm_serve.py, with the switches off",
     "integration/sessions_over_replicas.py": "integration/sessions_survive_a_restart.py",
     "integration/sigterm_in_every_phase.py": _DRAIN,
