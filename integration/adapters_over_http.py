@@ -40,7 +40,7 @@ Change = Callable[[Path], object]
 
 def started(start: StartServer, *arguments: str, **environ: str) -> RunningServer:
     """Return a ready server."""
-    server = start(*arguments, "--port", "0", environ={**SINGLE_THREAD, **environ})
+    server = start(*arguments, "--port", "0", environ={**SINGLE_THREAD, **environ}, is_forked=True)
     return RunningServer(server, server.url_when_ready())
 
 

@@ -80,7 +80,12 @@ def test_runner_generate_on_an_embedder_fails_the_start(
 
     folder = bert_embedder(tmp_path / "model")
     server = server_process(
-        "--model", str(folder), "--port", "0", environ={"OPTION_TASK": "text-generation"}
+        "--model",
+        str(folder),
+        "--port",
+        "0",
+        environ={"OPTION_TASK": "text-generation"},
+        is_forked=True,
     )
     assert server.wait_exit(90) == 1
     assert "runner" in server.stderr.splitlines()[-1], json.dumps(server.stderr[-2000:])

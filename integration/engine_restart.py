@@ -25,7 +25,7 @@ LONG: Mapping[str, Any] = {
 
 def start(server_process: StartServer, **environ: str) -> tuple[ServerProcess, str]:
     """Return a ready server on the embedded model and its URL."""
-    server = server_process("--demo", "--port", "0", environ=environ)
+    server = server_process("--demo", "--port", "0", environ=environ, is_forked=True)
     return server, server.url_when_ready()
 
 

@@ -36,6 +36,7 @@ _LATE = ("OPTION_", "SERVING_", "LMI_", "AWS_", "OTEL_EXPORTER_", "OTEL_BSP_")
 _LATE_NAMES = (
     "HF_MODEL_ID", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_SERVER_DEV_MODE",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_COHERE_API",
+    "VLLM_ENABLE_RESPONSES_API_STORE", "MAX_BATCH_SIZE",
 )  # fmt: skip
 # The engine, the server, and what vLLM's own HTTP application has besides.
 _IMPORTED = (
@@ -49,7 +50,8 @@ _MOST_BYTES = 1 << 17  # of one request: its environment, mostly
 def may_be_forked(arguments: Sequence[str], added: Mapping[str, str]) -> bool:
     """Whether a start with these words and variables may begin after the imports.
 
-    One with several front-end processes may not: metrics were those of one of them.
+    One with several front-end processes may not: prometheus_client chooses when it is imported
+    whether processes share their metrics.
     """
     if "LMI_FRONTEND_PROCESSES" in added:
         return False

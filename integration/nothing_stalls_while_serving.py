@@ -91,7 +91,7 @@ def test_nothing_is_compiled_on_cpu(watched: Watched) -> None:
 def test_no_log_probabilities_at_all_can_be_had(server_process: StartServer) -> None:
     """The first token that proves the model does not ask for what the settings forbid."""
     environ = {"OPTION_MAX_LOGPROBS": "0", "OPTION_STREAM_LOGPROBS": "false"}
-    server = server_process("--demo", "--port", "0", environ=environ)
+    server = server_process("--demo", "--port", "0", environ=environ, is_forked=True)
     url = server.url_when_ready()
     assert call(url, "/invocations", {"inputs": "The moon is"}).status == 200
 

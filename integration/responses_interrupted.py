@@ -71,9 +71,8 @@ def test_sdk_reads_the_end_of_a_stream_that_is_cut(
 
 def test_drain_waits_for_a_response_in_the_background(server_process: StartServer) -> None:
     """SIGTERM: it is read while it runs, ends whole, and has a line in the log before the exit."""
-    server = server_process(
-        "--demo", "--port", "0", environ={"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-    )
+    environ = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+    server = server_process("--demo", "--port", "0", environ=environ, is_forked=True)
     url = server.url_when_ready()
     (engine,) = server.children()
     engine.suspend()

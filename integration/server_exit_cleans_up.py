@@ -24,9 +24,12 @@ LONG = {
 }
 
 
-def start(server_process: StartServer, **environ: str) -> tuple[ServerProcess, str]:
+def start(
+    server_process: StartServer, *, is_forked: bool = False, **environ: str
+) -> tuple[ServerProcess, str]:
     """Return a ready server on the embedded model and its URL."""
-    server = server_process("--demo", "--port", "0", environ=environ)
+    words = ("--demo", "--port", "0")
+    server = server_process(*words, environ=environ, is_forked=is_forked)
     return server, server.url_when_ready()
 
 
@@ -99,7 +102,7 @@ def test_sigkill_ends_the_engine_and_frees_the_port(
 
 def test_engine_death_fails_requests_and_ends_the_process(server_process: StartServer) -> None:
     """The engine killed: the stream ends with an error row, the process with 1 and a reason."""
-    server, url = start(server_process)
+    server, url = start(server_process, is_forked=True)
     client = OpenStream(url, "/invocations", LONG)
     for child in server.children():
         child.kill()

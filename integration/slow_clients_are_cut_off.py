@@ -124,7 +124,8 @@ def test_slow_reader_is_cut_off_and_its_place_is_free(impatient: RunningServer) 
 @pytest.mark.vllm
 def test_stalled_readers_do_not_grow_memory(server_process: StartServer) -> None:
     """A stream that is not read keeps memory bounded by its length, and frees it later."""
-    server = server_process("--demo", "--port", "0", environ={"LMI_SEND_TIMEOUT": "2"})
+    environ = {"LMI_SEND_TIMEOUT": "2"}
+    server = server_process("--demo", "--port", "0", environ=environ, is_forked=True)
     url = server.url_when_ready()
     process = psutil.Process(server.process.pid)
     grown = []

@@ -61,7 +61,7 @@ def test_local_checkpoint_with_environment_options_is_served(
         "MAX_BATCH_SIZE": "16",
         "SERVING_WAIT_MODEL_LOADING": "true",
     }
-    server = server_process("--port", "0", environ=environ)
+    server = server_process("--port", "0", environ=environ, is_forked=True)
     url = server.url_when_ready()
     answer = call(url, "/predictions/tiny_model", {"inputs": "The capital of France is"})
     assert answer.status == 200, answer.body
@@ -78,9 +78,12 @@ def test_local_checkpoint_with_environment_options_is_served(
     assert call(url, "/predictions/other", {"inputs": "x"}).status == 404
 
 
-def failed_start(server_process: StartServer, *arguments: str, **environ: str) -> str:
+def failed_start(
+    server_process: StartServer, *arguments: str, is_forked: bool = False, **environ: str
+) -> str:
     """Return the last line on stderr of a start that must fail with code 1."""
-    server = server_process("--port", "0", *arguments, environ=environ)
+    words = ("--port", "0", *arguments)
+    server = server_process(*words, environ=environ, is_forked=is_forked)
     assert server.wait_exit(120) == 1, server.describe()
     line = server.stderr.splitlines()[-1]
     assert line.startswith("lmi-vllm: error: ")
@@ -131,7 +134,7 @@ def test_engine_refusal_names_its_root_cause(server_process: StartServer, tmp_pa
     (folder / "serving.properties").write_text("option.dtype=fp32\noption.enforce_eager=true\n")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
-    line = failed_start(server_process, HF_MODEL_ID=str(folder))
+    line = failed_start(server_process, is_forked=True, HF_MODEL_ID=str(folder))
     assert "the engine did not start" in line
     assert "afetensor" in line or "header" in line.lower() or "incomplete" in line.lower()
 
@@ -139,7 +142,8 @@ def test_engine_refusal_names_its_root_cause(server_process: StartServer, tmp_pa
 @pytest.mark.vllm
 def test_argument_refused_by_installed_vllm_ends_the_start(server_process: StartServer) -> None:
     """A value that the installed vLLM refuses ends the start with its words and the option."""
-    line = failed_start(server_process, "--demo", OPTION_ATTENTION_BACKEND="NOT_A_BACKEND")
+    environ = {"OPTION_ATTENTION_BACKEND": "NOT_A_BACKEND"}
+    line = failed_start(server_process, "--demo", is_forked=True, **environ)
     assert "NOT_A_BACKEND" in line
     assert "attention_backend from OPTION_ATTENTION_BACKEND" in line
 
