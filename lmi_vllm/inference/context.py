@@ -108,8 +108,10 @@ class RequestContext:
         if sequences > 1:
             self._holdings.add(self.queue.take(sequences - 1))
 
-    async def hold_adapters(self, payload: Any) -> None:
+    async def hold_adapters(self, payload: Any, check: Callable[[], None] | None = None) -> None:
         """Take the adapters that the request names.
+
+        `check` is called before they are loaded, unless code of theirs may change the payload.
 
         Raises:
             PayloadError: `adapters` is not a name, or a list of another length than the prompts.
@@ -121,7 +123,14 @@ class RequestContext:
         names = adapter_names(self.call, fields, adapters.__contains__)
         if names == [None] and adapters.has_others and fields.get("adapters") is None:
             names = [await _adapter_of_model(adapters, fields.get("model"), self.deadline())]
+        if check is not None and any(names) and not any(map(self._may_have_code, names)):
+            check()
         self.adapters = tuple([await self._hold(name) if name else None for name in names])
+
+    def _may_have_code(self, name: str | None) -> bool:
+        """Whether an adapter has hooks, or is not here yet."""
+        adapters = self.runtime.adapters
+        return bool(name) and (name not in adapters or adapters.describe(name).hooks.are_some)
 
     async def _hold(self, name: str) -> Adapter:
         if name not in self._held:

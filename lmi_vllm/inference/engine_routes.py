@@ -7,6 +7,7 @@ is read here only for the amount of work and for the adapter's name.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -54,7 +55,9 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         payload = _payload(context.call)
         if await _is_hooked(context, payload):
             return await ask_admitted(context, http.path.removeprefix("/v1").removeprefix("/"))
-        _check(context, payload, http.path)
+        _check_limits(context, payload)
+        if http.path != RESPONSES_PATH:  # its list of inputs is one conversation
+            context.take_slots("prompts", sequence_count(_flat(payload)))
         if context.adapter is not None:
             http = replace(http, adapter=context.adapter.ref)
         if "request_id" in payload:
@@ -81,7 +84,7 @@ async def _is_hooked(context: RequestContext, payload: Mapping[str, Any]) -> boo
     is_read = "json" in (context.call.content_type or "json")  # a payload that such code can read
     if is_read and context.runtime.hooks.are_some:  # its handler may need no adapter
         return True
-    await context.hold_adapters(payload)
+    await context.hold_adapters(payload, partial(_check_limits, context, payload))
     return is_read and any(held is not None and held.hooks.are_some for held in context.adapters)
 
 
@@ -116,15 +119,18 @@ def _is_plain(payload: Mapping[str, Any]) -> bool:
     return False
 
 
-def _check(context: RequestContext, payload: Mapping[str, Any], path: str) -> None:
-    """Refuse a request for too much work; some routes keep the sampling in a nested object."""
+def _check_limits(context: RequestContext, payload: Mapping[str, Any]) -> None:
+    """Refuse a request for too much work."""
     limits = context.runtime.profile.limits
     check_limits(payload, limits)
     if isinstance(nested := payload.get("sampling_params"), dict):
         check_limits(nested, limits, "sampling_params.")
-        payload = {**nested, **payload}
-    if path != RESPONSES_PATH:  # its list of inputs is one conversation
-        context.take_slots("prompts", sequence_count(payload))
+
+
+def _flat(payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the payload with its sampling, which some routes keep in a nested object."""
+    nested = payload.get("sampling_params")
+    return {**nested, **payload} if isinstance(nested, dict) else payload
 
 
 def _payload(call: InferenceCall) -> Mapping[str, Any]:

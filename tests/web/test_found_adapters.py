@@ -137,6 +137,36 @@ async def test_code_of_an_adapter_sees_its_first_request(
     assert application.calls == []
 
 
+class Shortening(Marking):
+    """An input hook that leaves nothing too long."""
+
+    async def __call__(self, _: InferenceCall, payload: Any) -> dict[str, Any]:
+        """Return the messages."""
+        return {"messages": payload["messages"]}
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "loaded"),
+    [(Hooks(), 400, False), (Hooks(input=Shortening()), 200, True)],
+    ids=["no code", "code"],
+)
+async def test_a_request_beyond_the_limits_loads_no_adapter(
+    lora: TestClient, engine: ScriptedEngine, code: Hooks, status: int, *, loaded: bool
+) -> None:
+    """On a route of vLLM's; code of the adapter's may change what is asked, so it goes first."""
+    engine.http = application = EchoingApplication(engine, (MESSAGES,))
+    registry = lora.app[SERVICE].runtime.adapters
+
+    async def load_code(*_: object) -> Hooks:
+        return code
+
+    registry._loads._load_code = load_code
+    await registry.register(Adapter("fr", "/fr", preload=False))
+    body = {"messages": [], "model": "fr", "stop_sequences": ["x"] * 65}
+    assert (await call(lora, "POST", "/v1/messages", json=body))[0] == status
+    assert ("fr" in engine.adapters, application.calls) == (loaded, [])
+
+
 async def test_requests_that_name_nothing_find_nothing(lora: TestClient) -> None:
     """Nothing is asked for the base model."""
     finder = finder_of(lora)
