@@ -100,5 +100,6 @@ def configure_logging(
         sys.stderr = os.fdopen(kept, "w", 1, "utf-8", errors="backslashreplace", closefd=False)
     handler = QueuedHandler(descriptor, count_dropped)
     handler.setFormatter(JsonFormatter(mask) if kind == "json" else TextFormatter(mask))
+    logging.logThreads = logging.logMultiprocessing = False  # in neither format: saves the look-ups
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)

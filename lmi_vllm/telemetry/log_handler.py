@@ -17,7 +17,7 @@ from typing import Final
 
 from lmi_vllm.clock import LOG_FLUSH_SECONDS
 
-GATHER_SECONDS: Final = 0.005  # the thread's sleep after a line, so that one write takes many
+GATHER_SECONDS: Final = 0.02  # the thread's sleep after a line, so that one write takes many
 PRINT_SECONDS: Final = 0.05
 MAX_QUEUED_BYTES: Final = 1 << 20  # waiting lines; further ones are dropped
 _ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
