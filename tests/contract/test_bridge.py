@@ -7,16 +7,17 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from starlette.responses import JSONResponse
 from starlette.routing import request_response
 
 from lmi_vllm.engine.base import Engine, HttpApplication
-from lmi_vllm.engine.vllm.workarounds.text_lengths import TextLengths
+from lmi_vllm.engine.vllm.workarounds.text_lengths import SHORT, TextLengths
 from lmi_vllm.errors import Dialect, RequestError
 from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall, OpenAIReply, RouteKind
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
@@ -398,6 +399,42 @@ def test_release_has_the_names_that_short_prompts_need(
         assert tokens() == found
     finally:
         renderer.tokenize_prompt_async = here
+
+
+TEXTS: Final = (
+    "", " ", "Once upon a time", "<s>[x]</s> <|user|>\n", "\u00e4\u20ac\U0001f600 ", "a" * SHORT,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("most", [None, 3, 2000], ids=["any length", "cut", "long"])
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_short_prompt_has_the_ids_that_vllm_makes(
+    vllm_engine: Engine, text: str, most: int | None, *, special: bool
+) -> None:
+    """By the tokenizers library alone, but where it would have to cut them."""
+    renderer = vllm_engine._llm.renderer  # type: ignore[attr-defined]
+    params = replace(
+        renderer.default_cmpl_tok_params,
+        add_special_tokens=special,
+        truncate_prompt_tokens=most,
+        truncation_side=None,
+    )
+    found = renderer.tokenize_prompt_async.tokenized({"prompt": text}, params)
+    expected = renderer.tokenize_prompt({"prompt": text}, params)
+    if len(expected["prompt_token_ids"]) == most:
+        assert "prompt_token_ids" not in found or len(found["prompt_token_ids"]) == most
+    else:
+        assert found["prompt_token_ids"] == expected["prompt_token_ids"]
+    assert renderer.tokenize_prompt(found, params) == expected
+
+
+def test_prompt_of_ids_keeps_them(vllm_engine: Engine) -> None:
+    """Also where its text is there, too."""
+    renderer = vllm_engine._llm.renderer  # type: ignore[attr-defined]
+    given = {"prompt": "Once", "prompt_token_ids": [5]}
+    params = renderer.default_cmpl_tok_params
+    assert renderer.tokenize_prompt_async.tokenized(dict(given), params) == given
 
 
 def test_fault_after_reading_is_the_server_s(

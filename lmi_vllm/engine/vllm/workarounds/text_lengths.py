@@ -1,8 +1,10 @@
 """Texts by their length: short prompts are tokenized at once, long texts are bounded everywhere.
 
 Short prompts. vLLM tokenizes each in a thread of the renderer, which is work for two threads
-(decision 98 has figures, under load only). Here they are tokenized on the event loop. vLLM keeps
-one tokenizer more than threads, so the loop and a thread never share one.
+(decision 98 has figures, under load only). Here they are tokenized on the event loop, by the
+tokenizers library itself where nothing of Transformers or vLLM is in between that changes the ids:
+that takes a third of the time. No thread changes or calls that tokenizer, since vLLM's threads have
+copies.
 
 Long texts and token ids. vLLM refuses a prompt that is longer than the model's context before it
 tokenizes the prompt. `/tokenize` and `/detokenize` have no such bound. The renderer's calls show
@@ -16,9 +18,13 @@ Shows: 5 MB of text block the tokenizer's one thread, and so every other prompt,
 May go: when vLLM does the first (tests/contract/test_bridge.py), and test_long_texts.py holds.
 """
 
+from functools import cached_property
 from typing import Any, Final
 
 SHORT: Final = 1000  # characters: 1 to 2 ms, since 5 MB take 5 to 9 s
+# The class of vLLM's that calls copies, and where else a tokenizer's `__call__` may be from.
+_POOL: Final = "vllm.tokenizers.hf"
+_PLAIN: Final = (_POOL, "transformers.tokenization_utils_")
 
 
 class TextLengths:
@@ -27,6 +33,7 @@ class TextLengths:
     def __init__(self, renderer: Any, most: int) -> None:
         self._in_thread = renderer.tokenize_prompt_async
         self._here = renderer.tokenize_prompt
+        self._tokenizer = renderer.tokenizer
         self._is_fast = bool(getattr(renderer.tokenizer, "is_fast", False))
         self._most = most  # characters or ids
         self._waiting = 0  # prompts of the thread: a short one must not overtake them
@@ -49,12 +56,38 @@ class TextLengths:
                 if part:
                     self._check(part)
         if self.takes(prompt):
-            return self._here(prompt, params)
+            return self._here(self.tokenized(prompt, params), params)
         self._waiting += 1
         try:
             return await self._in_thread(prompt, params)
         finally:
             self._waiting -= 1
+
+    @cached_property
+    def _bare(self) -> Any:
+        """The library's tokenizer; None where a thread may use it, or vLLM makes other ids."""
+        bare, kinds = getattr(self._tokenizer, "_tokenizer", None), type(self._tokenizer).__mro__
+        calling = [
+            kind.__module__
+            for kind in kinds
+            if not vars(kind).keys().isdisjoint(("__call__", "_encode_plus"))
+        ]
+        is_pool = calling[:1] == [_POOL] and all(name.startswith(_PLAIN) for name in calling)
+        if not is_pool or bare is None or self._tokenizer.split_special_tokens:
+            return None
+        return None if bare.truncation or bare.padding or bare.encode_special_tokens else bare
+
+    def tokenized(self, prompt: Any, params: Any) -> Any:
+        """Return a prompt that this takes with its ids, or as it is for vLLM to tokenize."""
+        is_read = "prompt_token_ids" in prompt or "prompt_embeds" in prompt
+        if self._bare is None or is_read or params.return_token_offsets:
+            return prompt
+        prompt = params.apply_pre_tokenization(self._tokenizer, prompt)
+        special = params.add_special_tokens
+        ids = self._bare.encode(prompt["prompt"], add_special_tokens=special).ids
+        most = params.get_encode_kwargs().get("max_length")
+        is_cut = most is not None and len(ids) > most
+        return prompt if is_cut else {"prompt_token_ids": ids, **prompt}
 
     def _check(self, prompt: Any) -> None:
         for name, unit in (("prompt", "characters"), ("prompt_token_ids", "token ids")):
@@ -72,7 +105,7 @@ async def render_text(renderer: Any, prompt: Any, params: Any) -> Any:
     """Return the engine's input for one prompt; a short one needs none of vLLM's tasks."""
     guard = renderer.tokenize_prompt_async
     if isinstance(guard, TextLengths) and guard.takes(prompt):
-        (rendered,) = renderer.render_cmpl([prompt], params)
+        (rendered,) = renderer.render_cmpl([guard.tokenized(prompt, params)], params)
     else:
         (rendered,) = await renderer.render_cmpl_async([prompt], params)
     return rendered
