@@ -429,10 +429,11 @@ def test_short_prompt_has_the_ids_that_vllm_makes(
     assert renderer.tokenize_prompt(found, params) == expected
 
 
-def test_prompt_of_ids_keeps_them(vllm_engine: Engine) -> None:
+@pytest.mark.parametrize("read", [{"prompt_token_ids": [5]}, {"prompt_embeds": [0.5]}])
+def test_prompt_that_is_read_stays_as_it_is(vllm_engine: Engine, read: dict[str, Any]) -> None:
     """Also where its text is there, too."""
     renderer = vllm_engine._llm.renderer  # type: ignore[attr-defined]
-    given = {"prompt": "Once", "prompt_token_ids": [5]}
+    given = {"prompt": "Once", **read}
     params = renderer.default_cmpl_tok_params
     assert renderer.tokenize_prompt_async.tokenized(dict(given), params) == given
 

@@ -79,8 +79,7 @@ class TextLengths:
 
     def tokenized(self, prompt: Any, params: Any) -> Any:
         """Return a prompt that this takes with its ids, or as it is for vLLM to tokenize."""
-        is_read = "prompt_token_ids" in prompt or "prompt_embeds" in prompt
-        if self._bare is None or is_read or params.return_token_offsets:
+        if self._bare is None or "prompt_embeds" in prompt or params.return_token_offsets:
             return prompt
         prompt = params.apply_pre_tokenization(self._tokenizer, prompt)
         special = params.add_special_tokens
