@@ -129,8 +129,10 @@ class RequestContext:
 
     def _may_have_code(self, name: str | None) -> bool:
         """Whether an adapter has hooks, or is not here yet."""
+        if not name:
+            return False
         adapters = self.runtime.adapters
-        return bool(name) and (name not in adapters or adapters.describe(name).hooks.are_some)
+        return name not in adapters or adapters.describe(name).hooks.are_some
 
     async def _hold(self, name: str) -> Adapter:
         if name not in self._held:
