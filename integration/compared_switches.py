@@ -4,6 +4,7 @@ Those of `--enable-scale-out`, Cohere's chat, `/tokenizer_info`, what acts on th
 (`VLLM_SERVER_DEV_MODE`), keys, pages of other sites, a path prefix, sounds, and classes.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -314,6 +315,28 @@ def sequence(name: str) -> tuple[Request, ...]:
     return tuple(
         _with_key(Request(f"{name} {number}: {path}", method, path))
         for number, (method, path) in enumerate(SEQUENCES[name])
+    )
+
+
+def coded_requests() -> tuple[Request, ...]:
+    """Return requests to servers with code for SageMaker's library in their application."""
+    asked = (
+        ("GET", "/ping", None), ("HEAD", "/ping", None), ("POST", "/ping", b""),
+        ("POST", "/invocations", b'{"a": 1}'), ("POST", "/invocations", b"{"),
+        ("GET", "/invocations", None), ("GET", "/version", None), ("GET", "/v1/completions", None),
+        *(
+            ("POST", path, json.dumps(body).encode())
+            for path in ("/v1/messages", "/tokenize")
+            for body in (BODIES[path], {**BODIES[path], "stream": True}, {"model": MODEL})
+        ),
+        *(
+            ("POST", path, json.dumps({"model": MODEL}).encode())
+            for path in ("/v1/completions", "/v1/chat/completions")
+        ),
+    )  # fmt: skip
+    return tuple(
+        Request(f"code {number}: {method} {path}", method, path, body, {"Content-Type": JSON})
+        for number, (method, path, body) in enumerate(asked)
     )
 
 

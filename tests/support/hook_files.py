@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from textwrap import dedent
+from typing import Final
 
 # A payload of the client's own shape, and an answer that names what it was made from.
 FORMATTERS = """
@@ -38,6 +39,35 @@ PROMPTS = """
     def text_of(response):
         choices = response["choices"] if isinstance(response, dict) else response.choices
         return [one.text if hasattr(one, "text") else one.message.content for one in choices]
+"""
+
+# For SageMaker's library in vLLM, with `CUSTOM_POST_PROCESS=model:after`.
+SAGEMAKER_CODE: Final = """
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from model_hosting_container_standards import sagemaker
+from model_hosting_container_standards.common.fastapi.middleware import custom_middleware
+
+
+@sagemaker.custom_ping_handler
+async def ping():
+    return JSONResponse({"status": "mine"})
+
+
+@custom_middleware("throttle")
+async def throttle(request, call_next):
+    response = await call_next(request)
+    response.headers["x-throttled"] = "no"
+    return response
+
+
+async def custom_sagemaker_invocation_handler(raw_request: Request):
+    return JSONResponse({"asked": await raw_request.json()})
+
+
+async def after(response):
+    response.headers["x-after"] = "yes"
+    return response
 """
 
 
