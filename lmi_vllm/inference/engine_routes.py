@@ -55,9 +55,7 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         payload = _payload(context.call)
         if await _is_hooked(context, payload):
             return await ask_admitted(context, http.path.removeprefix("/v1").removeprefix("/"))
-        _check_limits(context, payload)
-        if http.path != RESPONSES_PATH:  # its list of inputs is one conversation
-            context.take_slots("prompts", sequence_count(_flat(payload)))
+        _check(context, payload, http.path)
         if context.adapter is not None:
             http = replace(http, adapter=context.adapter.ref)
         if "request_id" in payload:
@@ -127,10 +125,13 @@ def _check_limits(context: RequestContext, payload: Mapping[str, Any]) -> None:
         check_limits(nested, limits, "sampling_params.")
 
 
-def _flat(payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the payload with its sampling, which some routes keep in a nested object."""
-    nested = payload.get("sampling_params")
-    return {**nested, **payload} if isinstance(nested, dict) else payload
+def _check(context: RequestContext, payload: Mapping[str, Any], path: str) -> None:
+    """Check the limits, and take a slot for each prompt."""
+    _check_limits(context, payload)
+    if path != RESPONSES_PATH:  # its list of inputs is one conversation
+        nested = payload.get("sampling_params")
+        flat = {**nested, **payload} if isinstance(nested, dict) else payload
+        context.take_slots("prompts", sequence_count(flat))
 
 
 def _payload(call: InferenceCall) -> Mapping[str, Any]:
