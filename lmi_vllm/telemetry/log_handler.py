@@ -4,6 +4,7 @@ stderr is most often a pipe of 64 KiB. When its reader stalls (a log agent, a co
 write waits. In the event loop that would stop every stream, in the engine every token.
 """
 
+import contextlib
 import logging
 import multiprocessing.util
 import os
@@ -42,22 +43,33 @@ def print_lines(*lines: str) -> None:
 
 
 def drop_what_waits(descriptor: int) -> int:
-    """Make writes to a pipe fail where they would wait; return the pipe as it was, for a handler.
+    """Make writes fail where they would wait; return a descriptor that waits, for a handler.
 
     Libraries in C write to stderr past Python's logging: a warning of xgrammar's about a client's
-    schema, on the event loop. Only this descriptor changes: others share the pipe.
+    schema, on the event loop. Only this descriptor changes: others share the pipe or terminal.
     """
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        return descriptor
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind not in (stat.S_IFIFO, stat.S_IFSOCK) and not os.isatty(descriptor):
+        return descriptor  # a file
     try:  # each has flags of its own; an open for writing alone would wait for a reader
-        path, flags = f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK
+        path, flags = f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
         waiting, dropping = os.open(path, flags), os.open(path, flags)
-    except OSError:  # no reader, another user's pipe, or no /proc
-        return descriptor
-    os.set_blocking(waiting, True)
+        os.set_blocking(waiting, True)
+    except OSError:  # a socket, a pipe without a reader, another user's terminal, no /proc
+        waiting, (reading, dropping) = os.dup(descriptor), os.pipe()
+        os.set_blocking(dropping, False)
+        threading.Thread(target=_forward, args=(reading, waiting), daemon=True).start()
     os.dup2(dropping, descriptor)
     os.close(dropping)
     return waiting
+
+
+def _forward(reading: int, descriptor: int) -> None:
+    """Write what comes out of a pipe, which fills while a write waits."""
+    while block := os.read(reading, _ATOMIC_BYTES):
+        with contextlib.suppress(OSError):
+            while block:
+                block = block[os.write(descriptor, block) :]
 
 
 def ignore_dropped(_lines: int) -> None:

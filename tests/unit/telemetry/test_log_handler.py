@@ -1,12 +1,15 @@
 """A log that is not read costs lines, never time."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
+import tty
 from collections.abc import Iterator
 
 import pytest
@@ -147,26 +150,47 @@ import ctypes, logging, sys
 from lmi_vllm.telemetry.log_format import configure_logging
 configure_logging("text", "INFO")
 library = ctypes.CDLL(None)
-wrote = [library.write(2, b"x" * 4096, 4096) for _ in range(64)]
+wrote = [library.write(2, b"x" * 4096, 4096) for _ in range(512)]
 logging.warning("said")
-print(wrote.count(4096) < 64, flush=True)
+print(wrote.count(4096) < 512, flush=True)
 sys.stdin.read()
 print("printed", file=sys.stderr, flush=True)
 """
 
 
-def test_libraries_that_write_to_stderr_themselves_wait_for_no_reader() -> None:
-    """What they write is lost where the pipe is full; lines of the log and prints are not."""
+def ends(kind: str) -> tuple[int, int]:
+    """Return the descriptors of a reader and of a writer."""
+    if kind == "pipe":
+        return os.pipe()
+    if kind == "terminal":
+        reading, writing = os.openpty()
+        tty.setraw(writing)  # else line ends are changed
+        return reading, writing
+    first, second = socket.socketpair()
+    return first.detach(), second.detach()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "socket"])
+def test_libraries_that_write_to_stderr_themselves_wait_for_no_reader(kind: str) -> None:
+    """What they write is lost where stderr is full; lines of the log and prints are not."""
+    reading, writing = ends(kind)
     child = subprocess.Popen(
         [sys.executable, "-c", WRITES_PAST_LOGGING],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writing,
     )  # fmt: skip
+    os.close(writing)
     killer = threading.Timer(60, child.kill)
     killer.start()
+    found = b""
     with child:
+        assert child.stdin is not None
         assert child.stdout is not None
-        assert child.stdout.readline() == "True\n"
-        _, found = child.communicate()
+        assert child.stdout.readline() == b"True\n"
+        child.stdin.close()
+        with contextlib.suppress(OSError):  # a terminal's end
+            while block := os.read(reading, PIPE_BYTES):
+                found += block
     killer.cancel()
-    assert found.startswith("x" * 4096)
-    assert (found.count("WARNING root said\n"), found.count("printed\n")) == (1, 1)
+    os.close(reading)
+    assert found.startswith(b"x" * 4096)
+    assert (found.count(b"WARNING root said\n"), found.count(b"printed\n")) == (1, 1)
